@@ -1,12 +1,12 @@
-"""The leases under running handlers: which are due for an extension, which are lost, and the one task that extends.
+"""The leases of running handlers: which are due for an extension, which are lost, and the task that extends them.
 
-`LeaseBook` decides and is told the time; `Extender` carries out. Neither settles anything.
+`LeaseBook` decides (the time is passed in); `Extender` makes the calls. Neither settles anything.
 
     held --due--> asked --extended--> held ... --lease_seconds_max--> no longer extended --its end--> lost
                      \\--expired, invalid--> lost          any of them --drop (the handler ended)--> gone
 
-A lease is lost when the server says so, not when it can't be asked: over a proxy's restart leases stay valid, and
-an ack that comes late is answered truthfully.
+A lease is lost when the server says so, not when the server can't be reached: leases stay valid across a proxy's
+restart, and a late ack gets a true answer.
 """
 
 import asyncio
@@ -26,10 +26,11 @@ from popgate_client.retrying import Backoff
 logger = logging.getLogger(__name__)
 
 SettleCall: TypeAlias = Callable[[Verb, Sequence[SettleEntry]], Awaitable[list[SettleResult]]]
-"""One verb over leases of the consumer's subscription; raises PopgateError."""
+"""Applies one verb to leases of the consumer's subscription; raises PopgateError."""
 
 _EARLY = 1 / 12
-"""What is due within this part of the lease's length is extended along, so that leases gather in batches."""
+"""Fraction of a lease's length by which it may be extended early, together with others that are due, to form
+batches."""
 
 
 @dataclass(slots=True)
@@ -42,10 +43,10 @@ class _Held:
 
 
 class LeaseBook:
-    """What is held and until when. Times are seconds of one monotonic clock, passed in.
+    """Records the held leases and their ends. Times are seconds of one monotonic clock, passed in.
 
-    A lease is extended at a third of its length and by its length, so that an extension may fail for a while; not
-    beyond `lease_seconds_max` from the pop.
+    A lease is extended by its length after a third of it, so that extensions may fail for a while. It is not extended
+    later than `lease_seconds_max` after the pop.
     """
 
     def __init__(self, *, lease_seconds_max: float) -> None:
@@ -53,24 +54,24 @@ class LeaseBook:
         self._held: dict[str, _Held] = {}
 
     def hold(self, message: Message, now: float, seconds: float, *, extend_at_once: bool = False) -> None:
-        """A pop gave this lease, `seconds` long. `extend_at_once` where it may be older than it looks."""
+        """Record a lease of `seconds` from a pop. `extend_at_once`: it may have begun before now."""
         first = now if extend_at_once else now + seconds / 3
         self._held[message.receipt_handle] = _Held(
             message, seconds, first, now + seconds, now + self._lease_seconds_max
         )
 
     def drop(self, receipt_handle: str) -> float | None:
-        """The handler has ended. Returns the time when the lease ends, None where it is not held."""
+        """Remove a lease whose handler has ended. Return when the lease ends; None if it is not held."""
         held = self._held.pop(receipt_handle, None)
         return held.ends_at if held else None
 
     def ask_all(self, now: float) -> None:
-        """All of them are due now."""
+        """Make all leases due now."""
         for held in self._held.values():
             held.extend_at = now
 
     def due(self, now: float) -> dict[str, float]:
-        """The receipt handles to extend now, each with the length of its lease."""
+        """Return the receipt handles to extend now, each with the length of its lease."""
         extendable = {handle: held for handle, held in self._held.items() if now < held.extend_until}
         if all(held.extend_at > now for held in extendable.values()):
             return {}
@@ -79,17 +80,17 @@ class LeaseBook:
         }
 
     def overdue(self, now: float) -> list[str]:
-        """The receipt handles that are no longer extended and whose lease has ended."""
+        """Return the receipt handles that are no longer extended and whose lease has ended."""
         return [handle for handle, held in self._held.items() if held.extend_until <= now and held.ends_at <= now]
 
     def extended(self, receipt_handle: str, asked_at: float) -> None:
-        """The server granted an extension that was asked for at `asked_at`; unknown handles have ended meanwhile."""
+        """Record an extension that was requested at `asked_at`. A handle whose handler has ended is ignored."""
         if held := self._held.get(receipt_handle):
             held.extend_at = asked_at + held.seconds / 3
             held.ends_at = asked_at + held.seconds
 
     def lost(self, receipt_handle: str) -> bool:
-        """Raise the message's flag and forget the lease; False where its handler has ended meanwhile."""
+        """Set the message's `lease_lost` and forget the lease; False if its handler has ended."""
         held = self._held.pop(receipt_handle, None)
         if held is None:
             return False
@@ -97,13 +98,13 @@ class LeaseBook:
         return True
 
     def rest_seconds(self, now: float, lease_seconds: float) -> float:
-        """How long there is nothing to do: at most a third of a lease, because what is held later is due later."""
+        """Return the time until something is due: at most a third of a lease, because new leases are due later."""
         moments = [held.extend_at if now < held.extend_until else held.ends_at for held in self._held.values()]
         return max(0.0, min([lease_seconds / 3, *(moment - now for moment in moments)]))
 
 
 class Extender:
-    """One task that extends every lease in the book, in batches, until it is cancelled."""
+    """Extends every lease in the book, in batches, in one task, until it is cancelled."""
 
     def __init__(
         self, book: LeaseBook, length: LeaseLength, call: SettleCall, counters: Counters, chance: random.Random
@@ -116,7 +117,7 @@ class Extender:
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
-        """Never returns; raises only CancelledError."""
+        """Extend leases until this is cancelled; raise only CancelledError."""
         clock = asyncio.get_running_loop().time
         while True:
             now = clock()
@@ -135,16 +136,16 @@ class Extender:
                     await self._woken.wait()
 
     def wake(self) -> None:
-        """Look at the book now: a lease is in it that is due before its time."""
+        """Look at the book now, because a new lease is due at once."""
         self._woken.set()
 
     def ask_all(self) -> None:
-        """Find out which leases are still good."""
+        """Find out which leases are still valid, by extending all of them."""
         self._book.ask_all(asyncio.get_running_loop().time())
         self.wake()
 
     async def _extend(self, due: Mapping[str, float], shortest: float, now: float) -> bool:
-        """Ask for all of them; False where one must be asked again."""
+        """Extend all of these leases; False if any must be extended again."""
         entries = [SettleEntry(receipt_handle=handle, invisibility_seconds=length) for handle, length in due.items()]
         try:
             async with asyncio.timeout(max(1.0, shortest / 3)):

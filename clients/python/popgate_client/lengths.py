@@ -1,13 +1,13 @@
-"""How long a consumer's leases are: as its caller said, else as the group's policy says.
+"""Finds the length of a consumer's leases: the one that its caller set, or that of the group's policy.
 
-The answer to a pop does not tell. `invisible_until` is a moment of the store's clock, which need not be this machine's,
-and `first_delivered_at` is its beginning only for a message that nobody had before. So the policy is read, and read
-again now and then, because it may be changed while consumers run.
+The answer to a pop does not contain it. `invisible_until` is a time of the store's clock, which may differ from this
+machine's, and `first_delivered_at` is the lease's beginning only for a message that was never delivered before. So the
+policy is read, and read again from time to time, because it may change while consumers run.
 
-It is read after a pop that brought messages, not before it: then the group exists, which popping may have created. A
-first reading that fails fails the pop, which is repeated with its `attempt_id` and gets the same leases; a later one
-leaves the length as it was. A policy that is shortened is noticed within POLICY_SECONDS and one pop; until then leases
-may end under their handlers, which is told and counted as always.
+It is read after a pop that returned messages, not before it, because the pop may have created the group. If the first
+read fails, the pop fails too; it is repeated with its `attempt_id` and gets the same leases. If a later read fails, the
+length stays as it was. A shortened policy is noticed within POLICY_SECONDS and one pop; until then leases may end
+during their handlers, which is reported and counted as usual.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from popgate_client.errors import PopgateError
 logger = logging.getLogger(__name__)
 
 POLICY_SECONDS = 30.0
-"""How old a reading of the policy may be."""
+"""Seconds for which a read policy is used before it is read again."""
 ASSUMED_SECONDS = 30.0
-"""For the pauses before the first reading, and for nothing else."""
+"""Lease length in seconds before the first read of the policy; only the pauses depend on it."""
 
 ReadCall: TypeAlias = Callable[[], Awaitable[float]]
 """Reads `invisibility_seconds` of the group's policy; raises PopgateError."""
 
 
 class LeaseLength:
-    """The length of the leases that the latest pop gave. `given_seconds` None: as the policy says."""
+    """Holds the length of the leases of the latest pop. `given_seconds` None: as the policy says."""
 
     def __init__(self, read: ReadCall, given_seconds: float | None) -> None:
         self._read = read
@@ -38,9 +38,9 @@ class LeaseLength:
         self.seconds = ASSUMED_SECONDS if given_seconds is None else given_seconds
 
     async def refresh(self) -> bool:
-        """Make sure of the length, for leases that a pop has just given; True where that took time.
+        """Read the length for leases that a pop has just granted; True if that needed a request.
 
-        Raises: PopgateError where the length is not known.
+        Raises: PopgateError if the length is not known.
         """
         clock = asyncio.get_running_loop().time
         if self._given or (self._read_at is not None and clock() < self._read_at + POLICY_SECONDS):

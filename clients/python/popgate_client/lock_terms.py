@@ -1,10 +1,10 @@
-"""For how long a client may believe that it holds a lock, and when it renews it. Pure; told the time.
+"""Decides how long a client may trust that it holds a lock, and when it renews it. Pure: the time is passed in.
 
     trusted --renewed--> trusted ...     trusted --the server says so--> lost
-                                         trusted --ttl since the last good renewal was sent--> lost, whatever it says
+                                         trusted --ttl after the last successful renewal was sent--> lost in any case
 
-The time of a lock runs at the server from when it had the request, so from when the request was sent is never too
-late. A lock that is lost stays lost: an answer that comes after the end does not bring it back.
+At the server a lock's time runs from when the request arrived, so a term that is measured from when the request was
+sent never ends too late. A lost lock stays lost: an answer that comes after its end does not restore it.
 """
 
 import random
@@ -16,12 +16,12 @@ from popgate_client.retrying import Backoff
 RENEWALS_PER_TERM = 3
 ANSWER_SECONDS_MIN = 1.0
 MOMENT_SECONDS = 0.001
-"""The shortest time for which httpx can wait."""
+"""Shortest timeout in seconds that httpx can use."""
 
 
 def term_clock() -> float:
-    """Seconds that pass also while the machine is suspended, where the system has such a clock (Linux): the server's
-    pass, too."""
+    """Return seconds of a clock that also runs while the machine is suspended, as the server's clock does, if the
+    system has one (Linux)."""
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
@@ -29,7 +29,7 @@ _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class LockTerm:
-    """Of one lock that was asked for at `asked_at`."""
+    """The term of one lock that was requested at `asked_at`."""
 
     def __init__(self, name: str, ttl_seconds: float, asked_at: float, chance: random.Random) -> None:
         self._name = name
@@ -41,12 +41,12 @@ class LockTerm:
         self.restart(asked_at)
 
     def restart(self, asked_at: float) -> None:
-        """It is held, as the server said to what was asked then."""
+        """Begin the term again: the server granted a request that was sent at `asked_at`."""
         self.ends_at = asked_at + self._ttl_seconds
         self.renew_at = asked_at + self._ttl_seconds / RENEWALS_PER_TERM * self._chance.uniform(0.9, 1.0)
 
     def lost(self, now: float) -> LockLost | None:
-        """Why it is not held any longer; None while it is."""
+        """Return why the lock is no longer held; None while it is held."""
         if self._lost is None and now >= self.ends_at:
             why = f": {self._failure.detail}" if self._failure else ""
             detail = f"lock {self._name} was not renewed within {self._ttl_seconds:g} s{why}"
@@ -54,14 +54,15 @@ class LockTerm:
         return self._lost
 
     def renewed(self, asked_at: float, now: float) -> None:
-        """The server renewed what was asked at `asked_at`, and said so now."""
+        """Record a renewal that was requested at `asked_at` and answered now."""
         if self.lost(now) is None:
             self._failure = None
             self._backoff.reset()
             self.restart(asked_at)
 
     def failed(self, error: PopgateError, now: float) -> None:
-        """The server was asked, in vain. Only its word that the lock is gone ends it; all else is asked again."""
+        """Record a failed request. Only the server's answer that the lock is lost ends the term; after any other error
+        the renewal is repeated."""
         if self.lost(now) is not None:
             return
         self._failure = error
@@ -73,18 +74,18 @@ class LockTerm:
             self.renew_at = now + self._backoff.next_seconds(at_least, lease_seconds=self._ttl_seconds)
 
     def close(self) -> None:
-        """It was given back: whoever still asks is told that it is not held."""
+        """Record the release: from now on the lock counts as not held."""
         self._lost = self._lost or LockLost("lock_lost", f"lock {self._name} was released")
 
     def left_seconds(self, now: float) -> float:
-        """Until it ends; more than none."""
+        """Return the time until the term ends; always more than 0."""
         return max(MOMENT_SECONDS, self.ends_at - now)
 
     def rest_seconds(self, now: float) -> float:
-        """How long there is nothing to do."""
+        """Return the time until the next renewal or the end."""
         return max(0.0, min(self.renew_at, self.ends_at) - now)
 
     def answer_seconds(self, now: float) -> float:
-        """How long to wait for the answer to a renewal: a second one may still come in time."""
+        """Return how long to wait for the answer to a renewal, so that a second one may still succeed in time."""
         within = max(ANSWER_SECONDS_MIN, self._ttl_seconds / RENEWALS_PER_TERM)
         return min(within, self.left_seconds(now))

@@ -1,7 +1,7 @@
-"""Locks over HTTP: their words, their requests, and how one is acquired (the server's docs/locks.md).
+"""Locks over HTTP: their types, their requests, and how one is acquired (the server's docs/locks.md).
 
-Owns paths, fields and what an answer means; does no I/O. Until when a lock is trusted is decided in `lock_terms`;
-`held_lock` and `async_held_lock` hold one.
+Owns paths, fields and the meaning of answers; does no I/O. `lock_terms` decides how long a lock is trusted; `held_lock`
+and `async_held_lock` hold one.
 """
 
 import os
@@ -30,18 +30,19 @@ from popgate_client.wire import (
 
 TTL_SECONDS = 30.0
 WAIT_SECONDS_MAX = 30.0
-"""Of one request; a longer wait is several, each at the end of the line."""
+"""Maximum wait in seconds of one request; a longer wait takes several, each of which queues at the end again."""
 EARLY_SECONDS = 0.5
 HOLDER_LENGTH_MAX = 128
 RELEASE_SECONDS_MAX = 3.0
-"""How long a release is repeated, and how long its answer may take: what can't be released ends by itself."""
+"""Seconds for which a release is repeated, and for which it waits for an answer; a lock that can't be released
+expires."""
 
 LockKind: TypeAlias = Literal["mutex", "persistent_mutex", "semaphore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockGrant:
-    """What was acquired. Whoever has the `token` can renew and release it."""
+    """An acquired lock. The `token` authorizes renewing and releasing it."""
 
     name: str
     holder: str
@@ -52,12 +53,12 @@ class LockGrant:
 
 
 def default_holder() -> str:
-    """For whoever looks at the lock: the machine and the process."""
+    """Return the holder name to show: the machine's name and the process ID."""
     return f"{socket.gethostname()}:{os.getpid()}"[-HOLDER_LENGTH_MAX:]
 
 
 class LockExchanges:
-    """The exchanges about locks of one client. `clock` is the one by which terms are measured."""
+    """Makes the exchanges about locks of one client. `clock` measures the terms."""
 
     def __init__(self, exchanges: Exchanges, clock: Callable[[], float], chance: random.Random | None = None) -> None:
         self._exchanges = exchanges
@@ -65,8 +66,8 @@ class LockExchanges:
         self._chance = chance or random.Random()
 
     def acquire(self, name: str, holder: str, ttl_seconds: float, wait_seconds: float) -> Exchange[LockGrant]:
-        """Asks until it is acquired, or others had it for as long as `wait_seconds`. Repeated unharmed: a lock whose
-        answer was lost ends by itself.
+        """Ask until the lock is acquired, or until others have held it for `wait_seconds`. This is safe to repeat: a
+        lock whose answer was lost expires.
 
         Raises: LockNotAcquired, LockNotFound.
         """
@@ -88,24 +89,24 @@ class LockExchanges:
             now = self._clock()
             if now >= until:
                 raise LockNotAcquired("lock_not_acquired", f"lock {name} is held by others")
-            if now - asked_at < EARLY_SECONDS:  # a server that is about to go answers early: don't hammer it
+            if now - asked_at < EARLY_SECONDS:  # a server that is shutting down answers early: don't hammer it
                 pause = min(backoff.next_seconds(), until - now)
             else:
                 backoff.reset()
                 pause = 0.0
 
     def renew(self, grant: LockGrant, silence_seconds: float) -> Exchange[None]:
-        """Asked once. Raises: LockLost, LockNotFound, and what passes."""
+        """Renew the lock with one request. Raises: LockLost, LockNotFound, and temporary errors."""
         accepted((yield Attempt(_renewal(grant, silence_seconds))))
 
     def verify(self, grant: LockGrant, left_seconds: float) -> Exchange[None]:
-        """Asked for as long as its time lasts. Raises: LockLost, LockNotFound."""
+        """Ask whether the lock is held, with repeats until its term ends. Raises: LockLost, LockNotFound."""
         silence_seconds = min(left_seconds, ANSWER_SECONDS)
         request = _post(grant.name, "verify", {"token": grant.token}, silence_seconds=silence_seconds)
         yield from self._exchanges.repeatable(request, retry_seconds_max=left_seconds)
 
     def release(self, grant: LockGrant, *, retry_seconds_max: float) -> Exchange[None]:
-        """Of a lock that was lost before, it changes nothing."""
+        """Release the lock. This has no effect if the lock is lost."""
         request = _post(grant.name, "release", {"token": grant.token}, silence_seconds=RELEASE_SECONDS_MAX)
         yield from self._exchanges.repeatable(request, retry_seconds_max=retry_seconds_max)
 
@@ -120,7 +121,7 @@ class LockExchanges:
         )
 
     def _is_confirmed(self, grant: LockGrant) -> Exchange[bool]:
-        """Renews what was waited for so long that it can't be trusted any more; False where it is lost."""
+        """Renew a lock whose answer came so late that it can't be trusted any more; False if it is lost."""
         request = _renewal(grant, ANSWER_SECONDS)
         try:
             _, asked_at = yield from self._answered(lambda _: request, 0.0)
@@ -130,7 +131,8 @@ class LockExchanges:
         return True
 
     def _answered(self, request: Callable[[float], Request], pause: float) -> Exchange[tuple[httpx.Response, float]]:
-        """The answer, and when what it answers was asked for. `request` is made anew for each try, with its pause."""
+        """Return the answer, and when its request was sent. `request` makes a new request for each try from its
+        pause."""
         patience = self._exchanges.patience()
         while True:
             asked_at = self._clock()
@@ -145,7 +147,7 @@ class LockExchanges:
 
 
 def list_locks(exchanges: Exchanges) -> Exchange[list[JsonObject]]:
-    """All locks, as they were defined."""
+    """Return all locks, as they were defined."""
     answer = yield from exchanges.repeatable(Request(method="GET", path="/v1/locks"))
     return read_answer(answer, lambda body: [dict(lock) for lock in body["locks"]])
 

@@ -1,7 +1,7 @@
-"""What goes in and out of the calls, as plain frozen values.
+"""The arguments and results of the calls, as plain frozen values.
 
-This module owns the words of the client (message, lease flag, results). It does no I/O and knows nothing of JSON:
-`wire` translates. Times are Unix seconds, UTC, as floats, in the clock of the server's state store.
+Owns the client's types (message, lease flag, results). Does no I/O and knows nothing of JSON: `wire` translates. Times
+are Unix seconds, UTC, as floats, of the clock of the server's state store.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ _DONE = frozenset({"acked", "already_acked", "released", "extended", "rejected"}
 
 
 class LeaseFlag:
-    """A flag that goes up once: the lease of this message is gone. May be read from any thread."""
+    """A flag that is set once, when the lease of this message is lost. Any thread may read it."""
 
     __slots__ = ("_raised",)
 
@@ -23,11 +23,11 @@ class LeaseFlag:
         self._raised = False
 
     def set(self) -> None:
-        """Raise the flag; a second call changes nothing."""
+        """Set the flag; a second call has no effect."""
         self._raised = True
 
     def is_set(self) -> bool:
-        """True from the moment the loss was noticed."""
+        """Whether the loss has been noticed."""
         return self._raised
 
     def __bool__(self) -> bool:
@@ -41,9 +41,9 @@ class LeaseFlag:
 class Message:
     """One message under one lease.
 
-    `delivery_count` counts hand-outs to clients, this one included. `invisible_until` is the end of the lease as it
-    was given; extensions don't change it here. `message_id` and `published_at` are None on an adopted queue whose
-    publisher gave none. `lease_lost` goes up when a `Consumer` learns that the lease has ended under its handler.
+    `delivery_count` counts deliveries to clients, this one included. `invisible_until` is the end of the lease as it
+    was granted; extensions don't change it here. `message_id` and `published_at` are None on an adopted queue whose
+    publisher set none. `lease_lost` is set when a `Consumer` learns that the lease has ended during its handler.
     """
 
     topic: str
@@ -71,16 +71,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingMessage:
-    """A message to publish, with its options. A bare `str` or `bytes` does where there are none.
+    """A message to publish, with its options. Without options a plain `str` or `bytes` is enough.
 
     body: text, or bytes for anything that is not UTF-8.
     headers: JSON values by name.
     ordering_key: messages with the same key go to the same queue.
-    dedup_id: a repeat with the same id is answered `duplicate`; with one on every message a publish is safe to repeat.
-    delay_seconds: becomes visible that much later, 0 to 2,592,000 (30 days).
-    ttl_seconds: is discarded when nobody has taken it so long after it became visible, up to 365 days.
+    dedup_id: a repeat with the same id is answered `duplicate`; if every message has one, a publish is safe to repeat.
+    delay_seconds: the message becomes visible after this time, 0 to 2,592,000 (30 days).
+    ttl_seconds: the message is discarded if it is not delivered this long after it became visible, up to 365 days.
 
-    A server that lacks an option refuses it by name (RequestInvalid); it never ignores one.
+    A server that does not support an option rejects it by name (RequestInvalid); it never ignores one.
     """
 
     body: str | bytes
@@ -94,7 +94,7 @@ class OutgoingMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishResult:
-    """What became of one message: `status` is `published`, `duplicate` or `failed`.
+    """The result for one message: `status` is `published`, `duplicate` or `failed`.
 
     `error` is `{"code", "detail"}` for `failed`, else None.
     """
@@ -105,25 +105,22 @@ class PublishResult:
 
     @property
     def ok(self) -> bool:
-        """True when the message is on stable storage: `published` or `duplicate`."""
+        """Whether the message is on stable storage: `published` or `duplicate`."""
         return self.status in ("published", "duplicate")
 
     def raise_for_status(self) -> None:
-        """Do nothing for a stored message.
-
-        Raises: the `PopgateError` of `error["code"]` otherwise.
-        """
+        """Raise the `PopgateError` of `error["code"]` if the message is not stored."""
         if not self.ok:
             raise error_from(self.error or {"code": self.status})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleResult:
-    """What became of one lease.
+    """The result for one lease.
 
-    `status` is the verb's own success (`acked`, `released`, `extended`, `rejected`), or `already_acked`, `expired`
-    (the lease ended), `invalid` (no receipt handle of this subscription), or `unavailable` (nothing was decided:
-    repeat). `invisible_until` is the new end of an extended lease, else None.
+    `status` is the verb's success (`acked`, `released`, `extended`, `rejected`), `already_acked`, `expired` (the lease
+    ended), `invalid` (no receipt handle of this subscription), or `unavailable` (not decided: repeat).
+    `invisible_until` is the new end of an extended lease, else None.
     """
 
     status: str
@@ -131,14 +128,11 @@ class SettleResult:
 
     @property
     def ok(self) -> bool:
-        """True when the lease is in the state that was asked for, or the message is settled already."""
+        """Whether the verb succeeded, or the message was acked before."""
         return self.status in _DONE
 
     def raise_for_status(self) -> None:
-        """Do nothing for a success.
-
-        Raises: RetryLater for `unavailable`, LeaseLost for `expired`, `invalid` and whatever else is no success.
-        """
+        """Raise RetryLater for `unavailable`, and LeaseLost for `expired`, `invalid` and any other failure."""
         if self.status == "unavailable":
             raise RetryLater(self.status, "nothing was decided about this lease; repeat the call")
         if not self.ok:
@@ -146,7 +140,7 @@ class SettleResult:
 
 
 class Verb(StrEnum):
-    """What can be done with a lease; the values are the last part of the URL."""
+    """The operations on a lease; the values are the last part of the URL."""
 
     ACK = "ack"
     RELEASE = "release"
@@ -156,7 +150,7 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleEntry:
-    """One lease in a list call, with its own options; what a verb has no use for must be None."""
+    """One lease in a list call, with its options; options that the verb does not use must be None."""
 
     receipt_handle: str
     delay_seconds: float | None = None
@@ -165,7 +159,7 @@ class SettleEntry:
 
 
 Leases: TypeAlias = Message | str | Iterable[Message | str]
-"""One message or receipt handle, or many of them."""
+"""One message or receipt handle, or several of them."""
 
 
 def settle_entries(
@@ -175,7 +169,7 @@ def settle_entries(
     invisibility_seconds: float | None = None,
     reason: str | None = None,
 ) -> list[SettleEntry]:
-    """An entry a lease, in order, all with the same options. One bare handle is one lease, not a row of letters."""
+    """Return one entry per lease, in order, all with the same options. A plain string is one receipt handle."""
     many = (leases,) if isinstance(leases, Message | str) else leases
     return [
         SettleEntry(

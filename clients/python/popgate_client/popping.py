@@ -1,6 +1,6 @@
-"""The pop loop of a consumer: how much to ask for, when to ask again, and what an interrupted pop may have leased.
+"""The pop loop of a consumer: how many messages to ask for, when to repeat, and how to recover an interrupted pop.
 
-Owns the one pop that is under way. What happens to the messages is `working`'s affair.
+Owns the one pop that is under way. `working` handles the messages.
 """
 
 import asyncio
@@ -22,15 +22,16 @@ from popgate_client.working import Crew
 logger = logging.getLogger(__name__)
 
 RECLAIM_SECONDS = 3.0
-"""How long a stop waits for what an interrupted pop may have leased."""
+"""Seconds that a stop waits for the messages that an interrupted pop may have leased."""
 
 SWITCH_SECONDS = 1.0
-"""How long a pop waits at most before it is repeated while the group is in another mode."""
+"""Maximum seconds before a pop is repeated while the group is in another mode."""
 
 
 @dataclass(slots=True)
 class Ask:
-    """A pop that has not been answered. Repeated as it is until it is, or its leases would hang till their end."""
+    """A pop that has not been answered. It is repeated unchanged until it is, because otherwise its messages would stay
+    invisible until their leases end."""
 
     max_messages: int
     attempt_id: str = field(default_factory=new_attempt_id)
@@ -42,7 +43,7 @@ PopCall: TypeAlias = Callable[[Ask, float], Awaitable[list[Message]]]
 
 
 class Lead(Protocol):
-    """Knows the consume mode, and what to do about another one than pop."""
+    """Knows the consume mode, and decides what to do when it is not pop."""
 
     def noted(self, mode: str | None) -> None: ...
 
@@ -50,7 +51,7 @@ class Lead(Protocol):
 
 
 class Popper:
-    """Pops for a crew until it is stopped, cancelled or refused."""
+    """Pops for a crew until it is cancelled or rejected."""
 
     def __init__(
         self,
@@ -71,8 +72,8 @@ class Popper:
         self._ask: Ask | None = None
 
     async def run(self, lead: Lead) -> PopgateError:
-        """Returns the error with which the server refuses for good, or which leads elsewhere. A cancellation leaves the
-        pop to `reclaim`."""
+        """Pop until the server rejects the pops permanently or the mode changes; return that error. After a
+        cancellation `reclaim` recovers the pop."""
         clock = asyncio.get_running_loop().time
         while True:
             free = await self._crew.free_places()
@@ -94,14 +95,14 @@ class Popper:
             self._crew.take(messages, lease_seconds=self._length.seconds, extend_at_once=ask.repeated or delayed)
             if messages or clock() - started_at > self._wait_seconds / 2:
                 self._backoff.reset()
-            else:  # a server that is about to go answers its long polls early: don't hammer it
+            else:  # a server that is shutting down answers long polls early: don't hammer it
                 await asyncio.sleep(self._backoff.next_seconds(lease_seconds=self._length.seconds))
 
     async def reclaim(self) -> list[Message]:
-        """Ask once more for what an interrupted pop had leased; a second call returns nothing.
+        """Repeat an interrupted pop to get the messages that it leased; a second call returns nothing.
 
-        The server keeps the leases of an unanswered pop for its repeat (design section 3), so nobody else would get
-        these messages before their leases end.
+        The server keeps the leases of an unanswered pop for its repeat (design section 3), so no other client would get
+        these messages before the leases end.
         """
         ask, self._ask = self._ask, None
         if ask is None:
@@ -115,7 +116,7 @@ class Popper:
 
     async def _back_off(self, ask: Ask, error: PopgateError) -> None:
         ask.repeated = True
-        if isinstance(error, WrongMode):  # no failure: it may be over soon
+        if isinstance(error, WrongMode):  # not a failure: the mode may change back soon
             await asyncio.sleep(self._backoff.next_seconds(lease_seconds=SWITCH_SECONDS * 6))
             return
         self._counters.calls_failed += 1
@@ -125,5 +126,5 @@ class Popper:
 
 
 def _passes(error: PopgateError) -> bool:
-    """The same pop may be answered later, so a consumer waits."""
+    """Whether the same pop may succeed later, so that the consumer waits."""
     return isinstance(error, RetryLater | ServerFault | WrongMode | TopicNotFound | GroupNotFound)

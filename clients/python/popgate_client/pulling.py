@@ -1,17 +1,17 @@
 """A consumer's pull mode: its session, and a worker for each queue that it is assigned.
 
-Theory of operation. The session is kept by one loop, which asks for the assignment time and again. A queue that is new
-in the answer gets a worker. One that is not in it any more is let go of: its worker ends with the handler that runs,
-and commits. Until all such workers are over, the loop shows the generation that it knew before: with the new one it
-says that it has let go, and somebody else is given the queue.
+Theory of operation. One loop keeps the session: it asks for the assignment periodically, which is also the heartbeat. A
+queue that is new in the answer gets a worker. A queue that is missing from it is released: its worker lets the running
+handler end, commits, and ends. Until all such workers have ended, the loop sends the previous generation; the new one
+confirms the release, and the server then gives the queue to another client.
 
-    assigned --the mode is another one, a stop--> letting go of all --workers over--> left
-                                                     |
-                                                     +--drain_seconds--> workers abandoned --> left
+    assigned --another mode, or a stop--> releasing all queues --workers ended--> left
+                                             |
+                                             +--drain_seconds--> workers abandoned --> left
 
-The heartbeats go on while handlers end, or what they did could not be committed. While nothing is heard of the session
-for so long that others may have its queues, no handler is started. A handler that takes longer than
-`lease_seconds_max` counts as hung: the client leaves, so that others get its queues, and is back when it has ended.
+Heartbeats continue while handlers end or commits are pending. If heartbeats have failed for so long that other clients
+may have the queues, no handler is started. A handler that runs longer than `lease_seconds_max` counts as hung: the
+client leaves, so that others get its queues, and registers again when the handler has ended.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ from popgate_client.retrying import Backoff
 logger = logging.getLogger(__name__)
 
 PULLS_MAX = 64
-"""Pulls that wait at once. With more queues than that they take turns, and wait for `TURN_SECONDS` only."""
+"""Maximum number of pulls that wait at once. With more queues they take turns, and each waits only `TURN_SECONDS`."""
 TURN_SECONDS = 1.0
 HEARTBEATS = 3
-"""A session lasts at least as many heartbeats."""
+"""Minimum length of a session in heartbeat intervals."""
 LEAVE_SECONDS = 2.0
 REFUSED_SECONDS_MAX = 1.0
 FLUSH_SECONDS = 2.0
-"""How long a stop waits for the last commits to be answered."""
+"""Seconds that a stop waits for the answers to the last commits."""
 PULL = "pull"
 
 
@@ -63,7 +63,7 @@ class PullerCalls(Protocol):
 
 
 class Puller:
-    """Pulls, handles and commits while the group is in pull mode; may be run again and again."""
+    """Pulls, handles and commits while the group is in pull mode; may run several times, one run after another."""
 
     def __init__(
         self,
@@ -106,12 +106,12 @@ class Puller:
         self.queues: tuple[int, ...] = ()
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Work in this task group from now on."""
+        """Run workers in this task group from now on."""
         self._tasks = tasks
 
     async def run(self, told: Assignment, supports: Sequence[str]) -> PopgateError | None:
-        """Work by this assignment and those that follow, until the mode is another one, or it is time to look again.
-        Returns the error with which the server refuses for good. A cancellation leaves the rest to `finish`."""
+        """Work on this assignment and its successors until the mode changes or the consumer must look again. Return the
+        error with which the server rejects the client permanently. After a cancellation `finish` does the rest."""
         assert self._tasks is not None, "it is run after its start"
         self._ending, self._ends_at = False, None
         self._heard(told, asyncio.get_running_loop().time())
@@ -120,14 +120,14 @@ class Puller:
         return self._keeping.result()
 
     async def finish(self, seconds: float) -> None:
-        """Let go of all queues, wait so long for the running handlers, and leave. A second call changes nothing."""
+        """Release all queues, wait up to `seconds` for the running handlers, and leave. A second call has no effect."""
         if self._keeping is not None and not self._keeping.done():
             self._is_stopping = True
             self._end(seconds)
             await asyncio.wait([self._keeping])
 
     def close(self) -> None:
-        """Let the threads end, each when its handler does. Does not wait."""
+        """Let each thread end when its handler ends. Does not wait."""
         self._handler.close()
 
     # -- the session ----------------------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ class Puller:
                 shown = told.generation
             await self._rest(pause)
             if self._is_stopping and not any(worker.handling_since for worker in self._workers.values()):
-                self._end(FLUSH_SECONDS)  # what is left are commits
-            if self._was_refused:  # who has the queue is just being changed: don't ask time and again
+                self._end(FLUSH_SECONDS)  # only commits are left
+            if self._was_refused:  # the queue is being reassigned: don't ask in a tight loop
                 self._was_refused = False
                 await asyncio.sleep(self._refused_backoff.next_seconds(lease_seconds=REFUSED_SECONDS_MAX * 6))
             else:
@@ -160,7 +160,7 @@ class Puller:
             asked_at = clock()
             try:
                 async with asyncio.timeout(self._seconds_left(max(1.0, self._session_seconds))):
-                    # What was let go of while this loop rested may go to others now.
+                    # Queues released during the pause may go to other clients now.
                     told = await self._calls.assignment(supports, shown if self._leaving(told) else told.generation)
             except (PopgateError, TimeoutError) as error:
                 pause = self._failed(error)
@@ -172,7 +172,7 @@ class Puller:
             self._heard(told, asked_at)
             pause = told.heartbeat_seconds
         await self.leave()
-        while self._workers:  # those that hang
+        while self._workers:  # their handlers hang
             await self._rest(self._drain_seconds)
             if self._ends_at is not None and clock() >= self._ends_at:
                 await self._abandon()
@@ -192,7 +192,7 @@ class Puller:
             self._noted(mode)
         if mode == PULL or (self._ending and self._ends_at is not None):
             return
-        # While it drains the server says how long; after that nothing that is done can be committed.
+        # While the group drains, the server sets the time limit; after the drain nothing can be committed.
         self._end(None if mode == "draining" else self._drain_seconds)
 
     def _failed(self, error: PopgateError | TimeoutError) -> float:
@@ -205,7 +205,7 @@ class Puller:
         return self._backoff.next_seconds(asked_for, lease_seconds=self._session_seconds)
 
     def _end(self, seconds: float | None) -> None:
-        """Let go of all queues; abandon their workers after so long."""
+        """Release all queues; abandon their workers after `seconds`."""
         self._ending = True
         if seconds is not None:
             ends_at = asyncio.get_running_loop().time() + seconds
@@ -227,7 +227,7 @@ class Puller:
             self._handler.renew()
 
     async def leave(self) -> None:
-        """What is not committed goes to others. A second call does nothing."""
+        """End the session; uncommitted messages go to other clients. A second call has no effect."""
         for worker in self._workers.values():
             worker.lose()
         self.queues = ()
@@ -237,11 +237,11 @@ class Puller:
         try:
             async with asyncio.timeout(LEAVE_SECONDS):
                 await self._calls.leave()
-        except (PopgateError, TimeoutError) as error:  # then the session ends when nothing is heard of it
+        except (PopgateError, TimeoutError) as error:  # the session then ends without heartbeats
             logger.info("the client could not leave", extra={"error": repr(error)})
 
     async def _rest(self, seconds: float) -> None:
-        """Until the next heartbeat, or until a worker has ended, or all have to."""
+        """Wait until the next heartbeat, until a worker has ended, or until all must end."""
         seconds = self._seconds_left(seconds)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -256,7 +256,7 @@ class Puller:
     # -- the queues -----------------------------------------------------------------------------------------------
 
     def _arrange(self, told: Assignment) -> None:
-        """A worker for each queue of the assignment that has none, and none for long for the others."""
+        """Start a worker for each assigned queue without one, and end those of all other queues."""
         queues = () if self._ending else told.queues
         if queues != self.queues:
             logger.info("the client has other queues", extra={"queues": queues, "generation": told.generation})
@@ -283,7 +283,7 @@ class Puller:
         task.add_done_callback(ended)
 
     def _leaving(self, told: Assignment) -> bool:
-        """Whether a worker is not over yet whose queue is to be let go of."""
+        """Whether a worker still runs for a queue that must be released."""
         return any(queue not in told.queues for queue in self._workers)
 
     def _is_hung(self, worker: QueueWorker) -> bool:
@@ -315,5 +315,5 @@ class Puller:
 
 
 def _passes(error: PopgateError) -> bool:
-    """The same request may be answered later, or says by itself what to do."""
+    """Whether the same request may succeed later, or the error itself says what to do."""
     return isinstance(error, RetryLater | ServerFault | WrongMode | TopicNotFound | GroupNotFound)

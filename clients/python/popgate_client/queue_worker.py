@@ -1,14 +1,14 @@
 """One assigned queue of a consumer in pull mode: pull, handle one message after the other, commit.
 
-Owns what was pulled of the queue and is not committed. The order of a queue is kept, so a message that fails holds up
-its queue: it is handled again in place, after a pause that grows, until it succeeds or has been handled so often as the
-group's `max_deliveries` allows; then it is dead-lettered. Commits run beside the handlers, each for all that is done by
-then. What is not committed returns to whoever has the queue next.
+Owns the pulled messages that are not committed. The order of a queue is kept, so a message that fails blocks its queue:
+it is handled again in place, after a growing pause, until it succeeds or has been handled `max_deliveries` times (the
+group's policy); then it is dead-lettered. Commits run in parallel with the handlers; each covers all messages handled
+so far. Uncommitted messages go to the queue's next owner.
 
     pulling --messages--> handling --all done--> pulling ...
        |                     |
        +------let_go()-------+--the handler has ended--> committing --> over
-       +---Fenced, WrongMode-+--> over, and `lease_lost` goes up for what is in hand
+       +---Fenced, WrongMode-+--> over, and `lease_lost` is set for the message that is being handled
 """
 
 import asyncio
@@ -29,9 +29,11 @@ from popgate_client.retrying import Backoff
 logger = logging.getLogger(__name__)
 
 BATCH_COUNT_MAX = 64
-"""Messages of one pull. The first ones of a queue come one by one: what a crash interrupts counts as handed out."""
+"""Maximum messages of one pull. The first pulls of a queue are small, because after a crash all pulled messages count
+as delivered."""
 BATCH_SECONDS = 0.5
-"""Batches that take longer to handle become smaller: what is pulled and not handled counts as handed out, too."""
+"""Seconds to handle a batch above which batches become smaller, because pulled messages count as delivered even if they
+are not handled."""
 PAUSE_SECONDS_MAX = 1.0
 
 
@@ -47,13 +49,13 @@ class QueueCalls(Protocol):
     def policy(self) -> Awaitable[GroupPolicy]: ...
 
     def known_to_live(self) -> Awaitable[None]:
-        """Waits while the session may have ended because nothing was heard of it for so long."""
+        """Wait while the session may have ended because of missing heartbeats."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
-    """What the workers of all queues share. `places`: for handlers, as many as may run at once."""
+    """Holds what the workers of all queues share. `places` bounds the handlers that run at once."""
 
     calls: QueueCalls
     handler: HandlerCalls
@@ -64,15 +66,15 @@ class Workplace:
 
 
 class QueueWorker:
-    """Works on one queue until it is let go of. `generation` is set anew with each assignment."""
+    """Works on one queue until it is released. `generation` is updated with each assignment."""
 
     def __init__(self, queue: int, generation: int, place: Workplace) -> None:
         self.queue = queue
         self.generation = generation
         self.handling_since: float | None = None
-        """When the handler that runs now was called, on the event loop's clock."""
+        """When the running handler was called, by the event loop's clock."""
         self.was_refused = False
-        """Whether the server did not know it as this client's."""
+        """Whether the server rejected a call because the queue is not this client's."""
         self._place = place
         self._backoff = Backoff(place.chance)
         self._batch_count = 1
@@ -86,7 +88,7 @@ class QueueWorker:
         self._working: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Returns when the queue was let go of or lost, and what was done of it is committed."""
+        """Work until the queue is released or lost, and the handled messages are committed."""
         async with asyncio.TaskGroup() as tasks:
             committing = tasks.create_task(self._commit_all(), name=f"popgate-commits-{self.queue}")
             self._working = tasks.create_task(self._work(), name=f"popgate-queue-{self.queue}")
@@ -98,13 +100,13 @@ class QueueWorker:
             await asyncio.wait([committing])
 
     def let_go(self) -> None:
-        """Pull nothing more and start no handler; the one that runs may end. A second call changes nothing."""
+        """Release the queue: pull no more and start no handler; a running one may end. A second call has no effect."""
         self._leaving = True
         if self._working is not None and self.handling_since is None:
             self._working.cancel()
 
     def lose(self) -> None:
-        """Whoever has the queue next gets what is in hand: commit nothing more."""
+        """Give up the queue: commit nothing more, because its next owner gets the uncommitted messages."""
         if self._in_hand is not None and not self._in_hand.lease_lost:
             self._place.counters.leases_lost += 1
             self._in_hand.lease_lost.set()
@@ -114,7 +116,7 @@ class QueueWorker:
         self.let_go()
 
     def abandon(self) -> None:
-        """Don't wait for the handler: an `async` one is cancelled, a thread is left behind."""
+        """End without waiting for the handler: an `async` one is cancelled, a thread runs on."""
         self.lose()
         if self._working is not None:
             self._working.cancel()
@@ -143,10 +145,10 @@ class QueueWorker:
                 self._batch_count = min(max(1, wanted), BATCH_COUNT_MAX)
 
     async def _failed(self, error: PopgateError) -> None:
-        """Wait before the next try; where the queue is lost, there is none."""
+        """Wait before the next try; stop if the queue is lost."""
         if isinstance(error, Fenced | WrongMode) or not isinstance(error, RetryLater | ServerFault):
             logger.info("a queue is to be let go of", extra={"queue": self.queue, "error": repr(error)})
-            self.was_refused = self._leaving = True  # what is done may still be committed
+            self.was_refused = self._leaving = True  # handled messages may still be committed
             return
         self._place.counters.calls_failed += 1
         logger.warning("a call of a queue failed", extra={"queue": self.queue, "error": repr(error)})
@@ -156,7 +158,7 @@ class QueueWorker:
     # -- handling -------------------------------------------------------------------------------------------------
 
     async def _handle(self, message: Message) -> bool:
-        """Until it is done, in place; False where that is not to be any more."""
+        """Handle a message, in place, until it is done; False if the worker must stop."""
         while True:
             await self._place.calls.known_to_live()
             error = await self._attempt(message)
@@ -172,14 +174,14 @@ class QueueWorker:
             if isinstance(settlement, Settlement):
                 if not await self._reject(settlement.entry):
                     return False
-                return not self._leaving  # `_seen` stays: behind what is gone, what is not committed would come again
+                return not self._leaving  # `_seen` stays: after a rejected handle, uncommitted messages would repeat
             if self._leaving:
                 return False
             await asyncio.sleep(settlement)
             message = replace(message, delivery_count=message.delivery_count + 1, lease_lost=LeaseFlag())
 
     async def _attempt(self, message: Message) -> BaseException | None:
-        """One call of the handler, and what it raised."""
+        """Call the handler once; return what it raised."""
         async with self._place.places:
             self._in_hand = message
             self.handling_since = asyncio.get_running_loop().time()
@@ -187,7 +189,7 @@ class QueueWorker:
                 await self._place.handler.call(message)
             except asyncio.CancelledError as cancelled:
                 task = asyncio.current_task()
-                if task is not None and task.cancelling():  # it is abandoned; else the handler cancelled itself
+                if task is not None and task.cancelling():  # abandoned; otherwise the handler cancelled itself
                     raise
                 error: BaseException = cancelled
             except (Exception, SystemExit) as raised:  # a library's sys.exit must not take the other queues with it
@@ -212,7 +214,7 @@ class QueueWorker:
         return error
 
     async def _policy(self) -> GroupPolicy:
-        """The group's policy; where it can't be read, a message is not dead-lettered for being handled too often."""
+        """Return the group's policy. If it can't be read, no message is dead-lettered because of its delivery count."""
         try:
             return await self._place.calls.policy()
         except PopgateError as error:
@@ -220,7 +222,7 @@ class QueueWorker:
             return GroupPolicy()
 
     async def _reject(self, entry: SettleEntry) -> bool:
-        """Dead-letter a message; False where the queue was lost before."""
+        """Dead-letter a message; False if the queue was lost before."""
         while not self._leaving:
             try:
                 status = await self._place.calls.reject(entry)
@@ -242,7 +244,7 @@ class QueueWorker:
     # -- committing -----------------------------------------------------------------------------------------------
 
     async def _commit_all(self) -> None:
-        """Commits what is done, again and again, until the queue is let go of and all of it is, or it is lost."""
+        """Commit handled messages until the queue is released and all of them are committed, or the queue is lost."""
         backoff = Backoff(self._place.chance)
         while True:
             done, done_count = self._done, self._uncommitted_count

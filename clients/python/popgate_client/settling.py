@@ -1,8 +1,8 @@
-"""Acks, releases and rejects on their way to the server, off the handlers' path.
+"""Sends acks, releases and rejects to the server, without delaying the handlers.
 
-Owns what has been decided and not yet been answered. While one round of calls is under way the next one gathers, so
-batches grow with the load by themselves. What could not be delivered is repeated until its lease has ended: until then
-nobody else can have got the message.
+Owns the settlements that are decided but not yet answered. While one round of calls is under way, settlements for the
+next one collect, so that batches grow with the load. A settlement that could not be delivered is repeated until its
+lease has ended: until then no other client can have got the message.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from popgate_client.wire import ENTRIES_MAX
 logger = logging.getLogger(__name__)
 
 SETTLEMENTS_PENDING_MAX = 2_048
-"""With more than these waiting, the consumer pops nothing new."""
+"""Maximum number of pending settlements; at this number the consumer pops no more messages."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Pending:
 
 
 class Settler:
-    """Takes settlements at once and delivers them in batches."""
+    """Accepts settlements at once and delivers them in batches."""
 
     def __init__(self, call: SettleCall, length: LeaseLength, counters: Counters, chance: random.Random) -> None:
         self._call = call
@@ -51,22 +51,22 @@ class Settler:
 
     @property
     def is_full(self) -> bool:
-        """True while too much is waiting to take in more work."""
+        """Whether too many settlements are pending to accept more work."""
         return len(self._pending) >= SETTLEMENTS_PENDING_MAX
 
     def submit(self, settlement: Settlement, lease_ends_at: float) -> None:
-        """Deliver this soon. `lease_ends_at` is a time of the event loop's clock."""
+        """Schedule a settlement for delivery. `lease_ends_at` is a time of the event loop's clock."""
         handle = settlement.entry.receipt_handle
         self._pending[handle] = _Pending(settlement, lease_ends_at, Backoff(self._chance))
         self._arrived.set()
 
     def finish(self) -> None:
-        """Let `run` return when all that was submitted is answered. Nothing may be submitted afterwards."""
+        """Let `run` return when all settlements are answered. Nothing may be submitted afterwards."""
         self._finishing = True
         self._arrived.set()
 
     async def run(self) -> None:
-        """Deliver what is submitted, until `finish`. A cancellation abandons the rest."""
+        """Deliver settlements until `finish`. A cancellation abandons the rest."""
         try:
             while self._pending or not self._finishing:
                 await self._round()
@@ -76,7 +76,7 @@ class Settler:
                 logger.warning("settlements were abandoned at the stop", extra={"count": len(self._pending)})
 
     async def _round(self) -> None:
-        """Send what is due, then wait for more or for the next repeat."""
+        """Send the settlements that are due, then wait for more or for the next repeat."""
         self._arrived.clear()
         now = asyncio.get_running_loop().time()
         due = [pending for pending in self._pending.values() if pending.try_at <= now]
@@ -88,7 +88,7 @@ class Settler:
         now = asyncio.get_running_loop().time()
         next_try = min((pending.try_at for pending in self._pending.values()), default=None)
         if next_try is None and self._finishing:
-            return  # what `finish` set may have been cleared above: nothing will arrive any more
+            return  # the event that `finish` set may have been cleared above, and nothing more will arrive
         if next_try is None or next_try > now:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(next_try):

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a function call, for the time of one run."""
+"""Turns SIGTERM and SIGINT into a function call during one run."""
 
 import contextlib
 import signal
@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextlib.contextmanager
 def signals_to(function: Callable[[], None]) -> Generator[None]:
-    """Call `function` for each of them while the block runs. Outside of the main thread it leaves them alone."""
+    """Call `function` for each of these signals while the block runs. Outside the main thread this has no effect."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

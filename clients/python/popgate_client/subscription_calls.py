@@ -1,6 +1,6 @@
-"""The calls of one consumer: an `AsyncClient`'s, with its topic, group and client id filled in.
+"""The calls of one consumer: those of an `AsyncClient`, with its topic, group and client id filled in.
 
-Nothing is repeated here: the loops of the consumer's parts have their own repeats, which show in the log and counters.
+Calls are not repeated here: the loops of the consumer's parts repeat them, and log and count it.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ from popgate_client.popping import Ask
 from popgate_client.wire import HeaderFilter, JsonObject, subscription_path
 
 NAME_FEATURE = "client_id"
-"""A server that has it takes this field in a pop."""
+"""Feature of a server that accepts this field in a pop."""
 _HOST_LENGTH_MAX = 32
 
 
 def new_client_id() -> str:
-    """One that no other consumer has, and that tells where this one runs: machine, process, a random part."""
+    """Return a unique id that shows where the consumer runs: machine, process ID, and a random part."""
     host = re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())[:_HOST_LENGTH_MAX]
     return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class SubscriptionCalls:
-    """Each raises PopgateError."""
+    """Makes the calls of one consumer. Each raises PopgateError."""
 
     def __init__(
         self,
@@ -56,14 +56,15 @@ class SubscriptionCalls:
         self._policy: tuple[float, GroupPolicy] | None = None
 
     async def features(self) -> Collection[str]:
-        """What the server has."""
+        """Return the server's features."""
         found = await self._client.perform(self._exchanges.read("/v1"))
         names = [str(name) for name in found.get("features", [])]
         self._tells_its_name = NAME_FEATURE in names
         return names
 
     async def pop(self, ask: Ask, wait_seconds: float) -> list[Message]:
-        """By name, where the server takes one: behind the same address there may be an older one all the same."""
+        """Pop with the client id if the server accepts one. Another, older server may answer at the same address, so a
+        rejected id is left out from then on."""
         try:
             return await self._pop(ask, wait_seconds)
         except RequestInvalid as error:
@@ -90,11 +91,11 @@ class SubscriptionCalls:
         return await self._client.perform(self._exchanges.settle(self._topic, self._group, verb, entries))
 
     async def lease_seconds(self) -> float:
-        """The length of the leases that a pop gives which doesn't say another."""
+        """Return the length of a lease if a pop does not specify it."""
         return await self._client.perform(self._exchanges.invisibility_seconds(self._topic, self._group))
 
     async def policy(self) -> GroupPolicy:
-        """What the group's policy says of failures, at most POLICY_SECONDS old."""
+        """Return the part of the group's policy that concerns failures, at most POLICY_SECONDS old."""
         now = asyncio.get_running_loop().time()
         if self._policy is None or now > self._policy[0] + POLICY_SECONDS:
             state = await self._client.perform(self._exchanges.read(subscription_path(self._topic, self._group)))
@@ -130,7 +131,7 @@ class SubscriptionCalls:
         return await self._client.perform(exchange)
 
     async def reject(self, entry: SettleEntry) -> str:
-        """The status of the one result."""
+        """Reject one message; return the status of the result."""
         return (await self.settle(Verb.REJECT, [entry]))[0].status
 
     async def leave(self) -> None:

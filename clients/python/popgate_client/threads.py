@@ -1,8 +1,8 @@
-"""Threads for handlers that block. Owns the threads; knows nothing of messages being settled.
+"""Threads for handlers that block. Knows nothing of settling messages.
 
-Not a ThreadPoolExecutor, whose threads are joined when the interpreter ends: a handler that hangs would keep the
-process alive after its lease was given back. These are daemon threads. They are kept, because libraries tie what is
-dear (database connections) to the thread.
+This is not a ThreadPoolExecutor, because the interpreter joins its threads at exit: a handler that hangs would keep the
+process alive after its message was released. These are daemon threads. They are reused, because libraries tie expensive
+objects (database connections) to a thread.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ ArgumentT = TypeVar("ArgumentT")
 
 
 class HandlerThreads:
-    """At most `count` threads, started when they are needed. For one event loop; the caller keeps to `count` calls."""
+    """Runs functions in at most `count` threads, started when needed. For one event loop; the caller makes at most
+    `count` calls at once."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -28,12 +29,12 @@ class HandlerThreads:
     async def call(self, function: Callable[[ArgumentT], object], argument: ArgumentT) -> object:
         """Run `function(argument)` in a thread, with the caller's context variables.
 
-        Raises: whatever the function raises. A cancellation is the caller's alone: the thread runs on, and its result
-        is dropped.
+        Raises: what the function raises. A cancellation affects only the caller: the thread runs on, and its result is
+        dropped.
         """
         loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
-        # (value, error): a future refuses to carry a StopIteration as its exception.
+        # (value, error), because a future can't have a StopIteration as its exception.
         ended: asyncio.Future[tuple[object, BaseException | None]] = loop.create_future()
 
         def tell(value: object, error: BaseException | None) -> None:
@@ -44,9 +45,9 @@ class HandlerThreads:
             value, failure = None, None
             try:
                 value = context.run(function, argument)
-            except BaseException as error:  # whatever ends a handler is told to its awaiter, SystemExit included
+            except BaseException as error:  # the awaiter gets every exception, SystemExit included
                 failure = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: there is no awaiter any more
                 loop.call_soon_threadsafe(tell, value, failure)
 
         self._busy += 1

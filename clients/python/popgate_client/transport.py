@@ -1,4 +1,4 @@
-"""How both clients use httpx: where the server is, how long connections are kept, what a request is made from."""
+"""Configures httpx for both clients: the server's URL, the connection pool, and the arguments of a request."""
 
 import os
 import ssl
@@ -14,15 +14,15 @@ URL_DEFAULT = "http://127.0.0.1:8080"
 CONNECT_SECONDS = 5.0
 CONNECTIONS_MAX = 256
 KEEPALIVE_SECONDS = 4.0
-"""Below the 5 s after which common servers close an idle connection: a publish sent into one that is just being
-closed could not be repeated safely."""
+"""Seconds for which an idle connection is kept. This is less than the 5 s after which common servers close one, because
+a publish on a connection that is just being closed could not be repeated safely."""
 
 
 def connection(base_url: str | None, token: str | None) -> dict[str, Any]:
-    """The arguments for `httpx.Client` and its asyncio twin.
+    """Return the arguments for `httpx.Client` and its asyncio twin.
 
     The URL is the given one, else POPGATE_URL, else the local default.
-    Raises: RequestInvalid when it is not http or https, or when the token can't be sent.
+    Raises: RequestInvalid if the URL is not http or https, or if the token can't be sent.
     """
     text = base_url or os.environ.get(URL_VARIABLE) or URL_DEFAULT
     complaint = url_complaint(text)
@@ -31,7 +31,7 @@ def connection(base_url: str | None, token: str | None) -> dict[str, Any]:
     url = httpx.URL(text)
     headers = {"accept": "application/json", "user-agent": "popgate-client-python"}
     if token:
-        if not (token.isascii() and token.isprintable()):  # a line end from a file, most often
+        if not (token.isascii() and token.isprintable()):  # usually a line end from a file
             raise RequestInvalid("invalid_request", "the token has characters that no HTTP header can carry")
         headers["authorization"] = f"Bearer {token}"
     limits = httpx.Limits(
@@ -39,28 +39,28 @@ def connection(base_url: str | None, token: str | None) -> dict[str, Any]:
         max_keepalive_connections=CONNECTIONS_MAX,
         keepalive_expiry=KEEPALIVE_SECONDS,
     )
-    # Over http nothing is encrypted, and to read the machine's certificates takes longer than most calls: this context
-    # has none, and so would trust nobody.
+    # Without TLS no certificates are needed, and reading the machine's takes longer than most calls. This context has
+    # none, so it would trust no server.
     verify = True if url.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # Of user and password only the header is made: httpx logs the URLs that it asks for.
+    # User and password go only into the header, because httpx logs the URLs of its requests.
     auth = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
     base = url.copy_with(userinfo=b"")
     return {"base_url": base, "auth": auth, "headers": headers, "limits": limits, "verify": verify}
 
 
 def without_password(url: str) -> str:
-    """A URL, or what was meant as one, as it may be shown: user and password are left out."""
+    """Return a URL, or an invalid one, without user and password, so that it can be shown."""
     secret, _, place = url.rpartition("@")
     scheme, separator, _ = secret.partition("://")
     return f"{scheme}://{place}" if separator else place
 
 
 def url_complaint(text: str) -> str | None:
-    """What is wrong with a proxy's URL, without its password; None where it is good."""
+    """Return what is wrong with a proxy's URL, without its password; None if it is valid."""
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
-        # What httpx takes for the port may be of a password.
+        # The text that httpx reads as the port may be part of a password.
         return f"{without_password(text)!r} is not a URL" + ("" if "@" in text else f": {error}")
     if url.scheme not in ("http", "https") or not url.host:
         return f"{without_password(text)!r} is not an http:// or https:// URL"
@@ -68,7 +68,7 @@ def url_complaint(text: str) -> str | None:
 
 
 def call_arguments(request: Request) -> dict[str, Any]:
-    """The arguments for `httpx.Client.request` and its asyncio twin."""
+    """Return the arguments for `httpx.Client.request` and its asyncio twin."""
     connect_seconds = min(CONNECT_SECONDS, request.silence_seconds)
     return {
         "method": request.method,

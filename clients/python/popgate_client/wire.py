@@ -1,7 +1,7 @@
-"""The HTTP interface, version 1: requests as they are written, answers as they are read (design section 3).
+"""Writes the requests and reads the answers of the HTTP interface, version 1 (design section 3).
 
-Owns paths, JSON shapes and the limits of one request. Does no I/O and repeats nothing: `exchange` strings requests
-together and the two clients carry them.
+Owns paths, JSON shapes and the limits of one request. Does no I/O and repeats nothing: `exchange` combines requests,
+and the two clients send them.
 """
 
 import base64
@@ -19,29 +19,29 @@ from popgate_client.message import Message, OutgoingMessage, PublishResult, Sett
 
 ENTRIES_MAX = 256
 REQUEST_BYTES_MAX = 60 * 1024 * 1024
-"""Below the server's 64 MiB, so that what is around the entries always fits."""
+"""Maximum bytes of the entries of one request; below the server's 64 MiB to leave room for the JSON around them."""
 ANSWER_SECONDS = 10.0
-"""How long the server may be silent, beyond the wait that the request itself asks for."""
+"""Seconds that the server may be silent, in addition to the wait that the request asks for."""
 PUBLISH_SECONDS = 30.0
-"""The same for a publish: longer than a proxy waits for RabbitMQ's confirm, or a slow confirm would look like a lost
-answer, after which nobody knows whether the message is stored."""
+"""Seconds that the server may be silent during a publish. This is longer than a proxy waits for RabbitMQ's confirm,
+because a slow confirm would otherwise look like a lost answer, which leaves the outcome unknown."""
 DETAIL_LENGTH_MAX = 200
 PROBLEM_CONTENT_TYPE = "application/problem+json"
 PROBLEM_TYPE_PREFIX = "urn:popgate:problem:"
-# With these nothing has been written yet: no connection was made, or none was free.
+# After these errors nothing was sent: no connection was made, or none was free.
 _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 JsonObject: TypeAlias = dict[str, Any]
 HeaderValue: TypeAlias = str | int | float | bool | None
 HeaderFilter: TypeAlias = Mapping[str, HeaderValue | Sequence[HeaderValue]]
-"""Header: the value it must have, or the values it may have; None where it is absent."""
+"""Maps a header to the value that it must have, or to the values that it may have; None: it must be absent."""
 T = TypeVar("T")
 MessageT = TypeVar("MessageT", bound=Message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One HTTP request; `content` is JSON or None, `silence_seconds` the longest silence before it counts as lost."""
+    """One HTTP request. `content` is JSON or None; after `silence_seconds` without data the answer counts as lost."""
 
     method: Literal["GET", "PUT", "POST", "DELETE"]
     path: str
@@ -50,7 +50,7 @@ class Request:
 
 
 Reply: TypeAlias = httpx.Response | httpx.RequestError
-"""What came of a request: an answer that has been read, or why there is none."""
+"""The result of a request: an answer that has been read, or the error if there is none."""
 
 
 def topic_path(topic: str) -> str:
@@ -62,7 +62,7 @@ def subscription_path(topic: str, group: str) -> str:
 
 
 def lease_group_path(topic: str, group: str, stream: str | None = None, *parts: str) -> str:
-    """The path of a subscription's lease groups, of one stream, or of what stands below it."""
+    """Return the path of a subscription's lease groups, of one stream, or of a resource below it."""
     path = f"{subscription_path(topic, group)}/lease-groups"
     return path if stream is None else "/".join([path, path_segment("stream", stream), *parts])
 
@@ -77,7 +77,7 @@ def mode_path(topic: str, group: str) -> str:
 
 
 def mode_change(mode: str, drain_timeout_seconds: float | None, *, dry_run: bool) -> JsonObject:
-    """What a switch of the consume mode asks for."""
+    """Return the body of a request to switch the consume mode."""
     return without_none({"mode": mode, "drain_timeout_seconds": drain_timeout_seconds, "dry_run": dry_run or None})
 
 
@@ -129,9 +129,9 @@ def settle_request(topic: str, group: str, verb: Verb, entries: Sequence[bytes])
 
 
 def outgoing_entry(message: OutgoingMessage | str | bytes) -> bytes:
-    """One message as it stands in a publish request.
+    """Return one message as it is written in a publish request.
 
-    Raises: RequestInvalid when it can't be written as JSON.
+    Raises: RequestInvalid if it can't be written as JSON.
     """
     if isinstance(message, str | bytes):
         message = OutgoingMessage(body=message)
@@ -151,7 +151,7 @@ def outgoing_entry(message: OutgoingMessage | str | bytes) -> bytes:
 
 
 def settle_entry(verb: Verb, entry: SettleEntry) -> bytes:
-    """One lease as it stands in a settle request: a bare handle for ack, an object for the others."""
+    """Return one lease as it is written in a settle request: a plain handle for ack, an object for other verbs."""
     if verb is Verb.ACK:
         return encode(entry.receipt_handle)
     fields = {
@@ -164,7 +164,7 @@ def settle_entry(verb: Verb, entry: SettleEntry) -> bytes:
 
 
 def chunks(entries: Sequence[bytes]) -> Iterator[slice]:
-    """Cut a list, in order, so that each part fits in one request. An entry too big for any goes alone."""
+    """Split a list, in order, so that each part fits in one request. An entry that is too big for any goes alone."""
     start = size = 0
     for position, entry in enumerate(entries):
         full = position - start == ENTRIES_MAX or size + len(entry) > REQUEST_BYTES_MAX
@@ -177,9 +177,9 @@ def chunks(entries: Sequence[bytes]) -> Iterator[slice]:
 
 
 def encode(value: object) -> bytes:
-    """JSON.
+    """Encode a value as JSON.
 
-    Raises: RequestInvalid for what JSON can't carry.
+    Raises: RequestInvalid if JSON can't represent it.
     """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
@@ -188,9 +188,9 @@ def encode(value: object) -> bytes:
 
 
 def accepted(reply: Reply) -> httpx.Response:
-    """The answer, if it is a success.
+    """Return the answer if it is a success.
 
-    Raises: the PopgateError of any other answer; ServerUnreachable for none.
+    Raises: the PopgateError of any other answer; ServerUnreachable if there is none.
     """
     if isinstance(reply, httpx.RequestError):
         error = ServerUnreachable("server_unreachable", f"no answer: {reply!r}")
@@ -200,12 +200,12 @@ def accepted(reply: Reply) -> httpx.Response:
         return reply
     problem = _problem(reply.content)
     if reply.status_code == 503 and not _is_popgates(reply, problem):
-        problem.pop("code", None)  # whatever a gateway calls it, it does not speak for what popgate did
+        problem.pop("code", None)  # a gateway does not know what popgate did
     raise error_from(problem, status=reply.status_code, retry_after_seconds=retry_after_seconds(reply))
 
 
 def retry_after_seconds(answer: httpx.Response) -> float:
-    """What the server asked for, 0.0 where it did not."""
+    """Return the seconds of the Retry-After header, 0.0 if there is none."""
     try:
         return max(0.0, float(answer.headers.get("retry-after", "0")))
     except ValueError:  # the header's other form is a date; popgate never sends it
@@ -213,9 +213,9 @@ def retry_after_seconds(answer: httpx.Response) -> float:
 
 
 def read_answer(answer: httpx.Response, reader: Callable[[JsonObject], T]) -> T:
-    """What `reader` makes of the body.
+    """Read the body with `reader`.
 
-    Raises: ServerFault when the body is not what this interface promises.
+    Raises: ServerFault if the body does not have the shape of this interface.
     """
     try:
         return reader(json.loads(answer.content) if answer.content else {})
@@ -269,7 +269,7 @@ def read_messages(answer: httpx.Response, topic: str, group: str, make: Callable
             delivery_count=entry["delivery_count"],
             published_at=_seconds_or_none(entry.get("published_at")),
             first_delivered_at=float(entry["first_delivered_at"]),
-            invisible_until=float(entry.get("invisible_until", math.inf)),  # a pulled one has no end
+            invisible_until=float(entry.get("invisible_until", math.inf)),  # a pulled message has no lease that ends
         )
 
     return read_answer(answer, lambda body: [read(entry) for entry in body["messages"]])
@@ -287,7 +287,7 @@ def _list_object(name: str, entries: Iterable[bytes]) -> bytes:
 
 
 def without_none(fields: Mapping[str, Any]) -> JsonObject:
-    """The fields that have a value."""
+    """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -296,7 +296,7 @@ def _seconds_or_none(value: Any) -> float | None:
 
 
 def path_segment(name: str, value: str) -> str:
-    # An empty or dotted segment would be folded away on its way and address something else.
+    # An empty or dotted segment would be removed on the way, and the path would name something else.
     if value in ("", ".", ".."):
         error = RequestInvalid("invalid_request", f"{value!r} is no name for a {name}")
         error.field = name

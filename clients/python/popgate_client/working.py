@@ -1,10 +1,10 @@
-"""The messages that a consumer has in hand: waiting for a handler, or under one.
+"""The messages that a consumer has leased: those that wait for a handler, and those that are being handled.
 
-Owns the running handlers and how each of them ends. What an end means for the message is decided in `handling`; the
-settlement is delivered by `settling`.
+Owns the running handlers and the way each of them ends. `handling` decides what that means for the message; `settling`
+delivers the settlement.
 
-Messages of one ordering key are handled one after the other. Where one of them is not done with, those behind it in
-hand go back, too: the server hands them out again behind it.
+Messages of one ordering key are handled one after the other. If one of them is released or lost, the messages of its
+key that wait here are released too: the server delivers them again after it.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 FULL_PAUSE_SECONDS = 0.5
 
 Line: TypeAlias = tuple[int, str | None]
-"""A queue and an ordering key: what is handled in order."""
+"""A queue and an ordering key; messages of one line are handled in order."""
 
 
 class Crew:
@@ -55,7 +55,7 @@ class Crew:
         self._waiting: deque[Message] = deque()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._lines: set[Line] = set()
-        """Those of which a message is being handled."""
+        """The lines with a message that is being handled."""
         self._tasks: asyncio.TaskGroup | None = None
         self._room = asyncio.Event()
 
@@ -64,7 +64,7 @@ class Crew:
         self._tasks = tasks
 
     async def free_places(self) -> int:
-        """Wait for room; returns how much, at least 1."""
+        """Wait until there is room; return for how many messages, at least 1."""
         while True:
             free = self._capacity - len(self._running) - len(self._waiting)
             if free > 0 and not self._settler.is_full:
@@ -75,7 +75,7 @@ class Crew:
                     await self._room.wait()
 
     def take(self, messages: Sequence[Message], *, lease_seconds: float, extend_at_once: bool) -> None:
-        """Answer for these leases from now on; `extend_at_once` where they may be older than they look."""
+        """Take over these leases. `extend_at_once`: they may have begun before now."""
         now = asyncio.get_running_loop().time()
         self._counters.popped += len(messages)
         for message in messages:
@@ -86,14 +86,14 @@ class Crew:
         self._start_waiting()
 
     def give_back_waiting(self) -> None:
-        """Start no handler any more, and release what waits for one."""
+        """Start no more handlers, and release the messages that wait for one."""
         self._tasks = None
         while self._waiting:
             message = self._waiting.popleft()
             self._settle_soon(message, give_back(message))
 
     async def finish(self, seconds: float) -> None:
-        """Wait so long for the running handlers; then cancel them and release their messages."""
+        """Wait up to `seconds` for the running handlers; then cancel them and release their messages."""
         if self._running:
             await asyncio.wait(list(self._running.values()), timeout=seconds)
         late = list(self._running.values())
@@ -109,7 +109,7 @@ class Crew:
             await asyncio.wait(list(self._running.values()), return_when=asyncio.FIRST_COMPLETED)
 
     def close(self) -> None:
-        """Let the threads end, each when its handler does. Does not wait."""
+        """Let each thread end when its handler ends. Does not wait."""
         self._calls.close()
 
     def _start_waiting(self) -> None:
@@ -117,7 +117,7 @@ class Crew:
             message = self._next()
             if message is None:
                 break
-            if message.lease_lost:  # while it waited: somebody else has it, or will
+            if message.lease_lost:  # while it waited: another client has it, or will
                 self._give_back_behind(message)
                 self._room.set()
                 continue
@@ -134,7 +134,7 @@ class Crew:
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # the stop; otherwise the handler cancelled itself
                 self._settle_soon(message, give_back(message))
-                message.lease_lost.set()  # for a thread that works on: what it does is not acked any more
+                message.lease_lost.set()  # for a thread that runs on: its work will not be acked
                 raise
             error = cancelled
         except (Exception, SystemExit) as raised:  # a library's sys.exit must not take the other leases with it
@@ -145,7 +145,7 @@ class Crew:
             self._room.set()
         try:
             settlement = settlement_for(message, error, self._delays)
-        except Exception as undecidable:  # a kind of Retry or Reject whose fields can't be used: a failure like others
+        except Exception as undecidable:  # a subclass of Retry or Reject with unusable fields: treat it as a failure
             error = undecidable
             settlement = settlement_for(message, undecidable, self._delays)
         self._count(message, error)
@@ -155,7 +155,7 @@ class Crew:
         self._start_waiting()
 
     def _next(self) -> Message | None:
-        """Take the first that waits for nothing but a handler."""
+        """Remove and return the first message that can be handled now."""
         for place, message in enumerate(self._waiting):
             if _line(message) not in self._lines:
                 del self._waiting[place]
@@ -163,7 +163,7 @@ class Crew:
         return None
 
     def _give_back_behind(self, message: Message) -> None:
-        """Those of its line that wait here must not be handled before it."""
+        """Release the messages of its line that wait here, because they must not be handled before it."""
         if message.ordering_key is None:
             return
         for later in [one for one in self._waiting if _line(one) == _line(message)]:
@@ -187,7 +187,7 @@ class Crew:
             )
 
     def _settle_soon(self, message: Message, settlement: Settlement) -> None:
-        """Hand over to the settler; what is no longer held was lost, and its result must not count."""
+        """Pass a settlement to the settler, unless the lease was lost: then the handler's result must not count."""
         ends_at = self._book.drop(message.receipt_handle)
         if ends_at is not None:
             self._settler.submit(settlement, ends_at)
