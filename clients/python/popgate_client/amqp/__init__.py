@@ -1,11 +1,11 @@
-"""Consuming from bare RabbitMQ, without a proxy: programs share a group's queues among them, with nobody who leads.
+"""Consumes directly from RabbitMQ, without a proxy: programs share a group's queues among them, without a leader.
 
     from popgate_client.amqp import AmqpConsumer
 
     AmqpConsumer("orders", "billing", lambda message: print(message.text)).run()
 
-Needs aiormq: `pip install 'popgate[pull]'`. The names below are the public interface; the modules are not.
-``balance`` decides who consumes what. It is the proxy's own module (a link to it in the sources).
+It requires aiormq: `pip install 'popgate[pull]'`. The names below are the public interface; the modules are not.
+``balance`` decides which program consumes which queue. It is a copy of the proxy's module.
 """
 
 try:

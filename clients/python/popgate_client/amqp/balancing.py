@@ -1,9 +1,8 @@
-"""One member's part in sharing a group's queues: look, plan, do what the plan wants of this member, and look again.
+"""One member's part in sharing a group's queues: look, plan, carry out this member's part of the plan, and repeat.
 
-Owns this member's places and the pace; the decision is `balance`'s. The view comes from RabbitMQ's management
-interface, or from what the members tell each other (`presence`), which all of them do in any case. Views may be old:
-RabbitMQ has one active consumer a queue whatever is done here. Nothing is done on a view that does not show what was
-done here last.
+Owns this member's places and the pace; `balance` decides. The view comes from RabbitMQ's management interface, or from
+the statements that all members always send each other (`presence`). A view may be old, but RabbitMQ allows only one
+active consumer per queue in any case. The member does not act on a view that does not yet show its last action.
 """
 
 import asyncio
@@ -25,28 +24,28 @@ from popgate_client.errors import BrokerUnavailable, Conflict
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-"""Between two looks while nothing happens, +-20 %."""
+"""Seconds between two looks while nothing changes, +-20 %."""
 _SOON_SECONDS = {"presence": 1.0, "management": 2.5}
-"""Between two looks where something is under way, or has happened; by the source of the view. A look at the management
-interface is dear where the group is large."""
+"""Seconds between two looks during or after a change, by the source of the view. A look at the management interface is
+expensive for a large group."""
 BEGIN_SECONDS = 0.2
-"""The same where there was no view yet."""
+"""Seconds between two looks before the first view."""
 CLOSED_SECONDS = 60.0
-"""After a refusal the management interface is left alone for so long."""
+"""Seconds for which the management interface is not used after it has rejected a request."""
 SETTLE_SECONDS = 1.0
-"""What others do at the same time as a place is taken is known after that."""
+"""Seconds after taking a place until simultaneous actions of other members are known."""
 BLIND_SECONDS = 15.0
-"""Without any view for so long, a member stands in line for every queue: somebody must consume it."""
+"""Seconds without any view after which a member waits in line for every queue, so that each has a consumer."""
 LEAVE_SECONDS = 1.0
-"""For closing channels at the stop, after the time that handlers are given."""
+"""Seconds to close channels at the stop, after the time for handlers."""
 TELL_AGAIN_SECONDS = 10.0
-"""After RabbitMQ has refused what telling others needs."""
+"""Seconds before the next try after RabbitMQ has rejected the calls of `presence`."""
 ASIDE_SECONDS = 10.0
-"""A queue that somebody else holds is left alone for so long."""
+"""Seconds for which a queue is not used after it was found held by another client or was rejected."""
 
 
 class Balancer:
-    """For one session."""
+    """Balances the queues of one group during one session."""
 
     def __init__(
         self, session: Session, group: Group, me: str, work: Work, management: Management | None, chance: random.Random
@@ -56,11 +55,11 @@ class Balancer:
         self.places: dict[str, Place] = {}
         self.members: tuple[str, ...] = ()
         self.source: str | None = None
-        """Where the latest view came from: "management", "presence", or None."""
+        """The source of the latest view: "management", "presence", or None."""
         self.problems: dict[str, str] = {}
-        """By queue: why it is left alone."""
+        """By queue: why it is not used."""
         self.released_count = 0
-        """How many queues were given up for the balance."""
+        """Number of queues released for the balance."""
         self._session = session
         self._work = work
         self._management = management
@@ -72,14 +71,14 @@ class Balancer:
         self._orphaned_since: dict[str, float] = {}
         self._aside_until: dict[str, float] = {}
         self._viewed_tags: frozenset[str] = frozenset()
-        """The places that the management interface has shown."""
+        """Tags of the consumers that the management interface has shown."""
         self._viewed_at = asyncio.get_running_loop().time()
         exchange = f"popgate:presence:{group.topic}:{group.name}"
         self._presence = Presence(session, exchange, me, self._state, self._hear, chance)
 
     @property
     def is_connected(self) -> bool:
-        """RabbitMQ answers, as far as is known."""
+        """Whether the connection is not known to be lost."""
         return not self._session.lost.is_set()
 
     async def run(self) -> None:
@@ -92,11 +91,11 @@ class Balancer:
             balancing.cancel()
 
     async def leave(self, seconds: float) -> None:
-        """Let what is running end, for so long, and give all queues back."""
+        """Release all queues; running handlers get up to `seconds` to end."""
         self._is_member = False
         await self._presence.say_last()
         if leaving := [place.leave_soon(seconds=seconds) for place in self.places.values()]:
-            # One that was being released already waits for its handler without end.
+            # A place that was already being released waits for its handler without a limit.
             _, pending = await asyncio.wait(leaving, timeout=seconds + LEAVE_SECONDS)
             for one in pending:
                 one.cancel()
@@ -128,7 +127,7 @@ class Balancer:
                         await self._woken.wait()
 
     async def _round(self, now: float) -> bool:
-        """Look and act once; False where the next look should come soon."""
+        """Look and act once; False if the next look should come soon."""
         self._forget_left(now)
         sight = await self._look(now)
         if sight is None:
@@ -156,7 +155,7 @@ class Balancer:
     # ------------------------------------------------------------ looking
 
     async def _look(self, now: float) -> Sight | None:
-        """The view, from a source that has one."""
+        """Return the view from the first source that has one."""
         if self._management is not None and now >= self._closed_until:
             try:
                 sight = await self._management.look(self.me, self.group.queues)
@@ -181,14 +180,15 @@ class Balancer:
                 self._presence.tell_soon()
 
     def _find_first(self, now: float) -> bool:
-        """Learn of which queues this member is the consumer, where RabbitMQ has given it nothing yet. True: news."""
+        """Find the queues whose consumer is this member although RabbitMQ has delivered nothing yet. Return whether
+        anything changed."""
         roster = self._presence.roster
         is_news = False
         for place in self.places.values():
             if place.was_given or place.is_leaving or now - place.taken_at < SETTLE_SECONDS:
                 continue
             if place.is_first:
-                place.is_first = not roster.is_taken(place.queue)  # RabbitMQ has told somebody better
+                place.is_first = not roster.is_taken(place.queue)  # RabbitMQ delivers to another member
                 is_news |= not place.is_first
                 continue
             match roster.order(_spot(place), takes=self.group.handover is Handover.TAKE):
@@ -204,7 +204,7 @@ class Balancer:
         return is_news
 
     def _give_way(self, sight: Sight) -> None:
-        """Where RabbitMQ gives a queue to who asks with a higher priority, our hold must go as well."""
+        """Release the hold on queues that RabbitMQ gives to a consumer with a higher priority."""
         for place in self._takeable():
             view = sight.queues[place.queue]
             is_overtaken = view.active not in (None, self.me)
@@ -212,8 +212,8 @@ class Balancer:
                 self._give_up(place)
 
     def _hear(self) -> None:
-        """Another member has said something. Where it has just taken a queue, give that up at once: the management
-        interface shows it a second later, and until then this member keeps the other one from handling messages."""
+        """React to a statement of another member. If that member has just taken a queue from this one, release it at
+        once: the management interface shows this a second later, and until then the other can't handle messages."""
         if self.source == "management":
             for place in self._takeable():
                 spots = self._presence.roster.spots(place.queue)
@@ -222,7 +222,7 @@ class Balancer:
         self._woken.set()
 
     def _takeable(self) -> list[Place]:
-        """The queues that this member has, and that a higher priority takes from it."""
+        """Return this member's active places, if a consumer with a higher priority can take them."""
         if self.group.handover is not Handover.TAKE:
             return []
         return [place for place in self.places.values() if place.is_active and not place.is_leaving]
@@ -256,7 +256,7 @@ class Balancer:
                 pass
 
     async def _release(self, place: Place) -> None:
-        """Leave, and stand in line again at once: the receiver has the queue now, and may die before others come."""
+        """Leave, and wait in line again at once: the receiver has the queue now, but may die before others wait."""
         await asyncio.wait([place.leave_soon()])
         if self._is_member and self.places.get(place.queue) is place and place.refusal is None:
             del self.places[place.queue]

@@ -1,7 +1,7 @@
-"""A consumer on bare RabbitMQ: shares the queues of a group with others of its kind, without a proxy.
+"""A consumer directly on RabbitMQ: it shares the queues of a group with others of its kind, without a proxy.
 
-Owns the life of one run: one session after the other, the stop and its signals. Who consumes which queue is the affair
-of `balancing`, what is done with messages that of `place`.
+Owns the life of one run: its successive sessions, the stop and its signals. `balancing` decides which program consumes
+which queue; `place` handles the messages.
 """
 
 import asyncio
@@ -41,13 +41,12 @@ _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmqpState:
-    """How things stand with an `AmqpConsumer`.
+    """The state of an `AmqpConsumer`.
 
-    `queues` says of each queue of the group what this program is there: "active" (RabbitMQ gives it the messages),
-    "waiting" (in line), "leaving", or "absent". `members` are the programs that share the queues, as far as is known,
-    this one (`client_id`) included; `learns_from` says where that comes from: "management" or "presence".
-    `released_count` counts the queues that were given to others for the balance. `problems` says by queue why it is
-    left alone.
+    `queues` gives this program's state for each queue of the group: "active" (RabbitMQ delivers to it), "waiting" (in
+    line), "leaving", or "absent". `members` are the known programs that share the queues, including this one
+    (`client_id`); `learns_from` is the source of this: "management" or "presence". `released_count` counts the queues
+    that were released to others for the balance. `problems` says by queue why it is not used.
     """
 
     client_id: str
@@ -60,27 +59,28 @@ class AmqpState:
 
 
 class AmqpConsumer:
-    """Runs `handler(message)` for every message of a group, straight from RabbitMQ. One object is one run.
+    """Runs `handler(message)` for every message of a group, directly from RabbitMQ. One object is one run.
 
-    handler: returns: acked. Raises `Reject`: to the group's dead letters. Raises anything else: tried again, after the
-        delay of a `Retry`, or one that grows. It may see a message twice: delivery is at-least-once.
-    amqp_url: where RabbitMQ is, else POPGATE_AMQP_URL, else amqp://guest:guest@127.0.0.1:5672/; several nodes of one
-        cluster with commas between.
+    handler: if it returns, the message is acked. If it raises `Reject`, the message goes to the group's dead letters.
+        After any other exception it is tried again, after the delay of a `Retry`, or a growing delay. A handler may see
+        a message twice, because delivery is at-least-once.
+    amqp_url: RabbitMQ's URL, or those of several nodes of one cluster, separated by commas. None: POPGATE_AMQP_URL, or
+        amqp://guest:guest@127.0.0.1:5672/ if that is not set.
     management_url: RabbitMQ's management interface with credentials, http://user:password@host:15672. Without it, or
-        where it is closed, the programs tell each other over RabbitMQ who consumes what.
-    queues: the names of an adopted topic's queues. None: popgate's own, found by their names.
-    client_id: names this program in logs and in RabbitMQ's management interface; a part that is its own is added.
-    concurrency: how many handlers run at once.
-    keep_order: one handler at a time for each queue, and a message that fails holds up those behind it. False: up to
+        if it rejects the user, the programs tell each other over RabbitMQ which queues they consume.
+    queues: the names of an adopted topic's queues. None: popgate's queues, found by their names.
+    client_id: the name of this program in logs and in RabbitMQ's management interface; a random part is added.
+    concurrency: maximum number of handlers that run at once.
+    keep_order: handle one message of each queue at a time; a message that fails blocks those behind it. False: up to
         `concurrency` messages of a queue at once.
-    prefetch_count: how many messages of a queue RabbitMQ sends ahead.
-    max_deliveries: a message that failed so often goes to the dead letters. None: it is tried for ever.
+    prefetch_count: the prefetch of a queue: how many unacknowledged messages RabbitMQ sends.
+    max_deliveries: a message that has failed this often goes to the dead letters. None: no limit.
     drain_seconds: how long a stop waits for running handlers.
     retry_initial_seconds, retry_multiplier, retry_delay_seconds_max: as for `Consumer`.
 
-    Messages are those of `Consumer`, but nothing is leased: `invisible_until` is infinite, and `lease_lost` goes up
-    when RabbitMQ has given the message to somebody else. `counters` and `state()` say what happens.
-    Raises: ValueError for options that make no sense.
+    Messages are those of `Consumer`, but they have no leases: `invisible_until` is infinite, and `lease_lost` is set
+    when RabbitMQ may deliver the message to another consumer. `counters` and `state()` report what happens.
+    Raises: ValueError for invalid options.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class AmqpConsumer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[object] | None = None
         self._ending: set[asyncio.Task[None]] = set()
-        """Places of sessions that were lost: their handlers may still run."""
+        """Tasks that leave the places of lost sessions; their handlers may still run."""
         self._stop = asyncio.Event()
         self._stopping = self._stopping_now = False
 
@@ -153,9 +153,9 @@ class AmqpConsumer:
     async def run_async(self) -> None:
         """Consume until `stop()`, then drain and return.
 
-        Lost connections and restarts of RabbitMQ are waited out.
-        Raises: TopicNotFound, GroupNotFound where popgate has not made them; Conflict for queues that programs can't
-            share, with the remedy; Unauthorized where RabbitMQ refuses the user; RuntimeError for a second run.
+        The consumer keeps trying through lost connections and restarts of RabbitMQ.
+        Raises: TopicNotFound, GroupNotFound if popgate has not created them; Conflict for queues that programs can't
+            share, with the remedy; Unauthorized if RabbitMQ rejects the user; RuntimeError for a second run.
         """
         if self._loop is not None:
             raise RuntimeError("an AmqpConsumer runs once; make another one")
@@ -182,12 +182,12 @@ class AmqpConsumer:
         self._in_loop(self._stop.set)
 
     def stop_now(self) -> None:
-        """Stop at once: RabbitMQ gives what was not acked to others. May be called from any thread, and again."""
+        """Stop at once: RabbitMQ redelivers unacknowledged messages. May be called from any thread, and again."""
         self._stopping = self._stopping_now = True
         self._in_loop(self._cancel)
 
     def state(self) -> AmqpState:
-        """How things stand; may be called from any thread."""
+        """Return the current state; may be called from any thread."""
         balancer = self._balancer
         if balancer is None:
             return AmqpState(client_id=self._client_id, queues={}, problems={}, released_count=self._released_before)
@@ -233,7 +233,7 @@ class AmqpConsumer:
         management = None
         if self._management_url is not None:
             management = Management(self._management_url, url.path[1:].replace("%2F", "/") or "/")
-        # Another name for each session: RabbitMQ may still know the one before.
+        # Each session has a new name, because RabbitMQ may still know the previous one.
         self._client_id = f"{self._name}.{secrets.token_hex(3)}"
         balancer = Balancer(session, group, self._client_id, self._work, management, self._chance)
         self._balancer = balancer
@@ -249,7 +249,7 @@ class AmqpConsumer:
                 await management.close()
 
     async def _until_stopped(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Do this until it ends or the stop."""
+        """Run `work` until it ends or the consumer stops."""
         working = asyncio.create_task(work, name="popgate amqp consumer")
         stopping = asyncio.create_task(self._stop.wait(), name="popgate amqp stop")
         try:

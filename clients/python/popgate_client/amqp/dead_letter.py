@@ -1,7 +1,7 @@
-"""Moves a message to the group's dead-letter queue, as popgate's proxies do: they list it and redrive it.
+"""Moves a message to the group's dead-letter queue as popgate's proxies do, so that they can list and redrive it.
 
-The headers are those of ``popgate.domain.dead_letter``. Only a proxy can give a letter an identity, because that takes
-the proxies' secret: until it is redriven, this one has none.
+The headers are those of ``popgate.domain.dead_letter``. Only a proxy can give a dead letter an identity, because that
+needs the proxies' secret; this one has none until it is redriven.
 """
 
 import time
@@ -21,7 +21,7 @@ from popgate_client.message import Message
 async def bury(
     session: Session, group: Group, delivered: DeliveredMessage, message: Message, cause: str, reason: str | None
 ) -> None:
-    """Return when RabbitMQ has confirmed the dead letter. The message itself is still to be acked.
+    """Publish the dead letter, and return when RabbitMQ has confirmed it. The caller must still ack the message.
 
     Raises: BrokerUnavailable.
     """
@@ -55,11 +55,12 @@ async def bury(
 
 
 _NOT_KEPT = frozenset({"headers", "delivery_mode", "expiration", "user_id", "cluster_id"})
-"""RabbitMQ checks the user, and would drop a dead letter that expires."""
+"""Properties that a dead letter does not keep: RabbitMQ checks the user, and would drop a dead letter that expires."""
 
 
 def _sendable(value: Any) -> Any:
-    """Text that is no UTF-8 was read as bytes, which can be written as a byte array only."""
+    """Return a header value in a type that can be sent: text that is not UTF-8 was read as bytes, which can only be
+    sent as a byte array."""
     if isinstance(value, bytes):
         return bytearray(value)
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""What RabbitMQ delivers -> `Message`: the same body, headers, ordering key and ids as over HTTP.
+"""Turns RabbitMQ's deliveries into `Message`s with the same body, headers, ordering key and ids as over HTTP.
 
-The twin of ``popgate.adapters.rabbitmq.properties``, which has the whole story: popgate's own headers are taken out,
-header values become what JSON has, and properties without a field of their own become headers (``amqp-...``).
+The twin of ``popgate.adapters.rabbitmq.properties``, which explains the details: popgate's headers are removed, header
+values become JSON types, and properties that `Message` has no field for become headers (``amqp-...``).
 """
 
 import time
@@ -19,17 +19,18 @@ from popgate_client.message import Message
 OWN_PREFIX = "x-popgate-"
 ESCAPED_PREFIX = "x-popgate-header-"
 DELIVERY_COUNTS = ("x-acquired-count", "x-delivery-count")
-"""RabbitMQ counts deliveries in the first one (from 4.3 on, and then something else in the second) or the second."""
+"""Headers in which RabbitMQ counts deliveries: the first from 4.3 on (the second then counts something else), before
+that the second."""
 _PROPERTIES = ("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "user_id", "app_id")
 _DEATHS = frozenset(
     {"x-death"} | {f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")}
 )
-"""What RabbitMQ notes about the way of a delayed message, which is no news to the reader."""
+"""Headers in which RabbitMQ records the path of a delayed message; readers don't need them."""
 
 
 def read(delivered: DeliveredMessage, topic: str, group: str, queue: int) -> Message:
-    """The message of a delivery. There is no lease: it is this program's until it is settled or its channel ends, so
-    `invisible_until` is infinite, and the receipt handle means nothing over HTTP."""
+    """Return the message of a delivery. It has no lease: this program has it until it is settled or the channel ends,
+    so `invisible_until` is infinite, and the receipt handle is not valid over HTTP."""
     properties = delivered.header.properties
     table: Mapping[str, Any] = properties.headers or {}
     own = {name: value for name, value in table.items() if name.startswith(OWN_PREFIX)}
@@ -69,7 +70,7 @@ def read(delivered: DeliveredMessage, topic: str, group: str, queue: int) -> Mes
 
 
 def is_expired(delivered: DeliveredMessage) -> bool:
-    """Whether the message's time to live is over: then nobody gets it."""
+    """Whether the message's time to live is over, so that it must not be delivered."""
     expires_at = (delivered.header.properties.headers or {}).get(f"{OWN_PREFIX}expires-at")
     return isinstance(expires_at, int | float) and expires_at <= time.time()
 

@@ -1,6 +1,6 @@
-"""The queues of a group, as they stand on RabbitMQ, and how they go from one consumer to another.
+"""Finds the queues of a group on RabbitMQ, and how RabbitMQ hands them from one consumer to another.
 
-popgate's own are found by their names; adopted queues have names of their own, and must be told.
+popgate's queues are found by their names; adopted queues have other names, and must be listed by the caller.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`queues[i]` is the queue of index i; `dead` is where rejected messages go."""
+    """A group. `queues[i]` is the queue of index i; `dead` is the queue for rejected messages."""
 
     topic: str
     name: str
@@ -33,7 +33,7 @@ class Group:
 
 
 async def find_group(session: Session, topic: str, name: str, queues: Sequence[str] | None) -> Group:
-    """Look for the group's queues; `queues` names those of an adopted topic.
+    """Find the group's queues; `queues` names those of an adopted topic.
 
     Raises: TopicNotFound, GroupNotFound; Conflict for queues that can't be shared this way; BrokerUnavailable.
     """
@@ -41,7 +41,7 @@ async def find_group(session: Session, topic: str, name: str, queues: Sequence[s
     if not names:
         raise await _nothing_found(session, topic, name)
     kinds: list[QueueKind] = []
-    for queue in names if queues is not None else names[:1]:  # popgate declares all of its own alike
+    for queue in names if queues is not None else names[:1]:  # popgate declares all queues of a group alike
         kind = await queue_kind(session, queue)
         if kind is None:
             raise GroupNotFound("group_not_found", f"there is no queue {queue!r} on RabbitMQ")
@@ -58,7 +58,7 @@ async def exists(session: Session, queue: str) -> bool:
     try:
         await session.call(channel.queue_declare(queue, passive=True))
     except ChannelRefused as error:
-        if error.code != NOT_FOUND or "no queue" not in error.text:  # a classic one's node may be down
+        if error.code != NOT_FOUND or "no queue" not in error.text:  # the node of a classic queue may be down
             raise BrokerUnavailable("broker_unavailable", f"queue {queue!r} can't be looked at: {error}") from error
         return False
     finally:
@@ -71,7 +71,7 @@ def _handover(types: set[str], server_version: tuple[int, ...]) -> Handover:
         return Handover.CLAIM
     if types == {"quorum"} and server_version >= (4,):
         return Handover.TAKE
-    return Handover.SOLE  # holds wherever those in line are served in their order
+    return Handover.SOLE  # correct if waiting consumers are served in their order
 
 
 async def _own_queues(session: Session, topic: str, name: str) -> list[str]:

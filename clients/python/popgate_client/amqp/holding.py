@@ -1,8 +1,8 @@
-"""The mark that keeps popgate's proxies and programs on bare RabbitMQ off each other's queues.
+"""The mark that prevents popgate's proxies and programs on RabbitMQ from consuming the same queue.
 
-A proxy holds an exclusive queue beside every queue that it consumes, and waits while somebody else has it. So nothing
-is handled here before this program holds it: RabbitMQ may make us the active consumer while a proxy that let its
-consumer rest still has messages out on lease. The names are those of ``popgate.adapters.rabbitmq.holds``.
+A proxy holds an exclusive queue beside every queue that it consumes, and waits while another connection has it. So this
+program handles no message before it holds that queue: RabbitMQ may make it the active consumer while a proxy that has
+cancelled its consumer still has leased messages. The names are those of ``popgate.adapters.rabbitmq.holds``.
 """
 
 import asyncio
@@ -18,19 +18,20 @@ from popgate_client.amqp.session import NOT_FOUND, RESOURCE_LOCKED, ChannelRefus
 from popgate_client.errors import BrokerUnavailable, Conflict
 
 PREFIXES = ("popgate:consumer:", "popgate:consumer#1:", "popgate:consumer#2:", "popgate:consumer#3:")
-"""Of the name and its substitutes, for where the node of a holder is lost."""
+"""Prefixes of the name and of its substitutes, which are used if the node of a holder is lost."""
 NAME_BYTES_MAX = 255
 RETRY_SECONDS = 0.03
 PATIENCE_SECONDS = 2.0
-"""Who consumed before us has let go of it already, or its connection is just being closed; a proxy keeps it."""
+"""Seconds to try to hold a queue: its previous consumer has released it, or its connection is just closing; a proxy
+keeps it."""
 TAKEN_PATIENCE_SECONDS = 20.0
-"""The same where a queue is taken from another program: that one must see so first."""
+"""Seconds to try if the queue is taken from another program, which must notice this first."""
 LOST_LOOK_EVERY = 8
-"""At the first of so many attempts it is asked whether the node of the present holder is lost: that costs more."""
+"""Every n-th attempt also checks whether the holder's node is lost, which is more expensive."""
 
 
 def hold_names(queue: str) -> list[str]:
-    """What the exclusive queue beside `queue` is called, and its substitutes."""
+    """Return the name of the exclusive queue beside `queue`, and its substitutes."""
     names = [prefix + queue for prefix in PREFIXES]
     if len(names[-1].encode()) <= NAME_BYTES_MAX:
         return names
@@ -38,10 +39,10 @@ def hold_names(queue: str) -> list[str]:
 
 
 async def hold(session: Session, queue: str, is_wanted: Callable[[], bool], *, patience_seconds: float) -> str | None:
-    """Hold `queue`, under the name that is returned, until `let_go` or the end of the session; None where it is not
-    wanted any longer.
+    """Hold `queue` until `let_go` or the end of the session; return the name under which it is held, or None if it is
+    no longer wanted.
 
-    Not to be cancelled: a declare that is under way may come true. Raises: Conflict when somebody else keeps it;
+    Don't cancel this: a declare that is under way may still succeed. Raises: Conflict if another connection keeps it;
     BrokerUnavailable.
     """
     deadline = asyncio.get_running_loop().time() + patience_seconds
@@ -63,7 +64,8 @@ async def hold(session: Session, queue: str, is_wanted: Callable[[], bool], *, p
 
 
 async def let_go(session: Session, name: str) -> None:
-    """Others may have it. Never raises for the broker: it ends with the connection in any case."""
+    """Release a held queue. Never raises an error of the broker: if this fails, it ends the session, and the hold with
+    it."""
     try:
         await _Names(session).delete(name)
     except (BrokerUnavailable, ChannelRefused) as error:
@@ -71,7 +73,7 @@ async def let_go(session: Session, name: str) -> None:
 
 
 class _Names:
-    """Exclusive queues of this session."""
+    """Exclusive queues of one session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -82,7 +84,7 @@ class _Names:
         try:
             await session.call(channel.queue_declare(name, exclusive=True))
         except ChannelRefused as error:
-            if error.code in (RESOURCE_LOCKED, NOT_FOUND):  # or it was on a node that is down
+            if error.code in (RESOURCE_LOCKED, NOT_FOUND):  # the latter: on a node that is down
                 return False
             raise BrokerUnavailable("broker_unavailable", f"RabbitMQ refuses the queue {name!r}: {error}") from error
         finally:
@@ -90,8 +92,8 @@ class _Names:
         return True
 
     async def look(self, names: Sequence[str]) -> list[NameState]:
-        """A mandatory message finds out: it comes back where there is no such queue, and a classic queue whose node
-        can't be reached refuses it."""
+        """Return the state of each name, which a mandatory message finds out: RabbitMQ returns it if the queue does not
+        exist, and rejects it if the node of a classic queue can't be reached."""
         channel = await self._session.open_channel(confirms=True)
         try:
             return list(await asyncio.gather(*(self._probed(channel, name) for name in names)))
@@ -99,7 +101,7 @@ class _Names:
             await self._session.close_channel(channel)
 
     async def _probed(self, channel: AbstractChannel, name: str) -> NameState:
-        properties = Basic.Properties(expiration="0")  # where its node is there, nothing is to stay in it
+        properties = Basic.Properties(expiration="0")  # it must not stay in a queue that is alive
         publish = channel.basic_publish(b"", routing_key=name, mandatory=True, properties=properties)
         try:
             await self._session.call(publish)

@@ -1,6 +1,8 @@
-"""Who consumes which queue, as RabbitMQ's management interface tells it: up to 5 s late for what is new, and torn.
+"""Reads from RabbitMQ's management interface which member consumes which queue. The answer is up to 5 s old, and not a
+consistent snapshot.
 
-A row a consumer; the member's name stands in the consumer tag. Rows without a channel are ghosts of deleted queues.
+It has one row per consumer; the consumer tag contains the member's name. Rows without a channel are stale rows of
+deleted queues.
 """
 
 from collections.abc import Sequence
@@ -16,20 +18,20 @@ TIMEOUT_SECONDS = 5.0
 COLUMNS = "queue.name,consumer_tag,active,arguments,channel_details.name"
 TAG_PREFIX = "popgate-pull"
 STRANGER = "\x00"
-"""No member: somebody else's consumer, which keeps what it has."""
+"""Stands for a consumer that is not a member's; it keeps its queues."""
 
 
 def consumer_tag(member: str, number: int) -> str:
-    """The tag of a member's consumer; operators see it in the management interface."""
+    """Return the tag of a member's consumer; operators see it in the management interface."""
     return f"{TAG_PREFIX} {member} {number}"
 
 
 class ManagementClosed(Exception):
-    """The interface does not exist for this user: wrong credentials, no permission, another address."""
+    """The interface is not available to this user: wrong credentials, no permission, or a wrong address."""
 
 
 class ManagementUnreachable(Exception):
-    """It did not answer this time."""
+    """The interface did not answer this time."""
 
 
 class _Row(NamedTuple):
@@ -41,7 +43,7 @@ class _Row(NamedTuple):
 
 
 class Management:
-    """`url` is that of the interface, with credentials, as in `http://user:password@host:15672`."""
+    """Reads the management interface at `url`, which includes credentials: `http://user:password@host:15672`."""
 
     def __init__(self, url: str, vhost: str) -> None:
         self._path = f"/api/consumers/{quote(vhost, safe='')}"
@@ -51,7 +53,7 @@ class Management:
         await self._http.aclose()
 
     async def look(self, me: str, queues: Sequence[str]) -> Sight:
-        """The view of the plan. Raises: ManagementClosed, ManagementUnreachable."""
+        """Return a view for the plan. Raises: ManagementClosed, ManagementUnreachable."""
         try:
             answer = await self._http.get(self._path, params={"columns": COLUMNS})
         except httpx.HTTPError as error:

@@ -1,13 +1,15 @@
-"""A place in the line of one queue: one channel with one consumer, and what is handled while it is its turn.
+"""A place in the line of one queue: one channel with one consumer, and the messages handled while it is active.
 
-    waiting --first delivery--> active --leave(), or the channel is lost--> leaving --what runs has ended--> left
+    waiting --first delivery--> active --leave(), or the channel is lost--> leaving --running handlers ended--> left
 
-RabbitMQ gives messages to one consumer of a queue only; the others stand in line. One learns that it is one's turn by
-the first delivery. Nothing is handled before this program holds the queue (`holding`). Leaving finishes and acks what
-is running, and closes the channel without cancelling the consumer first: that alone brings all the rest back to the
-queue in its order, and gives it to the next in line. Where the channel is lost, what runs is told by `lease_lost`.
+RabbitMQ delivers a queue's messages to only one consumer; the others wait in line. A consumer learns from the first
+delivery that it is active. No message is handled before this program holds the queue (`holding`). Leaving waits for
+running handlers, acks their messages, and closes the channel without cancelling the consumer first: only this returns
+the other messages to the queue in their order, and gives the queue to the next consumer in line. If the channel is
+lost, `lease_lost` is set for running handlers.
 
-Handled one after the other a queue keeps its order: a message that fails is tried again, and all behind it wait.
+If messages are handled one after the other, the queue keeps its order: a message that fails is tried again, and all
+behind it wait.
 """
 
 import asyncio
@@ -33,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Place:
-    """`on_change` is called when it becomes active, is refused, or is lost."""
+    """A place in a queue's line. `on_change` is called when it becomes active, is rejected, or is lost."""
 
     def __init__(
         self,
@@ -49,16 +51,16 @@ class Place:
         self.queue = queue
         self.tag = tag
         self.behind = behind
-        """The places of others that were known to be in line before this one."""
+        """Tags of the other members' places that were known to be in line before this one."""
         self.priority = 0
         self.taken_at = 0.0
         self.is_first = False
-        """As others tell it is the active consumer, though it was given nothing yet."""
+        """Whether it is the active consumer according to the other members, although nothing was delivered yet."""
         self.was_given = False
-        """RabbitMQ has given it a message, so it is the active consumer until it leaves."""
+        """Whether RabbitMQ has delivered a message; then it is the active consumer until it leaves."""
         self.is_leaving = False
         self.refusal: PopgateError | None = None
-        """Why nothing may be handled here."""
+        """Why no message may be handled here."""
         self._session = session
         self._group = group
         self._work = work
@@ -72,7 +74,7 @@ class Place:
         self._leaving: asyncio.Task[None] | None = None
 
     async def take(self, priority: int = 0) -> None:
-        """Stand in line. Raises: BrokerUnavailable; Conflict where the broker refuses it."""
+        """Start to wait in line. Raises: BrokerUnavailable; Conflict if the broker rejects the consumer."""
         self.priority = priority
         channel = self._channel = await self._session.open_channel()
         cast(Any, channel).on_consumer_cancel_callbacks.add(self._note_lost)
@@ -88,33 +90,34 @@ class Place:
 
     @property
     def is_active(self) -> bool:
-        """It is this program's turn at the queue, as far as is known."""
+        """Whether this is the active consumer of the queue, as far as is known."""
         return self.was_given or self.is_first
 
     @property
     def is_handling(self) -> bool:
-        """The queue is held, so that its messages are handled."""
+        """Whether the queue is held, so that its messages are handled."""
         return self._beginning is not None and self._beginning.done() and self._beginning.result() is not None
 
     @property
     def standing(self) -> str:
-        """For people: "active", "waiting" or "leaving"."""
+        """The state to show: "active", "waiting" or "leaving"."""
         if self.is_leaving:
             return "leaving"
         return "active" if self.is_active else "waiting"
 
     @property
     def has_left(self) -> bool:
-        """Nothing of it is at RabbitMQ any more, and nothing runs."""
+        """Whether the channel is closed and no handler runs."""
         return self._leaving is not None and self._leaving.done()
 
     @property
     def in_line(self) -> bool:
-        """Its consumer is at RabbitMQ, as far as is known."""
+        """Whether RabbitMQ has its consumer, as far as is known."""
         return self._channel is not None and not self._channel.is_closed
 
     def leave_soon(self, *, seconds: float | None = None) -> asyncio.Task[None]:
-        """Finish what is running, for `seconds` at most, give the rest back, and leave. A second call is the first."""
+        """Wait up to `seconds` for running handlers, return the other messages, and leave. A second call returns the
+        same task."""
         self.is_leaving = True
         if self._leaving is None:
             self._leaving = asyncio.create_task(self._leave(seconds), name="popgate leaving a queue")
@@ -144,7 +147,7 @@ class Place:
     # ------------------------------------------------------------ handling
 
     async def _begin(self) -> str | None:
-        """Returns the name under which the queue is held, None where it is not."""
+        """Hold the queue and start the workers; return the name under which it is held, None if it is not."""
         try:
             is_taken = self._group.handover is Handover.TAKE and bool(self.behind)
             held_as = await hold(
@@ -169,7 +172,7 @@ class Place:
                     self._arrived.clear()
                     await self._arrived.wait()
                 await self._handle(self._undone.popleft())
-        except BrokerUnavailable as error:  # then the channel is lost, or about to be
+        except BrokerUnavailable as error:  # the channel is lost, or about to be
             logger.info("a queue is not handled on", extra={"queue": self.queue, "why": str(error)})
 
     async def _handle(self, delivered: DeliveredMessage) -> None:
@@ -189,7 +192,7 @@ class Place:
             message = again(message)
 
     async def _try(self, delivered: DeliveredMessage, message: Message) -> float | None:
-        """Call the handler and settle; returns after how long to try again, None where that is not to be."""
+        """Call the handler and settle the message; return the seconds before the next try, None if there is none."""
         task = asyncio.current_task()
         assert task is not None
         self._running[task] = message
@@ -214,10 +217,10 @@ class Place:
 
     async def _ack(self, delivered: DeliveredMessage) -> None:
         if self._channel is None or not self.in_line:
-            return  # it was delivered to somebody else, or will be
+            return  # the message was delivered to another consumer, or will be
         try:
             await self._channel.basic_ack(delivered.delivery_tag or 0, wait=False)
-        except Exception as error:  # aiormq raises RuntimeError and its own for one thing
+        except Exception as error:  # aiormq raises RuntimeError or errors of its own
             logger.info("an ack came too late", extra={"queue": self.queue, "why": str(error)})
 
     # ------------------------------------------------------------ leaving
@@ -229,11 +232,11 @@ class Place:
                 task.cancel()
             if busy := self._tasks & self._running.keys():
                 await asyncio.wait(busy, timeout=seconds)
-        finally:  # also where this is cancelled: no handler outlives the run
+        finally:  # also if this is cancelled: no handler outlives the run
             for task in self._tasks:
                 task.cancel()
         self._undone.clear()
-        if held_as:  # before the channel, with which the queue goes to the next in line: that one wants to hold it
+        if held_as:  # before closing the channel, because the next consumer in line must then hold the queue
             await let_go(self._session, held_as)
         if self._channel is not None:
             await self._session.close_channel(self._channel)

@@ -1,10 +1,10 @@
-"""What the members of a group tell each other over RabbitMQ itself, so that they need no management interface.
+"""Lets the members of a group tell each other over RabbitMQ which places they have, without the management interface.
 
-Each has an exclusive queue on one exchange, bound to "all" and to its own name. It states which places it has when that
-changes, and beats in between; who has missed a statement, or is new, asks for it. A member lives as long as its queue
-does, which ends with the connection on which it consumes: of whom nothing was heard for some beats, that queue is asked
-for (a mandatory message comes back where it is gone). A paused process so stays a member for as long as RabbitMQ keeps
-its consumers.
+Each member has an exclusive queue on one exchange, bound to "all" and to its name. It sends a statement of its places
+when they change, and heartbeats in between; a new member, or one that has missed a statement, asks for it. A member is
+alive as long as its queue exists, which ends with the connection of its consumers. If a member misses some heartbeats,
+the others check its queue: RabbitMQ returns a mandatory message if it is gone. So a suspended process stays a member as
+long as RabbitMQ keeps its consumers.
 """
 
 import asyncio
@@ -28,15 +28,16 @@ logger = logging.getLogger(__name__)
 ALL = "all"
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 3.5
-"""After that a member is looked for. Longer than a beat takes at most, jitter included."""
+"""Seconds without a heartbeat after which a member's queue is checked; longer than the longest interval with jitter."""
 GATHER_SECONDS = 1.0
-"""So long a new member listens before it believes that it knows all others."""
+"""Seconds that a new member listens before it assumes that it knows all others."""
 BACKLOG_MAX = 1_000
-"""Of a member that stands still; the oldest are dropped, and asked for when they are missed."""
+"""Maximum backlog of messages of a suspended member; the oldest are dropped, and requested again later."""
 
 
 class Presence:
-    """`state` says what to tell of this member; `on_change` is called when there is news of others."""
+    """Exchanges statements with the other members. `state` returns what to state about this member; `on_change` is
+    called when something changed."""
 
     def __init__(
         self,
@@ -68,19 +69,19 @@ class Presence:
 
     @property
     def is_complete(self) -> bool:
-        """All others are known, as far as they can be, and they know what was last said here."""
+        """Whether all others are known, as far as possible, and have this member's latest statement."""
         is_open = self._channel is not None and not self._channel.is_closed and not self._hears_nothing()
         knows_all = asyncio.get_running_loop().time() >= self._knows_all_at
         return is_open and knows_all and self._echoed == self._version and self._said == self._state()
 
     def sight(self, queues: Sequence[str]) -> Sight:
-        """The view of the plan."""
+        """Return a view for the plan."""
         return self.roster.sight(self._statement(), queues)
 
     # ------------------------------------------------------------ telling
 
     def tell_soon(self) -> None:
-        """Something has changed here."""
+        """Send a statement soon, because something has changed."""
         self._due.set()
 
     async def run(self) -> None:
@@ -98,7 +99,7 @@ class Presence:
             self._due.clear()
 
     async def say_last(self) -> None:
-        """Tell others at once how things stand. Never raises for the broker."""
+        """Send the current state at once. Never raises an error of the broker."""
         if self._channel is not None and not self._channel.is_closed:
             with contextlib.suppress(ChannelRefused, BrokerUnavailable):
                 await self._say()
@@ -118,11 +119,11 @@ class Presence:
         call = self._session.call
 
         def end(_: object) -> None:
-            """Somebody has deleted the queue: without it this member hears nothing, and is taken for gone."""
+            """Close the channel if the queue was deleted: without it this member hears nothing and counts as gone."""
             self._session.spawn(self._session.close_channel(channel), "popgate presence lost")
 
         cast(Any, channel).on_consumer_cancel_callbacks.add(end)
-        # It must not delete itself: RabbitMQ 4.3.6 could then not recover the virtual host (docs/rabbitmq.md).
+        # Not auto-delete: RabbitMQ 4.3.6 could then not recover the virtual host (docs/rabbitmq.md).
         await call(channel.exchange_declare(self._exchange, exchange_type="direct"))
         await call(channel.queue_declare(queue, exclusive=True, arguments={"x-max-length": BACKLOG_MAX}))
         for key in (ALL, self._me):
@@ -130,7 +131,7 @@ class Presence:
         await call(channel.basic_consume(queue, self._hear, no_ack=True, consumer_tag=f"popgate-presence {self._me}"))
 
     def _hears_nothing(self) -> bool:
-        """Somebody has deleted the exchange, or what is bound to it."""
+        """Whether this member no longer receives its own messages: the exchange or its bindings were deleted."""
         return asyncio.get_running_loop().time() - self._heard_myself_at > SILENT_SECONDS * 2
 
     async def _say(self) -> None:
@@ -154,7 +155,7 @@ class Presence:
                 self._on_change()
 
     async def _publish(self, key: str, what: Mapping[str, Any]) -> bool:
-        """False where nobody is there to hear it."""
+        """Publish a message; False if no queue received it."""
         assert self._channel is not None
         body = json.dumps(what, separators=(",", ":")).encode()
         publish = self._channel.basic_publish(
@@ -166,7 +167,7 @@ class Presence:
         )
         try:
             await self._session.call(publish)
-        except DeliveryError:  # no queue took it; or, from RabbitMQ 4 on, one that is just going with its member
+        except DeliveryError:  # no queue received it; or, from RabbitMQ 4 on, only one that is just ending
             return False
         return True
 

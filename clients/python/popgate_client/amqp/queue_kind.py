@@ -1,8 +1,8 @@
-"""Of which type a queue is, and whether it has a single active consumer: found out over AMQP, without touching it.
+"""Finds out over AMQP, without changing a queue, which type it has and whether it has a single active consumer.
 
-AMQP has no question for it. But RabbitMQ refuses a declare that contradicts an existing queue with 406, naming the
-argument that differs and its present value. So a declare is repeated, corrected by each answer, until what differs is
-the argument in question. Each of them has a value with which no queue can be created. The twin of
+AMQP has no call for this. But RabbitMQ rejects a declare that contradicts an existing queue with 406, and names the
+argument that differs and its current value. So the declare is repeated, corrected with each answer, until the argument
+in question differs. Each declare has a value with which no queue can be created. The twin of
 ``popgate.adapters.rabbitmq.queue_shape``, which also looks at delivery limits.
 """
 
@@ -25,14 +25,14 @@ _DIFFERS = re.compile(
 
 
 class QueueKind(NamedTuple):
-    """`type` is "classic", "quorum", "stream" and so on."""
+    """The kind of a queue. `type` is "classic", "quorum", "stream" and so on."""
 
     type: str
     is_single_active: bool
 
 
 async def queue_kind(session: Session, queue: str) -> QueueKind | None:
-    """Find out, or return None when there is no such queue. Raises: Conflict, BrokerUnavailable."""
+    """Return the kind of a queue, or None if there is no such queue. Raises: Conflict, BrokerUnavailable."""
     known: dict[str, Argument] = {QUEUE_TYPE: PROBE}
     type_ = ""
     for _ in range(PROBES_MAX):
@@ -56,7 +56,7 @@ async def queue_kind(session: Session, queue: str) -> QueueKind | None:
 
 
 async def _refusal(session: Session, queue: str, known: dict[str, Argument]) -> str:
-    """What RabbitMQ has against this declare."""
+    """Declare the queue; return RabbitMQ's reason to reject it."""
     arguments = dict(known)
     durable, auto_delete = arguments.pop("durable", True), arguments.pop("auto_delete", False)
     channel = await session.open_channel()

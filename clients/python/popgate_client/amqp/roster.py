@@ -1,10 +1,10 @@
-"""Who shares a group's queues, learned from what the members tell each other; and from that, who consumes which queue.
+"""Derives from the members' statements which members share a group's queues, and which of them consumes which queue.
 
-Pure: is told what was heard and when. Over AMQP a consumer learns that a queue is its own by the first delivery only,
-and an idle queue delivers nothing. But those in line are served in their order, and each says whom it knew to be in
-line before it joined ("behind"). So who is behind nobody that is still there comes first: that one says so itself, and
-the others believe it. Where two joined without knowing of each other, all but one of them join anew, behind the other;
-such a queue is idle, or a delivery would have told.
+Pure: statements and times are passed in. Over AMQP a consumer learns only from its first delivery that it is the active
+one, and an idle queue delivers nothing. But consumers are served in the order in which they joined the line, and each
+states which others it knew to be in line before it ("behind"). So a consumer is first if none of those is still there:
+it states this itself, and the others believe it. If two joined without knowing of each other, all but one of them leave
+and join again, behind the other; such a queue is idle, because otherwise a delivery would have decided.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from popgate_client.amqp.balance import QueueView, Waiting
 
 
 class Spot(NamedTuple):
-    """A member's place in the line of a queue, as it is told to others. `behind`: the tags of those before it."""
+    """A member's place in the line of a queue, as stated to others. `behind`: the tags of the places before it."""
 
     queue: str
     tag: str
@@ -25,7 +25,7 @@ class Spot(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """All that a member says of itself; `version` grows with each change. Who leaves is no member any more."""
+    """The state that a member sends; `version` grows with each change. `is_member` is False once it leaves."""
 
     member: str
     version: int
@@ -34,34 +34,34 @@ class Statement(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """A view for the plan: the `members`, sorted, and their consumers with their tags."""
+    """A view for the plan: the sorted `members`, the queues, and the consumer tags."""
 
     members: Sequence[str]
     queues: Mapping[str, QueueView]
     tags: Mapping[str, frozenset[str]]
-    """Of each member."""
+    """The tags of each member's consumers."""
     active_tags: frozenset[str]
 
 
 class Order(Enum):
-    """Where a place stands in its line."""
+    """The position of a place in its line."""
 
     FIRST = "first"
     BEHIND = "behind"
     UNKNOWN = "unknown"
-    """Another one, who takes precedence in such cases, joined at the same time."""
+    """Another consumer, which takes precedence, joined at the same time."""
     UNKNOWN_BUT_STAYS = "unknown, but stays"
 
 
 class Roster:
-    """What was heard of the others."""
+    """Holds the latest statements of the other members."""
 
     def __init__(self) -> None:
         self._statements: dict[str, Statement] = {}
         self._heard_at: dict[str, float] = {}
 
     def hear(self, statement: Statement, now: float) -> bool:
-        """Take in what a member says; True where it is news."""
+        """Record a statement; True if it is newer than the known one."""
         self._heard_at[statement.member] = now
         known = self._statements.get(statement.member)
         if known is not None and known.version >= statement.version:
@@ -70,26 +70,26 @@ class Roster:
         return True
 
     def hear_beat(self, member: str, version: int, now: float) -> bool:
-        """A member lives; True where what it says of itself was missed."""
+        """Record a heartbeat; True if a statement of this member was missed."""
         self._heard_at[member] = now
         known = self._statements.get(member)
         return known is None or known.version < version
 
     def silent(self, now: float, seconds: float) -> list[str]:
-        """The members of whom nothing was heard for so long."""
+        """Return the members that have sent nothing for `seconds`."""
         return [member for member, heard_at in self._heard_at.items() if now - heard_at >= seconds]
 
     def drop(self, member: str) -> bool:
-        """It is gone with all its consumers; False where that is no news."""
+        """Remove a member with all its consumers; False if it had no statement."""
         self._heard_at.pop(member, None)
         return self._statements.pop(member, None) is not None
 
     def tags(self, queue: str) -> frozenset[str]:
-        """Of all others in the line of this queue."""
+        """Return the tags of all other members' places in the line of this queue."""
         return frozenset(spot.tag for spot in self.spots(queue))
 
     def sight(self, me: Statement, queues: Iterable[str]) -> Sight:
-        """The view in which I stand as `me` says."""
+        """Return the view of all statements, including this member's (`me`)."""
         statements = [*self._statements.values(), me]
         lines: dict[str, list[tuple[str, Spot]]] = {queue: [] for queue in queues}
         for statement in statements:
@@ -105,16 +105,16 @@ class Roster:
         )
 
     def spots(self, queue: str) -> list[Spot]:
-        """The places of all others in the line of this queue."""
+        """Return all other members' places in the line of this queue."""
         return [spot for one in self._statements.values() for spot in one.spots if spot.queue == queue]
 
     def is_taken(self, queue: str) -> bool:
-        """Whether one of the others consumes it, as it says."""
+        """Whether another member states that it consumes this queue."""
         return any(spot.is_active for spot in self.spots(queue))
 
     def order(self, mine: Spot, *, takes: bool) -> Order:
-        """Where my place stands, of which RabbitMQ has not told. `takes`: a higher priority takes over at once, as on
-        quorum queues of RabbitMQ 4; elsewhere it only comes next."""
+        """Return the position of a place of this member to which RabbitMQ has delivered nothing yet. `takes`: a
+        consumer with a higher priority takes over at once, as on quorum queues of RabbitMQ 4; otherwise it is next."""
         others = self.spots(mine.queue)
         for spot in others:
             stood_before = spot.tag in mine.behind and not (takes and spot.priority < mine.priority)
@@ -129,7 +129,8 @@ class Roster:
 
 
 def _active(line: Sequence[tuple[str, Spot]]) -> Spot | None:
-    """Who says that it is; of two, for a moment, the one with the higher priority, or nobody can know."""
+    """Return the place that claims to be active. If several do for a moment, return the one with the highest priority;
+    None if that does not decide."""
     claims = [spot for _, spot in line if spot.is_active]
     highest = max((spot.priority for spot in claims), default=0)
     first = [spot for spot in claims if spot.priority == highest]

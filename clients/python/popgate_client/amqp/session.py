@@ -1,7 +1,8 @@
-"""One live connection to RabbitMQ, from its handshake to its end; it never comes back, and a new one is another object.
+"""One live connection to RabbitMQ, from its handshake to its end; it is never reopened.
 
-Owns the connection, its channels' numbers and the knowledge whether RabbitMQ still answers. A call is never cancelled
-half way: aiormq would close the channel for it, and a second close would cost the whole connection.
+Owns the connection, its channels' numbers, and the check that RabbitMQ still answers. A call is never cancelled while
+it is under way: aiormq would close its channel, and a second close would end the whole connection. A new connection is
+a new object.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ REPLY_SECONDS = 15.0
 PULSE_SECONDS = 2.0
 CLOSE_SECONDS = 1.0
 CHANNELS_MAX = 2_047
-"""Where the broker sets no limit."""
+"""Maximum number of channels if the broker sets no limit."""
 _CODES: dict[type[BaseException], int] = {
     ChannelAccessRefused: ACCESS_REFUSED,
     ChannelNotFoundEntity: NOT_FOUND,
@@ -45,7 +46,7 @@ _CODES: dict[type[BaseException], int] = {
 
 
 class ChannelRefused(Exception):
-    """The broker closed a channel because of what was asked on it; `code` is AMQP's, 0 where it said none."""
+    """The broker closed a channel because of a call on it. `code` is AMQP's, 0 if there is none."""
 
     def __init__(self, error: AMQPChannelError) -> None:
         self.code = _CODES.get(type(error), 0)
@@ -54,7 +55,7 @@ class ChannelRefused(Exception):
 
 
 class Session:
-    """`lost` is set when the connection can carry nothing more; `reason` then says why."""
+    """An opened connection. `lost` is set when it can carry nothing more; `reason` then says why."""
 
     def __init__(self, connection: aiormq.Connection) -> None:
         self._connection = connection
@@ -70,18 +71,19 @@ class Session:
     async def connect(cls, url: URL, name: str) -> "Session":
         """Connect as `name`, which RabbitMQ's management interface shows.
 
-        Raises: BrokerUnavailable; Unauthorized where RabbitMQ refuses the user.
+        Raises: BrokerUnavailable; Unauthorized if RabbitMQ rejects the user.
         """
         connection = aiormq.Connection(url.update_query(heartbeat=HEARTBEAT_SECONDS))
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 connect = cast(Any, connection).connect
                 await connect(client_properties={"connection_name": name, "product": "popgate"})
-        except Exception as error:  # aiormq raises its own errors, OSError, TimeoutError and more for one thing
+        except Exception as error:  # aiormq raises its own errors, OSError, TimeoutError and more
             with contextlib.suppress(Exception):
                 await connection.close()
             raise _no_connection(url, error) from error
-        # It would queue ten frames at most, and where that many wait drop its answer to a channel that was closed.
+        # Remove the limit of aiormq's write queue, which is ten frames. When it is full, aiormq silently drops its
+        # confirmation that the broker closed a channel.
         cast(Any, connection).write_queue._maxsize = 0
         session = cls(connection)
         cast(Any, connection).closing.add_done_callback(session._note_closed)
@@ -91,7 +93,7 @@ class Session:
 
     @property
     def server_version(self) -> tuple[int, ...]:
-        """Major, minor and patch, as far as they are numbers."""
+        """The version of the node: major, minor and patch, as far as they are numbers."""
         text = str(self._connection.server_properties.get("version", ""))
         return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
 
@@ -107,10 +109,10 @@ class Session:
             self._opening.discard(number)
 
     async def call(self, call: Coroutine[Any, Any, T]) -> T:
-        """Await one of aiormq's calls; it runs on where the caller is cancelled.
+        """Await one of aiormq's calls; it runs on if the caller is cancelled.
 
-        Raises: ChannelRefused when the broker closes the channel for it; DeliveryError when it does not take what is
-        published; BrokerUnavailable, and then the session ends where no answer came.
+        Raises: ChannelRefused if the broker closes the channel because of it; DeliveryError if it does not accept a
+        published message; BrokerUnavailable. If no answer comes, the session ends.
         """
         task = self.spawn(call, "popgate amqp call")
         try:
@@ -127,39 +129,39 @@ class Session:
             current = asyncio.current_task()
             if not task.done() or (current is not None and current.cancelling()):
                 raise
-            raise self._lost() from error  # aiormq cancels what waits when it gives up a connection
-        except Exception as error:  # aiormq raises RuntimeError, OSError, pamqp's errors and its own for one thing
+            raise self._lost() from error  # aiormq cancels waiting calls when it gives up a connection
+        except Exception as error:  # aiormq raises RuntimeError, OSError, pamqp's errors and its own
             raise self._lost(error) from error
 
     async def close_channel(self, channel: AbstractChannel) -> None:
-        """Close a channel, as far as it is open. Never raises for the broker; a cancellation does not stop it."""
+        """Close a channel if it is open. Never raises an error of the broker; a cancellation does not stop it."""
         if not channel.is_closed:
             await asyncio.wait([self.spawn(channel.close(), "popgate channel close")], timeout=REPLY_SECONDS)
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run `work` as a task that this session keeps; `close` cancels what still runs."""
+        """Run `work` as a task of this session; `close` cancels it if it still runs."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return task
 
     async def prove_alive(self) -> None:
-        """Return at once where RabbitMQ has answered what was asked a moment ago, and else when it answers now.
+        """Return at once if RabbitMQ has answered recently; otherwise ask it, and return when it answers.
 
-        A process that stood still wakes up believing that all is as before, and finds what was sent to it before;
-        meanwhile RabbitMQ may have given its messages to others. Raises: BrokerUnavailable.
+        A process that was suspended does not notice it, and still finds messages that arrived before; meanwhile
+        RabbitMQ may have redelivered them to other consumers. Raises: BrokerUnavailable.
         """
         if asyncio.get_running_loop().time() - self._answered_at > HEARTBEAT_SECONDS:
             await self._ask()
 
     def end(self, reason: str) -> None:
-        """The connection is as good as gone."""
+        """End the session: the connection counts as lost from now on."""
         if not self.lost.is_set():
             self.reason = reason
             self.lost.set()
 
     async def close(self) -> None:
-        """End the connection, in order where the broker answers soon. Never raises for the broker."""
+        """End the connection, properly if the broker answers soon. Never raises an error of the broker."""
         self.end("the connection was closed")
         closing = asyncio.create_task(self._connection.close(), name="popgate connection close")
         await asyncio.wait([closing], timeout=CLOSE_SECONDS)
@@ -182,7 +184,7 @@ class Session:
             self._answered_at = asked_at
 
     def _next_number(self) -> int:
-        # Numbers go round: RabbitMQ ends the connection where one comes again before it knows that it is free.
+        # Numbers are used in turn: RabbitMQ ends the connection if one is used again before it knows that it is free.
         highest = self._connection.connection_tune.channel_max or CHANNELS_MAX
         for step in range(highest):
             number = (self._latest_number + step) % highest + 1
@@ -202,7 +204,7 @@ class Session:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waited has it; an abandoned call has nobody
+            task.exception()  # marks it as retrieved: an abandoned call has no caller that does
 
 
 def _no_connection(url: URL, error: Exception) -> PopgateError:
@@ -212,7 +214,7 @@ def _no_connection(url: URL, error: Exception) -> PopgateError:
             "unauthorized", f"{where} refused the user {url.user!r}: check user and password in amqp_url"
         )
     reason = str(error) or type(error).__name__
-    if isinstance(error, InvalidFrameError):  # RabbitMQ's reason is not in it
+    if isinstance(error, InvalidFrameError):  # it does not contain RabbitMQ's reason
         vhost = url.path[1:].replace("%2F", "/") or "/"
         reason = f"it refused the virtual host {vhost!r}: it may not exist, or the user may have no access to it"
     return BrokerUnavailable("broker_unavailable", f"no connection to {where}: {reason}")

@@ -1,6 +1,6 @@
-"""What is done with the messages of a queue while it is its consumer's turn: handled, acked, tried again, buried.
+"""Decides what happens to each message of an active consumer: ack, another try, or dead letter; calls the handler.
 
-Owns no channel: `place` gives it deliveries and takes its acks.
+Owns no channel: `place` passes deliveries in and acks them.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ MAX_DELIVERIES = "max_deliveries"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The same for all queues of a run. `slots` bounds the handlers that run at once, `workers` those of a queue."""
+    """The settings of a run, the same for all queues. `slots` bounds the handlers that run at once, `workers` those of
+    one queue."""
 
     calls: HandlerCalls
     slots: asyncio.Semaphore
@@ -42,7 +43,7 @@ class Burial:
 
 
 def judge(work: Work, message: Message, error: BaseException | None) -> float | Burial | None:
-    """What a handler's end means: None: acked; a number: try again after so many seconds."""
+    """Return what a handler's result means. None: ack; a number: try again after this many seconds."""
     settlement = _settlement(work, message, error)
     match settlement.verb:
         case Verb.ACK:
@@ -56,19 +57,19 @@ def judge(work: Work, message: Message, error: BaseException | None) -> float | 
 
 
 def again(message: Message) -> Message:
-    """The same message for the next try."""
+    """Return the message for the next try."""
     return replace(message, delivery_count=message.delivery_count + 1)
 
 
 async def call_handler(work: Work, message: Message) -> BaseException | None:
-    """Call it, count how it ended, and return what it raised. Raises only the cancellation of this task."""
+    """Call the handler, count the result, and return what it raised. Raises only the cancellation of this task."""
     error: BaseException | None = None
     try:
         await work.calls.call(message)
     except asyncio.CancelledError as cancelled:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            message.lease_lost.set()  # for a thread that works on: what it does is not acked any more
+            message.lease_lost.set()  # for a thread that runs on: its work will not be acked
             raise
         error = cancelled
     except (Exception, SystemExit) as raised:  # a library's sys.exit must not take the other messages with it
@@ -86,12 +87,12 @@ async def call_handler(work: Work, message: Message) -> BaseException | None:
 
 
 def is_worth_handling(delivered: DeliveredMessage) -> bool:
-    """Not where the message's time to live is over: then it ends here."""
+    """Whether to handle the message: not if its time to live is over; then it ends here."""
     return not deliveries.is_expired(delivered)
 
 
 def _settlement(work: Work, message: Message, error: BaseException | None) -> Settlement:
     try:
         return settlement_for(message, error, work.delays)
-    except Exception as undecidable:  # a kind of Retry or Reject whose fields can't be used: a failure like others
+    except Exception as undecidable:  # a subclass of Retry or Reject with unusable fields: treat it as a failure
         return settlement_for(message, undecidable, work.delays)
