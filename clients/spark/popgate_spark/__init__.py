@@ -1,6 +1,6 @@
 """popgate on Spark: a streaming source, a sink, and the jobs that read the delivery journal.
 
-The names below are imported when they are asked for: the journal's schema is read where there is no Spark, too.
+The names below are imported on first use, so that the journal's schema can be read without Spark.
 """
 
 from importlib import import_module

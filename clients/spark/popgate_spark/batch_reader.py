@@ -1,8 +1,8 @@
-"""`spark.read.format("popgate")`: one batch of what is there, leased until the user says that it is done.
+"""`spark.read.format("popgate")`: reads one batch of the ready messages, leased until the user acks it.
 
-A DataFrame of Spark is computed again at every action, and its tasks again when they fail. So reading never acks: the
-batch is a lease group named by `batchId`, the same messages each time, and `ack_batch` settles it once the results are
-safe. Without a `batchId` it is only looked at: the messages come back when the leases end.
+Spark computes a DataFrame again at every action, and repeats failed tasks. So reading never acks: the batch is a lease
+group named by `batchId`, with the same messages at each read, and `ack_batch` settles it once the results are safe. A
+batch without a `batchId` can't be acked: its messages become visible again when the leases end.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ from popgate_spark.proxies import Proxies
 from popgate_spark.slices import LeasedSlice, SliceReader
 
 EPOCH = 1
-"""A batch is a stream of its own, with this one epoch."""
+"""The epoch of a batch: each batch is a stream with this single epoch."""
 
 
 class PopgateBatchReader(DataSourceReader):
-    """Leases at most `maxMessagesPerBatch` messages of what is ready, at the first action."""
+    """Leases at most `maxMessagesPerBatch` ready messages at the first action."""
 
     def __init__(self, options: BatchOptions, schema: StructType) -> None:
         check_schema(schema)
@@ -32,7 +32,7 @@ class PopgateBatchReader(DataSourceReader):
         self._slices = SliceReader(options=options.leased, schema=schema)
 
     def partitions(self) -> list[InputPartition]:
-        """On the driver, at each action: the same batch again, its leases renewed."""
+        """Lease the batch, or renew the leases of the same batch. Spark calls this on the driver at each action."""
         options, leased = self._options, self._options.leased
         with told_in_one_line(), Proxies(leased.place) as proxies:
             stream = proxies.lease_stream(leased.group, options.batch_id)
@@ -48,15 +48,15 @@ class PopgateBatchReader(DataSourceReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """On an executor."""
-        if isinstance(partition, LeasedSlice):  # Spark makes up a partition where there is none
+        """Read one slice. Spark calls this on an executor."""
+        if isinstance(partition, LeasedSlice):  # Spark adds an empty partition if there is none
             yield from self._slices.read(partition)
 
 
 def ack_batch(**options: str) -> LeaseGroupsAcked:
-    """Settle the batch that was read with these options, of which `url`, `topic`, `group` and `batchId` count.
+    """Settle the batch that was read with these options; only `url`, `topic`, `group` and `batchId` matter.
 
-    To be called once its results are safe. A second call does nothing. What was `lost` went to another consumer after
+    Call this once the results are safe. A second call has no effect. `lost` messages went to another consumer after
     the leases had ended. Raises: OptionInvalid, PopgateError.
     """
     read = _named(options)
@@ -65,8 +65,7 @@ def ack_batch(**options: str) -> LeaseGroupsAcked:
 
 
 def release_batch(**options: str) -> int:
-    """Give the batch back instead: its messages are visible again. Returns how many. Raises: OptionInvalid,
-    PopgateError."""
+    """Release the batch: its messages become visible again. Return how many. Raises: OptionInvalid, PopgateError."""
     read = _named(options)
     with Proxies(read.leased.place) as proxies:
         return proxies.lease_stream(read.leased.group, read.batch_id).release(EPOCH - 1)

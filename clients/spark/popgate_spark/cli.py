@@ -1,7 +1,7 @@
-"""`popgate-pipeline JOB`: the jobs over the delivery journal, on this machine or on a cluster.
+"""`popgate-pipeline JOB`: runs the jobs on the delivery journal, on this machine or on a cluster.
 
 Owns flags, progress on standard error, and exit codes: 0 done (audit: clean), 1 the audit found faults, 2 wrong usage
-or anything that kept the job from its end, 130 interrupted. `spark-submit` of this file is the same.
+or the job could not finish, 130 interrupted. `spark-submit` of this file does the same.
 """
 
 import argparse
@@ -20,7 +20,7 @@ MASTER_HELP = "where Spark runs: local[*] (default), local[2], spark://host:7077
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     parsed = parser().parse_args(arguments)
     try:
         from popgate_spark.running import run
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def progress_of(*, quiet: bool) -> Callable[[str], None]:
-    """Says on standard error what is done next, with the seconds so far."""
+    """Return a function that writes the next step to standard error, with the seconds so far."""
     began = time.monotonic()
 
     def say(what: str) -> None:
@@ -225,7 +225,7 @@ def _job(jobs: Any, name: str, about: str, more: str, examples: list[str]) -> ar
 
 
 def moment(text: str) -> datetime:
-    """A time in ISO form, UTC where no zone is named; or how long ago."""
+    """Parse a time in ISO form (UTC if it has no zone), or a time ago such as 24h."""
     if (ago := re.fullmatch(r"(\d{1,6})([mhd])", text)) is not None:
         return datetime.now(UTC) - int(ago[1]) * UNITS[ago[2]]
     try:

@@ -1,7 +1,7 @@
-"""The columns of source and reader, and how a slice's Arrow stream becomes record batches of exactly that schema.
+"""The columns of the source and the reader; turns a slice's Arrow stream into record batches of exactly this schema.
 
-Header values of the wire have JSON's types; in the `headers` column they are texts: texts as they are, numbers and
-truth values as JSON writes them, and null as null.
+Header values have JSON's types on the wire. In the `headers` column they are strings: strings unchanged, numbers and
+booleans as JSON writes them, null as null.
 """
 
 import json
@@ -29,7 +29,7 @@ ipc: Any = untyped_ipc
 spark_arrow: Any = pandas_types  # it speaks of pyarrow's types
 
 BATCH_ROWS_MAX = 10_000
-"""Rows of one record batch that Spark is given."""
+"""Maximum rows of one record batch passed to Spark."""
 SCHEMA = StructType(
     [
         StructField("message_id", StringType()),
@@ -46,7 +46,7 @@ SCHEMA = StructType(
 
 
 def check_schema(wanted: StructType) -> None:
-    """A user's schema may leave columns out. Raises: SparkSourceError for a column or type that there is not."""
+    """Check a user's schema, which may leave columns out. Raises: SparkSourceError for an unknown column or type."""
     types = {field.name: field.dataType for field in SCHEMA}
     for field in wanted:
         if types.get(field.name) != field.dataType:
@@ -58,7 +58,7 @@ def check_schema(wanted: StructType) -> None:
 
 
 def record_batches(content: bytes, wanted: StructType) -> Iterator[Any]:
-    """The rows of one slice, as Spark asks for them."""
+    """Return the rows of one slice with the columns that Spark requests."""
     schema = spark_arrow.to_arrow_schema(wanted, timezone="UTC")
     table = ipc.open_stream(content).read_all()
     columns = [
@@ -69,7 +69,7 @@ def record_batches(content: bytes, wanted: StructType) -> Iterator[Any]:
 
 
 def _headers(texts: Any, kind: Any) -> Any:
-    """Of many messages most have the same headers, or none: each text is read once."""
+    """Decode headers. Most messages have the same headers, or none, so each distinct text is parsed once."""
     encoded = texts.combine_chunks().dictionary_encode()
     if isinstance(encoded, pyarrow.ChunkedArray):
         encoded = encoded.combine_chunks()

@@ -1,7 +1,7 @@
-"""What a user of the source and the sink is told: one line that names the option or the message, and the remedy.
+"""The errors of the source and the sink: each is one line that names the option or the message, and the remedy.
 
-Spark shows the traceback of its Python workers unless it is told not to; on the driver, where the errors of options and
-of proxies come up, this asks for the message alone.
+By default Spark shows the traceback of its Python workers. On the driver, where errors of options and of proxies are
+raised, this module makes it show only the message.
 """
 
 import os
@@ -12,7 +12,7 @@ from popgate_client.errors import PopgateError
 
 
 class SparkSourceError(Exception):
-    """The root of what source, reader and sink raise. The message is one line."""
+    """The root of the errors of source, reader and sink. The message is one line."""
 
 
 class OptionInvalid(SparkSourceError):
@@ -28,17 +28,17 @@ class OptionInvalid(SparkSourceError):
 
 
 class BatchUnavailable(SparkSourceError):
-    """A batch that Spark asks for again can't be given again as it was."""
+    """Spark requests a batch again that can't be returned unchanged."""
 
 
 class NotPublished(SparkSourceError):
-    """Messages were not published; the task fails, and its repeat publishes only what is missing."""
+    """Messages were not published; the task fails, and its repeat publishes only the missing ones."""
 
 
 @contextmanager
 def told_in_one_line() -> Generator[None]:
-    """For the driver's processes, which serve this data source alone: no traceback around our own errors, and errors
-    of proxies become ours."""
+    """Hide tracebacks of this package's errors, and turn errors of proxies into them, while the block runs. For the
+    driver's processes, which serve only this data source."""
     try:
         yield
     except PopgateError as error:

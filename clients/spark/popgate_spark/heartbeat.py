@@ -1,7 +1,8 @@
-"""Keeps the leases of the batch that Spark is working on: a daemon thread of the driver's process.
+"""Renews the leases of the batch that Spark works on, in a daemon thread of the driver's process.
 
-It dies with the process, as it must: what nobody works on any more becomes visible again when its leases end. A batch
-that takes longer than `hold_seconds_max` is let go of, so that a query that hangs does not hold its messages for ever.
+The thread ends with the process: messages that Spark no longer works on become visible again when their leases end. A
+batch that takes longer than `hold_seconds_max` is no longer renewed, so that a hanging query does not hold its messages
+for ever.
 """
 
 import logging
@@ -14,12 +15,12 @@ from popgate_spark.proxies import Proxies
 
 _BEATS_PER_LEASE = 3
 CLOSE_SECONDS_MAX = 5.0
-"""A renewal may be waiting for a proxy that does not answer."""
+"""Seconds that `close` waits for the thread, which may be waiting for a proxy that does not answer."""
 _log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Renews all leases of one stream, each third of their length, from `watch` on until `rest`."""
+    """Renews all leases of one stream after each third of their length, from `watch` until `rest`."""
 
     def __init__(self, options: StreamOptions) -> None:
         self._options = options
@@ -32,7 +33,7 @@ class Heartbeat:
         self._is_closed = threading.Event()
 
     def watch(self, stream: str, epoch: int) -> None:
-        """Spark works on this batch from now on."""
+        """Start to renew this batch, which Spark works on now."""
         with self._lock:
             if (stream, epoch) != (self._stream, self._epoch):
                 self._stream, self._epoch, self._since = stream, epoch, time.monotonic()
@@ -41,26 +42,26 @@ class Heartbeat:
                 self._thread.start()
 
     def rest(self) -> None:
-        """Nothing is leased."""
+        """Renew nothing until the next `watch`, because no batch is leased."""
         with self._lock:
             self._stream = ""
 
     def close(self) -> None:
-        """End the thread. Nothing is given back: the leases end by themselves."""
+        """End the thread. Nothing is released; the leases expire."""
         self._is_closed.set()
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS_MAX)
 
     def _run(self) -> None:
-        # Connections of its own: the reader's may be waiting for an answer just when the leases have to be renewed.
+        # Separate connections, because the reader's may be waiting for an answer when the leases must be renewed.
         proxies: Proxies | None = None
         while not self._is_closed.wait(self._pause_seconds):
             try:
                 proxies = proxies or Proxies(self._options.leased.place, retry_seconds=self._pause_seconds)
                 self._beat(proxies)
-            except PopgateError as error:  # the next one may come through; if not, reading leases again
+            except PopgateError as error:  # the next renewal may succeed; if not, reading leases the batch again
                 _log.warning("popgate: the leases could not be renewed: %s", error)
-            except Exception:  # whatever it is: a thread that ended would let all later leases run out in silence
+            except Exception:  # any error: if the thread ended, all later leases would expire silently
                 _log.exception(
                     "popgate: the leases could not be renewed, which is a fault of popgate; it is tried again"
                 )

@@ -1,7 +1,7 @@
-"""Opens a journal's folder for Spark: one DataFrame of the hours asked for, or a refusal that says what to do.
+"""Opens a journal's folder for Spark: returns one DataFrame of the requested hours, or raises an error with the remedy.
 
-Owns where the files are and which version they have; what they mean is in `jobs`. Folders may be anything that Spark's
-file systems read. Files that are still being written have other names, and are not looked at.
+Owns the location and the version of the files; `jobs` interprets them. The folder may be on any file system that Spark
+reads. Files that are still being written have other names, and are ignored.
 """
 
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ FILES_A_TRIGGER = 500
 
 
 class JournalUnreadable(Exception):
-    """There is no journal, or not one that this version reads. The text says which, and what to do."""
+    """There is no journal, or this version can't read it. The text says which, and what to do."""
 
 
 class HoursEmpty(JournalUnreadable):
-    """There is a journal, and it has nothing of the range."""
+    """The journal has no files for the range."""
 
 
 class Hours(NamedTuple):
@@ -40,7 +40,7 @@ class Hours(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """A journal's hours, opened. `rows` has the journal's columns and `date`, `hour`."""
+    """An opened range of a journal. `rows` has the journal's columns, `date` and `hour`."""
 
     path: str
     hours: Hours
@@ -51,8 +51,8 @@ class Journal:
 def open_journal(
     spark: SparkSession, path: str, *, since: datetime | None = None, until: datetime | None = None
 ) -> Journal:
-    """The hours of the journal from `since` to before `until`, which are cut to whole hours; all that there is where
-    None.
+    """Open the journal from `since` to before `until`, both rounded down to whole hours; None: from its first hour, or
+    to its last.
 
     Raises: JournalUnreadable.
     """
@@ -84,7 +84,7 @@ class HourFolder(NamedTuple):
 
 
 def journal_hours(spark: SparkSession, path: str) -> list[HourFolder]:
-    """The hours that have files, in order. Raises: JournalUnreadable where the folder can't be listed."""
+    """Return the hours that have files, in order. Raises: JournalUnreadable if the folder can't be listed."""
     hours: dict[datetime, HourFolder] = {}
     try:
         for file in found(spark, f"{path.rstrip('/')}/date=*/hour=*/{FILES}"):
@@ -105,7 +105,7 @@ def _hour_of(file: File) -> datetime | None:
 
 
 def journal_stream(spark: SparkSession, path: str) -> DataFrame:
-    """The journal's rows as they come, file by file, beginning with those that are there."""
+    """Return the journal's rows as a stream, file by file, beginning with the existing files."""
     schema = StructType([*SPARK_SCHEMA.fields, *PARTITIONS.fields])
     reader = spark.readStream.schema(schema).option("pathGlobFilter", FILES)
     return reader.option("maxFilesPerTrigger", FILES_A_TRIGGER).parquet(path.rstrip("/"))
@@ -119,7 +119,7 @@ def _rows(spark: SparkSession, path: str, hours: Hours) -> DataFrame:
     return rows.where(
         (place >= F.struct(F.lit(f"{hours.since:%Y-%m-%d}").alias("date"), F.lit(hours.since.hour).alias("hour")))
         & (place <= F.struct(F.lit(f"{last:%Y-%m-%d}").alias("date"), F.lit(last.hour).alias("hour")))
-        # Without functions, for the folders that are not even listed.
+        # A condition without functions, so that Spark does not list the other folders.
         & F.col("date").between(f"{hours.since:%Y-%m-%d}", f"{last:%Y-%m-%d}")
     )
 

@@ -1,8 +1,8 @@
-"""The journal's columns, as the proxy writes them and Spark reads them: one table, versioned.
+"""The journal's columns, as the proxy writes them and Spark reads them: one versioned table.
 
-Owns names, types and what may be null; the proxy's writer has the same table, and a contract test compares the two.
-A column more, fewer or of another meaning is another version. Files are `date=YYYY-MM-DD/hour=HH/*.parquet` (UTC, the
-hour of `at`), and each tells its version in its footer.
+Owns names, types and nullability; the proxy's writer has the same table, and a contract test compares the two. An added
+or removed column, or one with another meaning, needs a new version. Files are `date=YYYY-MM-DD/hour=HH/*.parquet` (UTC,
+the hour of `at`), and each has its version in its footer.
 """
 
 from typing import NamedTuple
@@ -20,13 +20,13 @@ from pyspark.sql.types import (
 
 VERSION = 1
 VERSION_KEY = "popgate.journal.version"
-"""Of a file's metadata; its value is the version in decimal."""
+"""Key in a file's metadata; its value is the version in decimal."""
 
 
 class Column(NamedTuple):
     name: str
     type: str
-    """Of Arrow, as its `str` has it."""
+    """The Arrow type, as its `str` returns it."""
     nullable: bool
 
 
@@ -52,7 +52,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("detail", "string", True),
     Column("journal_seq", "int64", False),
 )
-"""In the order of the files."""
+"""The columns in the order of the files."""
 
 _IN_SPARK: dict[str, DataType] = {
     "timestamp[us, tz=UTC]": TimestampType(),
@@ -64,4 +64,4 @@ _IN_SPARK: dict[str, DataType] = {
 
 SPARK_SCHEMA = StructType([StructField(one.name, _IN_SPARK[one.type], one.nullable) for one in COLUMNS])
 PARTITIONS = StructType([StructField("date", StringType()), StructField("hour", IntegerType())])
-"""Columns that are in the folders' names only."""
+"""Columns that appear only in the names of the folders."""

@@ -1,9 +1,10 @@
-"""What the driver does for a streaming query: it acks, leases and finds again the batches of one stream.
+"""The driver's part of a streaming query: acks, leases and finds again the batches of one stream.
 
-Theory of operation (docs/spark.md). One epoch is one lease group is one micro-batch. Spark calls `latestOffset(start)`
-only when its commit log has `start`, whose batch the sink then has: everything through `start` is acked there. `commit`
-comes a batch late, and never for the last one, so that it is only a second chance. A batch that Spark replays is found
-again under its epoch, with the same messages; a batch may only be formed where Spark's offset log can't have it yet.
+Theory of operation (docs/spark.md). Each epoch is one lease group and one micro-batch. Spark calls
+`latestOffset(start)` only when its commit log has `start`, whose batch the sink then has: so that call acks everything
+through `start`. Spark calls `commit` one batch late, and never for the last one, so it is only a second chance to ack.
+A batch that Spark replays is found again by its epoch, with the same messages. A new batch may only be formed if
+Spark's offset log can't have it yet.
 
 Owns this process' connections, heartbeat and budget. Nothing here is ever pickled.
 """
@@ -29,9 +30,10 @@ from popgate_spark.options import StreamOptions
 from popgate_spark.proxies import Proxies
 
 IDLE_PAUSE_SECONDS, IDLE_PAUSE_SECONDS_MAX = 0.05, 0.5
-"""Spark asks an idle source a hundred times a second: each empty answer is held back, the next one for longer."""
+"""First and maximum delay in seconds of an empty answer, because Spark asks an idle source a hundred times a second;
+the delay doubles each time."""
 DRAIN_PATIENCE_SECONDS = 10.0
-"""For how long messages that are ready, and yet were not given, are asked for again before a drain ends."""
+"""Seconds for which a drain asks again for messages that are ready but were not leased, before it ends."""
 CONFLICTS_MAX = 20
 CONFLICT_PAUSE_SECONDS = 0.5
 _REMEDY = "start the query with another checkpoint and streamId, or set onUnknownGroup to empty"
@@ -39,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Offset(TypedDict):
-    """What Spark keeps in its offset log: the batch of this epoch is the last one."""
+    """A position that Spark keeps in its offset log: the batch of this epoch is the last one."""
 
     stream: str
     epoch: int
@@ -50,7 +52,7 @@ START: Offset = {"stream": "", "epoch": 0}
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """What Spark is to read for an offset: `count` messages in `slices` parts."""
+    """The batch that Spark must read for an offset, in `slices` parts; `lost` messages went to other consumers."""
 
     slices: int
     lost: int
@@ -60,7 +62,7 @@ _EMPTY = PlannedBatch(0, 0)
 
 
 class BatchLeases:
-    """The batches of one query, in the driver's long-lived process."""
+    """Manages the batches of one query, in the driver's long-lived process."""
 
     def __init__(self, options: StreamOptions) -> None:
         self._options = options
@@ -73,14 +75,14 @@ class BatchLeases:
         self._acked = START
 
     def limit_to_what_is_there(self) -> None:
-        """From now on lease as many messages as are ready at this moment, and no more."""
+        """Limit all further leases to the number of messages that are ready now."""
         try:
             self._budget = self._ready()
         except GroupNotFound:
-            self._budget = 1  # the first lease makes the group, which gets what is published from then on
+            self._budget = 1  # the first lease creates the group, which gets the messages published from then on
 
     def ack(self, offset: Offset) -> None:
-        """Settle every batch through this one: the sink has them. A repeat costs nothing."""
+        """Settle every batch through this one, because the sink has them. A repeat makes no request."""
         if offset in (START, self._acked):
             return
         acked = self._stream(offset).ack(offset["epoch"])
@@ -94,7 +96,8 @@ class BatchLeases:
         self._acked = offset
 
     def lease(self, start: Offset, messages_max: int) -> Offset:
-        """The offset of the next batch, of at most so many messages; `start` where nothing is ready."""
+        """Lease the next batch, of at most `messages_max` messages; return its offset, or `start` if nothing is
+        ready."""
         if self._budget is not None:
             messages_max = min(messages_max, self._budget)
         following: Offset = {
@@ -105,7 +108,7 @@ class BatchLeases:
         if not self._is_checked:
             found = self._check(start, following)
             self._is_checked = True
-            if found is not None:  # a driver before this one leased it, or began to: that is nobody else's to take
+            if found is not None:  # an earlier driver leased it, or began to: it belongs to this query
                 messages_max = max(messages_max, 1)
                 held = int(found["count"]) if found["remaining_seconds"] > 0 else 0
         formed = self._form(following, messages_max) if messages_max > 0 else None
@@ -117,20 +120,20 @@ class BatchLeases:
             return start
         self._pause_seconds = IDLE_PAUSE_SECONDS
         offset, group = formed
-        if self._budget is not None:  # what a driver before this one held was leased, and not ready
+        if self._budget is not None:  # messages that an earlier driver held were leased, not ready
             self._budget -= max(0, group.count - held)
         self._take(offset, group)
         return offset
 
     def plan(self, end: Offset) -> PlannedBatch:
-        """What there is to read for the batch of this offset; its leases hold when this returns."""
+        """Return the batch to read for this offset; its leases are valid when this returns."""
         if self._planned is not None and self._planned[0] == end:
             return self._planned[1]
         group = self._find_again(end)
         return _EMPTY if group is None else self._take(end, group)
 
     def close(self) -> None:
-        """End connections and heartbeat. Nothing is given back: a batch that Spark has planned must be found again."""
+        """End connections and heartbeat. Nothing is released: a batch that Spark has planned must be found again."""
         self._heartbeat.close()
         self._proxies.close()
 
@@ -140,15 +143,15 @@ class BatchLeases:
         return self._proxies.lease_stream(self._options.leased.group, offset["stream"])
 
     def _ready(self) -> int:
-        """How many messages could be leased now, as far as the proxy knows."""
+        """Return how many messages could be leased now, as far as the proxy knows."""
         path = subscription_path(self._options.leased.place.topic, self._options.leased.group)
         state = self._proxies.perform(self._proxies.exchanges.read(path))
         return int(state["ready"])
 
     def _check(self, start: Offset, following: Offset) -> JsonObject | None:
-        """The group of the next batch, where there is one already, whole or begun. Refuse, or give back, groups that
-        this checkpoint knows nothing of: another one went on with this stream, and they would be acked without having
-        been read."""
+        """Return the lease group of the next batch if it already exists, complete or forming. Reject or release groups
+        that this checkpoint does not know: another checkpoint has continued this stream, and they would be acked
+        without having been read."""
         if not start["stream"] and not self._options.stream_id:
             return None  # the stream is new
         groups = self._groups(following)
@@ -163,8 +166,8 @@ class BatchLeases:
         return groups.get(following["epoch"])
 
     def _form(self, offset: Offset, messages_max: int) -> tuple[Offset, LeaseGroup] | None:
-        """Lease this batch, new or found again; None where nothing is ready. Its offset is a later one only where the
-        epoch was acked and the user wants to go on."""
+        """Lease this batch, new or found again; None if nothing is ready. The returned offset is a later one only if
+        the epoch was acked and the user wants to continue."""
         patience_ends = time.monotonic() + DRAIN_PATIENCE_SECONDS
         conflicts = 0
         while True:
@@ -178,7 +181,7 @@ class BatchLeases:
                 offset = {"stream": offset["stream"], "epoch": 2 * offset["epoch"]}
             except TooManyInFlight:
                 return None
-            except Conflict:  # a driver before this one may still be forming it
+            except Conflict:  # an earlier driver may still be forming it
                 conflicts += 1
                 if conflicts > CONFLICTS_MAX:
                     raise
@@ -191,8 +194,8 @@ class BatchLeases:
                 time.sleep(IDLE_PAUSE_SECONDS_MAX)
 
     def _find_again(self, end: Offset) -> LeaseGroup | None:
-        """The batch that Spark replays, with its leases renewed. It must never be formed anew: the sink may have it as
-        it was, and would leave out messages that are then acked."""
+        """Return the batch that Spark replays, with its leases renewed. It must never be formed again: the sink may
+        have the original batch, and would then skip messages that are acked later."""
         try:
             return self._put(end, FORM_NOTHING)
         except (LeaseGroupAcked, LeaseGroupNotFound):
@@ -220,7 +223,7 @@ class BatchLeases:
         return batch
 
     def _groups(self, offset: Offset) -> dict[int, JsonObject]:
-        """The stream's batches that are not acked, by their epochs."""
+        """Return the stream's batches that are not acked, by epoch."""
         try:
             groups = self._stream(offset).groups()
         except GroupNotFound:
@@ -228,7 +231,7 @@ class BatchLeases:
         return {int(one["epoch"]): one for one in groups}
 
     def _complain(self, what: str) -> None:
-        """Raises: BatchUnavailable, unless the user wants to go on."""
+        """Raise BatchUnavailable, or only log if the user wants to continue."""
         if self._options.on_unknown_group == "fail":
             raise BatchUnavailable(f"popgate: {what}; {_REMEDY}")
         _log.warning("popgate: %s; going on (onUnknownGroup is empty)", what)

@@ -1,6 +1,6 @@
-"""The options of source, reader and sink: read once, on the driver, into frozen values (docs/spark.md).
+"""Reads the options of source, reader and sink once, on the driver, into frozen values (docs/spark.md).
 
-Owns names, defaults and limits. What is unknown or wrong is refused with the option's name and what it may be.
+Owns names, defaults and limits. An unknown or invalid option is rejected with its name and the valid values.
 """
 
 import difflib
@@ -19,7 +19,7 @@ PARTITIONS_MAX, PARTITIONS_DEFAULT = 1_024, 4
 INVISIBILITY_SECONDS_MAX = 43_200.0
 STREAM_INVISIBILITY_SECONDS = 300.0
 BATCH_INVISIBILITY_SECONDS = 3_600.0
-"""Longer: no heartbeat renews the leases of a batch read."""
+"""Default lease of a batch read in seconds; longer than a stream's, because no heartbeat renews it."""
 HOLD_SECONDS_DEFAULT, HOLD_SECONDS_MAX = 43_200.0, 30 * 86_400.0
 RETRY_SECONDS_DEFAULT, RETRY_SECONDS_MAX = 60.0, 3_600.0
 NAME_LENGTH_MAX = 64
@@ -32,7 +32,7 @@ SINK = (*COMMON, "idColumn")
 BATCH_SINK = (*SINK, "writeId")
 EVERY = tuple(dict.fromkeys((*STREAM, *BATCH, *BATCH_SINK)))
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode"})
-"""What Spark hands to every sink beside the sink's own options."""
+"""Options that Spark passes to every sink in addition to the sink's."""
 _ASYNC = "asyncprogresstrackingenabled"
 
 OnUnknownGroup: TypeAlias = Literal["fail", "empty"]
@@ -40,9 +40,9 @@ OnUnknownGroup: TypeAlias = Literal["fail", "empty"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where popgate is. `retry_seconds` is for how long a request is repeated while no proxy answers.
+    """The proxies and the topic. `retry_seconds`: how long a request is repeated while no proxy answers.
 
-    Its text has neither token nor passwords, for it may stand in a traceback.
+    Its `repr` contains neither token nor passwords, because it may appear in a traceback.
     """
 
     urls: Sequence[str] = field(repr=False)
@@ -53,7 +53,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedOptions:
-    """What is leased, and how: of both readers."""
+    """The options about leases, common to both readers."""
 
     place: Place
     group: str
@@ -64,7 +64,7 @@ class LeasedOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Of `spark.readStream`. An empty `stream_id` is replaced by a random one at the first batch."""
+    """Options of `spark.readStream`. An empty `stream_id` is replaced by a random one at the first batch."""
 
     leased: LeasedOptions
     stream_id: str
@@ -74,7 +74,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """Of `spark.read`."""
+    """Options of `spark.read`."""
 
     leased: LeasedOptions
     batch_id: str
@@ -82,8 +82,8 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Of `writeStream` and `write`. `write_id` names a batch write, also among those of one `foreachBatch`; it is empty
-    for a stream, which has its query's id instead."""
+    """Options of `writeStream` and `write`. `write_id` identifies a batch write, also among several of one
+    `foreachBatch`; it is empty for a stream, which uses its query's id."""
 
     place: Place
     id_column: str | None
@@ -91,7 +91,7 @@ class SinkOptions:
 
 
 class Options:
-    """The options as Spark hands them over, whose names have no case."""
+    """The options as Spark passes them; their names are case-insensitive."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         """Raises: OptionInvalid for a name that no reader or writer of popgate has."""
@@ -110,7 +110,7 @@ class Options:
                 raise OptionInvalid(lowered, f"is not known; {hint}")
 
     def stream(self) -> StreamOptions:
-        """Raises: OptionInvalid."""
+        """Read the options of a streaming read. Raises: OptionInvalid."""
         self._refuse_others(STREAM, "readStream")
         on_unknown_group = self._text("onUnknownGroup", "fail")
         if on_unknown_group not in get_args(OnUnknownGroup):
@@ -123,17 +123,17 @@ class Options:
         )
 
     def batch(self, unnamed: str) -> BatchOptions:
-        """`unnamed` is the id of a batch that the user did not name. Raises: OptionInvalid."""
+        """Read the options of a batch read. `unnamed`: the id if the user gives none. Raises: OptionInvalid."""
         self._refuse_others(BATCH, "read")
         batch_id = self._name("batchId", "") or unnamed
         return BatchOptions(leased=self._leased(BATCH_INVISIBILITY_SECONDS), batch_id=batch_id)
 
     def check_leased(self) -> None:
-        """Raises: OptionInvalid for what is wrong for every reader."""
+        """Check the options common to all readers. Raises: OptionInvalid."""
         self._leased(STREAM_INVISIBILITY_SECONDS)
 
     def sink(self, *, streaming: bool) -> SinkOptions:
-        """Raises: OptionInvalid."""
+        """Read the options of a sink. Raises: OptionInvalid."""
         self._refuse_others(SINK if streaming else BATCH_SINK, "writeStream" if streaming else "write")
         return SinkOptions(
             place=self._place(),
@@ -168,7 +168,7 @@ class Options:
             raise OptionInvalid("url", f"names {len(urls)} proxies; at most {URLS_MAX} are used")
         for number, url in enumerate(urls, start=1):
             complaint = url_complaint(url)
-            if complaint is not None and "@" in text and "@" not in url:  # it may be half a password
+            if complaint is not None and "@" in text and "@" not in url:  # it may be part of a password
                 complaint = f"address {number} of {len(urls)} is not a URL; write a comma of a password as %2C"
             if complaint is not None:
                 raise OptionInvalid("url", complaint)

@@ -1,7 +1,7 @@
-"""Calls to any of several proxies: the next one is asked where one doesn't answer.
+"""Calls any of several proxies, and fails over to the next if one does not answer.
 
-Owns the connections of one process or task. What is sent, and whether it may be repeated, is decided by the exchanges
-of `popgate_client`; everything that this package asks for may be.
+Owns the connections of one process or task. The exchanges of `popgate_client` decide what is sent and what may be
+repeated; all requests of this package may be.
 """
 
 import time
@@ -23,9 +23,9 @@ _GATEWAY_STATUSES = frozenset({502, 503, 504})
 
 
 class Proxies:
-    """The proxies of a `Place`; `first` spreads tasks over them. A context manager that closes the connections.
+    """Connections to the proxies of a `Place`; `first` spreads tasks over them. A context manager that closes them.
 
-    Calls raise what the client's do; RetryLater only after the place's `retry_seconds`.
+    Calls raise the same errors as `Client`; RetryLater only after the place's `retry_seconds`.
     """
 
     def __init__(self, place: Place, *, accept: str = JSON, first: int = 0, retry_seconds: float | None = None) -> None:
@@ -43,7 +43,7 @@ class Proxies:
         return LeaseStream(self, self.exchanges, self._place.topic, group, stream)
 
     def perform(self, exchange: Exchange[T]) -> T:
-        """Drive one exchange to its result, or to the error that it raises."""
+        """Run one exchange to its result, or to the error that it raises."""
         try:
             attempt = next(exchange)
             while True:

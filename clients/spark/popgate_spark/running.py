@@ -1,6 +1,6 @@
-"""Runs a job as the command line asks for it: Spark around it, its tables and its report into the output folder.
+"""Runs a job of the command line: starts Spark, and writes the job's tables and report into the output folder.
 
-Owns what is written where, and how failures are told. The jobs themselves know neither flags nor files.
+Owns what is written where, and how failures are reported. The jobs know neither flags nor files.
 """
 
 import argparse
@@ -33,14 +33,14 @@ from popgate_spark.storage import StorageFailed, first_line, write_text
 
 REPORT = "report.html"
 COMPLETE_AFTER = timedelta(minutes=10)
-"""An hour that is over may still get files: proxies collect events for a minute, and disks may be slow."""
+"""Time after its end until an hour is complete: proxies collect events for a minute, and disks may be slow."""
 LINES_MAX = 100
-"""Of a batch that is followed."""
+"""Maximum lines printed per batch of a followed journal."""
 Run = Callable[[SparkSession, argparse.Namespace, Progress], int]
 
 
 def run(arguments: argparse.Namespace, progress: Progress) -> int:
-    """Returns the exit code; what goes wrong is told in a line on standard error."""
+    """Run the job and return the exit code; an error is reported in one line on standard error."""
     if arguments.since is not None and arguments.until is not None and arguments.since >= arguments.until:
         return _failed("--from must be before --to")
     progress("starting Spark")
@@ -68,7 +68,7 @@ def _audited(spark: SparkSession, arguments: argparse.Namespace, progress: Progr
     )
     out: str = arguments.out.rstrip("/")
     until = arguments.until
-    if arguments.state is not None and until is None:  # what is audited once is not looked at again
+    if arguments.state is not None and until is None:  # audited hours are not read again
         until = datetime.now(UTC) - COMPLETE_AFTER
     with Workplace(spark, out) as work:
         try:
@@ -137,9 +137,9 @@ def _timed(spark: SparkSession, arguments: argparse.Namespace, progress: Progres
 
 
 def _followed(spark: SparkSession, arguments: argparse.Namespace, progress: Progress) -> int:
-    """Live: every step is told once, when the watermark has passed it; a restart goes on where it was."""
+    """Report live: each step once, when the watermark has passed it; a restart continues at the last step."""
     out, step = arguments.out.rstrip("/"), arguments.step or 60
-    open_journal(spark, arguments.journal)  # for its refusals
+    open_journal(spark, arguments.journal)  # for its errors
 
     def tell(batch: DataFrame, number: int) -> None:
         batch.write.mode("overwrite").parquet(f"{out}/live/batch={number}")  # a repeat writes the same one

@@ -1,6 +1,6 @@
-"""The Spark of `popgate-pipeline`: quiet, on this machine or on a cluster, or the one of `spark-submit`.
+"""The Spark session of `popgate-pipeline`: quiet, on this machine or on a cluster, or that of `spark-submit`.
 
-Owns the settings that the jobs want; what is set already (by `spark-submit`, `spark-defaults.conf` or --conf) stays.
+Owns the settings that the jobs need; settings made elsewhere (`spark-submit`, `spark-defaults.conf`, --conf) win.
 """
 
 import os
@@ -19,11 +19,11 @@ from popgate_spark.storage import first_line
 LOCAL = "local[*]"
 MEMORY = "2g"
 PARTITIONS = 16
-"""Of a shuffle: so that what ten million events make fits in each. Spark joins them where they are small."""
+"""Partitions of a shuffle, so that each can hold its part of ten million events. Spark merges small ones."""
 FILE_BYTES = "32m"
-"""Of the journal a task: so that the last ones end together."""
+"""Maximum size of the journal's data per task, so that the last tasks end at about the same time."""
 JAVA = "-XX:+UseParallelGC -XX:CompileThresholdScaling=4"
-"""For a minute's work on few cores: Java compiles only what is hot, and its collector asks nothing of each write."""
+"""Java options for a minute's work on few cores: less code is compiled, and the collector adds no cost per write."""
 LOGGING = """
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -36,14 +36,14 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 
 
 class SparkUnavailable(Exception):
-    """Spark does not start. The text says why, and what to do."""
+    """Spark can't start. The text says why, and what to do."""
 
 
 @contextmanager
 def spark_session(
     name: str, *, master: str | None = None, memory: str | None = None, settings: Mapping[str, str] | None = None
 ) -> Generator[SparkSession]:
-    """Spark while the block runs. `master` None: that of spark-submit, else local[*].
+    """Run Spark while the block runs. `master` None: that of spark-submit, else local[*].
 
     Raises: SparkUnavailable.
     """
@@ -52,7 +52,7 @@ def spark_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with tempfile.TemporaryDirectory(prefix="popgate-pipeline-", ignore_cleanup_errors=True) as folder:
         active = SparkSession.getActiveSession()
-        if active is not None:  # of whoever calls us
+        if active is not None:  # the caller's session
             yield active
             return
         configuration = SparkConf()
@@ -66,7 +66,7 @@ def spark_session(
             configuration.set(key, value)
         try:
             session = SparkSession.builder.config(conf=configuration).getOrCreate()
-        except Exception as error:  # the JVM's, whatever it is
+        except Exception as error:  # any error of the JVM
             raise SparkUnavailable(f"Spark does not start: {first_line(error)}") from error
         try:
             yield session
@@ -93,7 +93,7 @@ def _wanted(folder: Path, master: str, memory: str | None) -> dict[str, str]:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.local.dir": str(folder / "local"),
-            # A machine that slept, or a process that was stopped for a while, has lost nobody.
+            # A machine or process that was suspended for a while has not lost its executors.
             "spark.network.timeout": "3600s",
         }
     return wanted

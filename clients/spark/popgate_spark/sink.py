@@ -1,9 +1,9 @@
-"""`df.writeStream.format("popgate")` and `df.write.format("popgate")`: every row is published once, confirmed.
+"""`df.writeStream.format("popgate")` and `df.write.format("popgate")`: publish every row once, confirmed.
 
-A task publishes its rows in requests of up to 256, each row with a `dedup_id` that a repeat of the task, or of the
-batch, gives it again: of the query's id, the batch, the partition and the row's place, or of the column `idColumn`.
-popgate knows the ids for `--dedup-seconds`. Nothing is left to do at Spark's commit, and nothing can be undone at its
-abort: it is the next attempt that completes what this one began.
+A task publishes its rows in requests of up to 256. Each row has a `dedup_id` that is the same when the task or the
+batch is repeated: it comes from the query's id, the batch, the partition and the row's position, or from the column
+`idColumn`. popgate remembers the ids for `--dedup-seconds`. Spark's commit has nothing left to do, and its abort can
+undo nothing: the next attempt completes what this one began.
 """
 
 import hashlib
@@ -32,14 +32,14 @@ _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclass(frozen=True, slots=True)
 class Published(WriterCommitMessage):
-    """What one task did. `duplicates` an earlier attempt had published."""
+    """The result of one task. `duplicates`: rows that an earlier attempt had published."""
 
     published: int
     duplicates: int
 
 
 class RowPublisher:
-    """Publishes the rows of one task; goes to the executors."""
+    """Publishes the rows of one task. Spark sends it to the executors."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
         """Raises: SparkSourceError for columns that can't be published."""
@@ -51,7 +51,7 @@ class RowPublisher:
         self._body = _check_columns(schema, options.id_column)
 
     def publish(self, batches: Iterator[Any]) -> Published:
-        """Raises: NotPublished."""
+        """Publish all rows of a task. Raises: NotPublished."""
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         prefix = f"{self._write_id(context)}-{partition}"
@@ -76,8 +76,8 @@ class RowPublisher:
         return results
 
     def _write_id(self, context: TaskContext | None) -> str:
-        """Also in `foreachBatch` the batch's id alone does not do: what is written twice there would be taken for a
-        repeat, and left out."""
+        """Return the id of this write. In `foreachBatch` the batch's id is not enough: a second write in it would look
+        like a repeat, and its rows would be skipped."""
         names = [self._options.write_id]
         if context is not None and (query := context.getLocalProperty(_QUERY_ID)):
             names = [query, str(context.getLocalProperty(_BATCH_ID)), *names]
@@ -119,10 +119,10 @@ class PopgateStreamWriter(DataSourceStreamArrowWriter):
         return self._rows.publish(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's
-        """Everything is published already."""
+        """Do nothing: everything is already published."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """The batch is written again."""
+        """Do nothing: Spark writes the batch again."""
 
 
 class PopgateBatchWriter(DataSourceArrowWriter):
@@ -136,7 +136,7 @@ class PopgateBatchWriter(DataSourceArrowWriter):
 
 
 def _check_columns(schema: StructType, id_column: str | None) -> str:
-    """The name of the body's column. Raises: SparkSourceError."""
+    """Return the name of the body's column. Raises: SparkSourceError."""
     names = schema.fieldNames()
     bodies = [name for name in BODY_COLUMNS if name in names]
     if len(bodies) != 1:

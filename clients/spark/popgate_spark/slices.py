@@ -1,9 +1,9 @@
-"""Reading one slice of a lease group: what executors do, over and over the same way.
+"""Reads one slice of a lease group on an executor, with the same result each time.
 
-A slice is read whole before its first row is given on, so that an answer that breaks off is asked for again and no row
-is ever seen twice. Where the leases ran out (the driver stood still for longer than they last) the same messages are
-leased again; where some of them went elsewhere meanwhile, or all were given back, the task fails, as does each repeat
-of it: a batch must not differ between two tasks. Spark's next attempt at the whole batch plans it anew.
+A slice is read completely before its first row is passed on, so that an interrupted answer can be requested again and
+no row is seen twice. If the leases have expired (the driver was suspended for longer than they last), the same messages
+are leased again. If other clients got some of them meanwhile, or all were released, the task and its repeats fail,
+because a batch must not differ between two tasks. Spark's next attempt at the whole batch plans it again.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ RENEWALS_MAX = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedSlice(InputPartition):
-    """One task's part of a batch. `lost` is what the whole batch had lost when it was planned."""
+    """One task's part of a batch. `lost`: messages that the whole batch had lost when it was planned."""
 
     stream: str
     epoch: int
@@ -36,15 +36,15 @@ class LeasedSlice(InputPartition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceReader:
-    """Reads slices of one subscription; goes to the executors."""
+    """Reads slices of one subscription. Spark sends it to the executors."""
 
     options: LeasedOptions
     schema: StructType
 
     def read(self, one: LeasedSlice) -> Iterator[Any]:
-        """The record batches of a slice: the same rows in the same order each time.
+        """Return the record batches of a slice: the same rows in the same order each time.
 
-        Raises: BatchUnavailable; RetryLater where no proxy answered.
+        Raises: BatchUnavailable; RetryLater if no proxy answers.
         """
         yield from record_batches(self._fetch(one), self.schema)
 
@@ -65,7 +65,7 @@ class SliceReader:
         )
 
     def _content(self, one: LeasedSlice) -> bytes | None:
-        """None where leases have run out."""
+        """Return the slice's content; None if its leases have expired."""
         path = lease_group_path(self.options.place.topic, self.options.group, one.stream, str(one.epoch), "messages")
         request = Request(method="GET", path=f"{path}?slice={one.number}", silence_seconds=FORM_SECONDS)
         with Proxies(self.options.place, accept=ARROW, first=one.number) as proxies:
@@ -75,9 +75,10 @@ class SliceReader:
                 return None
 
     def _hold(self, one: LeasedSlice) -> None:
-        """Lease the batch again, where that is needed, and see that it has lost nothing since it was planned.
+        """Lease the batch again if necessary, and check that it has lost no messages since it was planned.
 
-        Asked after what was read as well: another task may have leased it again, without what had gone elsewhere.
+        This is also called after a successful read, because another task may have leased the batch again without the
+        messages that other clients got.
         """
         with Proxies(self.options.place, first=one.number) as proxies:
             stream = proxies.lease_stream(self.options.group, one.stream)

@@ -1,6 +1,6 @@
-"""The data source of the format "popgate": readers and writers over one set of options.
+"""The data source of the format "popgate": makes readers and writers from one set of options.
 
-Spark makes it on the driver for each `load()` and each write, and pickles it; nothing here does any I/O.
+Spark creates it on the driver for each `load()` and each write, and pickles it. Does no I/O.
 """
 
 import uuid
@@ -20,12 +20,12 @@ FORMAT = "popgate"
 
 
 class PopgateDataSource(DataSource):
-    """`spark.dataSource.register(PopgateDataSource)`, where Spark does not find it by itself (docs/spark.md)."""
+    """The data source. If Spark does not find it: `spark.dataSource.register(PopgateDataSource)` (docs/spark.md)."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         with told_in_one_line():
             self._options = Options(options)
-        # The same for all actions of one DataFrame, which then has the same rows in each.
+        # All actions of one DataFrame share this id, and so read the same rows.
         self._unnamed_batch = f"unnamed-{uuid.uuid4().hex}"
 
     @classmethod
@@ -33,7 +33,7 @@ class PopgateDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Asked for at each `load()`, so that it is there where wrong options are told."""
+        """Return the schema. Spark calls this at each `load()`, so it also rejects invalid options."""
         with told_in_one_line():
             self._options.check_leased()
         return SCHEMA

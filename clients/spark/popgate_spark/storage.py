@@ -1,6 +1,6 @@
-"""Folders and small files wherever Spark reads and writes: this machine, HDFS, object stores.
+"""Lists, reads and writes folders and small files on all storage of Spark: this machine, HDFS, object stores.
 
-Goes through Hadoop's file systems, which every Spark has and PySpark does not show. Owns no names of its own.
+Uses Hadoop's file systems, which every Spark has but PySpark does not expose. Defines no file names.
 """
 
 from collections.abc import Iterator
@@ -20,17 +20,17 @@ class File(NamedTuple):
     path: str
     name: str
     folder: str
-    """Of the folder that it is in, the name."""
+    """The name of its folder."""
     outer: str
-    """Of the folder around that, the name."""
+    """The name of that folder's parent."""
 
 
 def found(spark: SparkSession, pattern: str) -> Iterator[File]:
-    """The files and folders whose path fits `pattern` (with `*`). Raises: StorageFailed."""
+    """Return the files and folders whose path matches `pattern` (with `*`). Raises: StorageFailed."""
     try:
         path = _jvm(spark).org.apache.hadoop.fs.Path(pattern)
         statuses = path.getFileSystem(hadoop_configuration(spark)).globStatus(path)
-    except Exception as error:  # py4j's: whatever the file system raises
+    except Exception as error:  # py4j's, for any error of the file system
         raise StorageFailed(f"{pattern} can't be listed: {_why(spark, error)}") from error
     for status in statuses or ():
         at = status.getPath()
@@ -40,7 +40,7 @@ def found(spark: SparkSession, pattern: str) -> Iterator[File]:
 
 
 def remove(spark: SparkSession, path: str) -> None:
-    """Remove a folder with all that is in it, where there is one. Raises: StorageFailed."""
+    """Remove a folder and its content if it exists. Raises: StorageFailed."""
     try:
         at = _jvm(spark).org.apache.hadoop.fs.Path(path)
         at.getFileSystem(hadoop_configuration(spark)).delete(at, True)
@@ -49,7 +49,7 @@ def remove(spark: SparkSession, path: str) -> None:
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Write a small file, in place of what was there. Raises: StorageFailed."""
+    """Write a small file, replacing an existing one. Raises: StorageFailed."""
     try:
         if "://" not in path:
             place = Path(path.removeprefix("file:"))
@@ -67,7 +67,7 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
 
 
 def footer_of(spark: SparkSession, path: str) -> tuple[dict[str, str], list[str]]:
-    """Of a Parquet file the metadata and the names of its columns. Raises: StorageFailed."""
+    """Return the metadata and the column names of a Parquet file. Raises: StorageFailed."""
     jvm = _jvm(spark)
     try:
         at = jvm.org.apache.hadoop.fs.Path(path)
@@ -85,7 +85,7 @@ def footer_of(spark: SparkSession, path: str) -> tuple[dict[str, str], list[str]
 
 
 def first_line(error: BaseException) -> str:
-    """What to tell of an error of Spark's, which may have pages of its own."""
+    """Return the first line of an error of Spark, whose full text may have pages."""
     java = getattr(error, "java_exception", None)
     return str(java if java is not None else error).partition("\n")[0]
 
@@ -102,7 +102,7 @@ def _why(spark: SparkSession, error: BaseException) -> str:
 
 
 def hadoop_configuration(spark: SparkSession) -> Any:
-    session: Any = spark._jsparkSession  # pyright: ignore[reportPrivateUsage]  # the only door to file systems
+    session: Any = spark._jsparkSession  # pyright: ignore[reportPrivateUsage]  # the only access to file systems
     return session.sessionState().newHadoopConf()
 
 

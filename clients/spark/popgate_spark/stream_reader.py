@@ -1,7 +1,7 @@
-"""`spark.readStream.format("popgate")`: the calls of Spark's streaming reader.
+"""`spark.readStream.format("popgate")`: implements Spark's streaming reader.
 
-One instance lives in the driver's long-lived Python process and gets every call but `read`; another one is pickled to
-the executors and gets only that. What belongs to the driver is in `leasing`, made at its first use.
+One instance lives in the driver's long-lived Python process and gets every call except `read`; another is pickled to
+the executors and gets only `read`. `leasing` has the driver's part, which is created at first use.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from popgate_spark.slices import LeasedSlice, SliceReader
 
 
 class PopgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Exactly once into a sink that keeps each batch once (docs/spark.md has the windows that remain)."""
+    """Delivers exactly once into a sink that keeps each batch once (docs/spark.md lists the exceptions)."""
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         check_schema(schema)
@@ -33,7 +33,7 @@ class PopgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def leases(self) -> BatchLeases:
-        """Made in the process that asks for it."""
+        """The driver's leases, created in the process that uses them."""
         if self._leases is None:
             self._leases = BatchLeases(self._options)
         return self._leases
@@ -42,23 +42,23 @@ class PopgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.leased.messages_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Drain what is ready at this moment."""
+        """Read only the messages that are ready now."""
         with told_in_one_line():
             self.leases.limit_to_what_is_there()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """A constant: Spark asks again when it replays the first batch."""
+        """Return a constant, because Spark asks again when it replays the first batch."""
         return {**START}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Spark's commit log has `start`, so that everything through it may be acked; then lease the next batch."""
+        """Ack everything through `start`, which Spark's commit log has by now; then lease the next batch."""
         with told_in_one_line():
             self.leases.ack(_offset(start))
             rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.leased.messages_max
             return {**self.leases.lease(_offset(start), min(rows_max, self._options.leased.messages_max))}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """One slice a task. Also called for a batch that is replayed, for which `latestOffset` was not."""
+        """Return one slice per task. Also called for a replayed batch, without a call of `latestOffset`."""
         if start == end:
             return []
         with told_in_one_line():
@@ -70,12 +70,12 @@ class PopgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """On an executor. Changes nothing, and gives the same rows to every attempt of the task."""
+        """Read a slice on an executor: the same rows for every attempt of the task."""
         assert isinstance(partition, LeasedSlice)
         return self._slices.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """A second chance to ack: `latestOffset` does what fails here."""
+        """Ack the batch. If this fails, `latestOffset` does it later."""
         with told_in_one_line():
             try:
                 self.leases.ack(_offset(end))
@@ -83,14 +83,14 @@ class PopgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return
 
     def stop(self) -> None:
-        """Nothing is released: the batch that Spark has planned must be found again."""
+        """Close connections. Nothing is released: a batch that Spark has planned must be found again."""
         leases, self._leases = self._leases, None
         if leases is not None:
             leases.close()
 
 
 class RefusedStreamReader(PopgateStreamReader):
-    """Says what is wrong at Spark's first call: what a source raises before that, Spark 4.2 and 4.3 lose."""
+    """Raises an error of the options at Spark's first call, because Spark 4.2 and 4.3 lose an earlier one."""
 
     def __init__(self, complaint: SparkSourceError) -> None:
         self._complaint = complaint

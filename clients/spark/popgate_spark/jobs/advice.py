@@ -1,10 +1,10 @@
-"""What to change: invisibility timeout, max_in_flight, consumers and queues of each subscription, each with a reason.
+"""Advises on the invisibility timeout, max_in_flight, consumers and queues of each subscription, each with a reason.
 
-The timeout comes from the tail of processing times. A lease that ran out tells only that the work takes longer: it is
-censored, and a percentile of the others would never exceed the present timeout. So the share that is still at work
-after t seconds is estimated as Kaplan and Meier do, from first hand-outs: others may be those of difficult messages.
-Where more ran out than the wanted quantile leaves, the tail can't be known: double it, and measure again.
-Clients that hang are left out, for they say nothing about the work.
+The timeout is derived from the tail of the processing times. An expired lease shows only that the work takes longer: it
+is censored, and a percentile of the other leases would never exceed the current timeout. So the share of work that is
+unfinished after t seconds is estimated with the Kaplan-Meier method, from first deliveries only, because later ones may
+be those of difficult messages. If more leases expired than the wanted quantile allows, the tail is unknown: the advice
+is to double the timeout and measure again. Clients that hang are left out, because they say nothing about the work.
 """
 
 import math
@@ -20,26 +20,26 @@ from popgate_spark.jobs.balance import hung_clients
 
 QUANTILE = 0.999
 SAFETY = 1.5
-"""The timeout is so many times the quantile: tomorrow's work may be slower."""
+"""Factor from the quantile to the timeout, because future work may be slower."""
 BUCKETS_A_FACTOR = 20
-"""Times are counted in buckets whose borders are e^(1/20) apart: 5 %."""
+"""Buckets of times per factor e: their borders are e^(1/20) apart, which is 5 %."""
 MILLISECOND = 0.001
 ENDS_MIN = 200
-"""Fewer hand-outs say nothing about a tail."""
+"""Minimum number of ended first deliveries from which a tail is estimated."""
 INVISIBILITY_SECONDS_MAX = 43_200
 NICE_SECONDS = (1, 2, 3, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 28_800)
 UTILISATION = 0.7
-"""Of consumers, at the busiest minutes."""
+"""Wanted utilisation of consumers in the busiest minutes."""
 IN_FLIGHT_FACTOR, IN_FLIGHT_MIN = 3, 100
 QUEUE_RATE = 1_000.0
-"""Messages a second that one queue takes easily."""
+"""Messages per second that one queue handles easily."""
 SUBSCRIPTIONS_MAX = 500
-"""So many are advised; there are at most some hundred buckets of each."""
+"""Maximum number of subscriptions that get advice; each has at most a few hundred buckets."""
 BUCKETS_MAX = 500 * SUBSCRIPTIONS_MAX
 
 
 class Bucket(NamedTuple):
-    """First hand-outs that ended after up to `seconds`: by their work's end, or unfinished."""
+    """Numbers of first deliveries that ended after up to `seconds`, with their work done or unfinished."""
 
     seconds: float
     done: int
@@ -47,7 +47,7 @@ class Bucket(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """`seconds` None: the quantile can't be known from what was seen."""
+    """The tail of the processing times. `seconds` None: the data do not determine the quantile."""
 
     seconds: float | None
     expired_share: float
@@ -56,7 +56,7 @@ class Tail(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One setting of one subscription. `wanted` None: it can't be said, `reason` says why."""
+    """Advice for one setting of one subscription. `wanted` None: no advice is possible; `reason` says why."""
 
     topic: str
     group: str
@@ -67,7 +67,7 @@ class Advice:
 
 
 def advise(rows: DataFrame, *, quantile: float = QUANTILE) -> list[Advice]:
-    """Advice for every subscription in a journal's rows."""
+    """Return advice for every subscription in a journal's rows."""
     sane = rows.join(F.broadcast(hung_clients(rows)), ["topic", "group", "client"], "left_anti")
     buckets: defaultdict[tuple[str, str], list[Bucket]] = defaultdict(list)
     for row in _buckets(sane).limit(BUCKETS_MAX).collect():
@@ -93,7 +93,7 @@ def advise(rows: DataFrame, *, quantile: float = QUANTILE) -> list[Advice]:
 
 
 def tail(buckets: Sequence[Bucket], quantile: float) -> Tail:
-    """After how long all but 1 - `quantile` of the work is done, by Kaplan and Meier. `buckets` in order."""
+    """Estimate with Kaplan-Meier after how long a share `quantile` of the work is done. `buckets` must be sorted."""
     total = sum(one.done + one.unfinished for one in buckets)
     unfinished = sum(one.unfinished for one in buckets)
     at_risk, at_work = total, 1.0
@@ -107,7 +107,8 @@ def tail(buckets: Sequence[Bucket], quantile: float) -> Tail:
 
 
 class Load(NamedTuple):
-    """`peak_rate`: messages a second of the busiest minutes. `held_seconds`: of one hand-out, on average."""
+    """The load of a subscription. `peak_rate`: messages per second in the busiest minutes. `held_seconds`: average time
+    from delivery to ack."""
 
     peak_rate: float
     held_seconds: float
@@ -176,7 +177,7 @@ def _capacity(topic: str, group: str, load: Load) -> Iterable[Advice]:
 
 
 def _buckets(rows: DataFrame) -> DataFrame:
-    """(topic, group, seconds, done, unfinished): few rows."""
+    """Count the ended first deliveries by time: (topic, group, seconds, done, unfinished), few rows."""
     event = F.col("event")
     number = F.ceil(F.log(F.greatest(F.col("held_seconds"), F.lit(MILLISECOND)) / MILLISECOND) * BUCKETS_A_FACTOR)
     return (
@@ -195,7 +196,7 @@ def _buckets(rows: DataFrame) -> DataFrame:
 
 
 def _loads(sane: DataFrame, rows: DataFrame) -> DataFrame:
-    """One row a subscription."""
+    """Measure the load of each subscription, one row each."""
     event = F.col("event")
     minutes = (
         rows.where(event == "delivered")
@@ -221,6 +222,6 @@ def _loads(sane: DataFrame, rows: DataFrame) -> DataFrame:
 
 
 def nice(seconds: float) -> int:
-    """The next figure up that people would choose."""
+    """Round up to a round number of seconds."""
     chosen = next((one for one in NICE_SECONDS if one >= seconds - 1e-9), None)
     return chosen if chosen is not None else min(INVISIBILITY_SECONDS_MAX, math.ceil(seconds / 3_600) * 3_600)

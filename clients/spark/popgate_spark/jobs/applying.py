@@ -1,6 +1,6 @@
-"""Advice, carried out: the difference to what the proxies have now, and the change through the admin interface.
+"""Applies advice: compares it with the proxies' current settings, and changes them through the admin interface.
 
-Owns which settings may be changed so: those of a group's policy. Queues and consumers are for people.
+Owns which settings may be changed this way: those of a group's policy. Operators change queues and consumers.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class Change:
 
 
 def differences(client: Client, advice: Sequence[Advice], settings: Sequence[str]) -> list[Change]:
-    """What the proxies have otherwise than it is advised; groups that are gone are left out.
+    """Return the settings that differ from the advice; deleted groups are left out.
 
     Raises: what the client raises.
     """
@@ -49,7 +49,8 @@ def differences(client: Client, advice: Sequence[Advice], settings: Sequence[str
 
 
 def apply(client: Client, changes: Sequence[Change], told: Callable[[str], None]) -> None:
-    """Make the changes, one group after the other. Raises: what the client raises; what was told is done."""
+    """Make the changes one after the other, and report each to `told`. Raises: what the client raises; reported changes
+    are done."""
     for change in changes:
         wanted = int(change.wanted) if change.setting == "max_in_flight" else change.wanted
         client.put_group(change.topic, change.group, **{change.setting: wanted})

@@ -1,10 +1,10 @@
-"""The audit: was every message delivered, once, in order, and ended?
+"""The audit: checks that every message was delivered once, in order, and ended.
 
-Reads a range of the journal in one pass, or, with a state folder, the hours that are new since the last run, together
-with the rows of the stories that were not closed then. Both give the same, except for what comes again more than
-`memory_seconds` after its story had ended: only a pass that has seen both knows that.
+Reads a range of the journal in one pass. With a state folder it reads only the hours that are new since the last run,
+and the rows of the stories that were not closed then. Both ways give the same result, with one exception: a message
+that is delivered again more than `memory_seconds` after its story ended is found only by a pass that reads both events.
 
-A story is closed when it has ended and nothing more was heard of it for `memory_seconds`.
+A story is closed when it has ended and had no more events for `memory_seconds`.
 """
 
 from collections.abc import Callable
@@ -23,31 +23,31 @@ from popgate_spark.jobs.workplace import Workplace
 from popgate_spark.journal_reading import Journal, open_journal
 
 Progress = Callable[[str], None]
-"""Hears what is done next."""
+"""Is called with a description of the next step."""
 
 ACCOUNT = ("topic", "group", "outcome")
 ACCOUNTS_MAX = 10_000
-"""So many rows of the accounts are told; there is one a topic, group and outcome."""
+"""Maximum rows of the accounts that are reported; there is one per topic, group and outcome."""
 MEMORY_SECONDS = 3_600.0
 
 
 def silent(_: str) -> None:
-    """Progress for nobody."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFindings:
-    """Tables of the workplace: read them before it goes."""
+    """Tables in the workplace, which must be read before it is removed."""
 
     journal: Journal
     end: datetime
-    """Of the journal: what is late is late at this moment."""
+    """The end of the journal; lateness is judged at this time."""
     accounts: DataFrame
     """(topic, group, outcome, copies, handed_out, again, unknown_origin)."""
     faults: DataFrame
     """See `faults.COLUMNS`."""
     evidence: DataFrame
-    """The journal's rows of the copies that faults are about."""
+    """The journal's rows of all copies with faults."""
     gaps: DataFrame
 
 
@@ -63,7 +63,7 @@ def audit(
     memory_seconds: float = MEMORY_SECONDS,
     progress: Progress = silent,
 ) -> AuditFindings:
-    """Judge the journal in `path`. With a `state` folder: what is new in it, up to `until`.
+    """Audit the journal in `path`. With a `state` folder: only its new hours, up to `until`.
 
     Raises: JournalUnreadable, StateUnreadable, StorageFailed.
     """
@@ -79,7 +79,7 @@ def audit(
 
 
 class _Run:
-    """One pass over a journal's rows, with what is remembered of earlier ones."""
+    """One pass over a journal's rows, with the memory of earlier passes."""
 
     def __init__(
         self, work: Workplace, journal: Journal, before: Remembered | None, rules: Rules, progress: Progress
@@ -146,13 +146,13 @@ class _Run:
         return rows if self._before is None else rows.unionByName(self._before.rows)
 
     def _rows_of(self, copies: DataFrame) -> DataFrame:
-        """The `told` rows of some copies, of which there are few: the journal's other rows are not told for it."""
+        """Return the `told` rows of a few copies, without converting the journal's other rows."""
         ids = copies.select("copy_id", F.lit(True).alias("is_meant")).distinct()
         near = self._journal.rows.join(ids, "copy_id", "left").where("is_meant or event = 'redriven'")
         return self._with_remembered(told(near)).join(copies, [*KEY], "left_semi")
 
     def memory(self, memory_seconds: float) -> Memory:
-        """What the next run has to know. Not before `findings`."""
+        """Return the memory for the next run. Call `findings` first."""
         before = self._before
         until = int(self._journal.hours.until.timestamp() * SECOND)
         closed = self._work.kept("closed", _closed(self._stories, until, memory_seconds))
@@ -178,7 +178,7 @@ class _Run:
 
 
 def fault_rows(faults: DataFrame, evidence: DataFrame) -> DataFrame:
-    """Faults for people: with the message's own id and key, the time as a time, and what the kind means."""
+    """Return faults for readers: with the message's id and key, a timestamp, and the meaning of the kind."""
     named = evidence.groupBy(*KEY).agg(
         F.max("message_id").alias("message_id"),
         F.max("ordering_key").alias("ordering_key"),
@@ -222,7 +222,7 @@ def _closed(of: DataFrame, end: int, memory_seconds: float) -> DataFrame:
 
 
 def _evidence(rows: DataFrame, faults: DataFrame) -> DataFrame:
-    """The rows of the copies that faults are about, and of those that were preferred."""
+    """Return the rows of all copies with faults, and of the copies that were delivered before them."""
     return rows.join(_subjects(faults), [*KEY], "left_semi")
 
 

@@ -1,6 +1,6 @@
-"""What an audit tells people: the verdict, a few lines for the terminal, and the report.
+"""Presents an audit: the verdict, a few lines for the terminal, and the report.
 
-Reads aggregates only, of which there are few, and the first faults.
+Reads only aggregates, which are few, and the first faults.
 """
 
 from collections import Counter, defaultdict
@@ -19,7 +19,7 @@ from popgate_spark.report.page import Page, key, note, table
 from popgate_spark.report.plots import Bar, bars
 
 SHOWN_MAX = 50
-"""Faults, and gaps, that the report shows."""
+"""Maximum faults, and maximum gaps, in the report."""
 BAR_KINDS = ("acked", "redelivered", "dead_lettered", "waiting", "leased", "stuck", "other")
 GOOD, WARN, BAD = "good", "warn", "bad"
 
@@ -36,8 +36,8 @@ class Account(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`unsure`: faults that what the journal lacks may explain. `missing`: events that it lacks, `doubled` that it has
-    twice."""
+    """The verdict of an audit. `unsure`: faults that gaps of the journal may explain. `missing`: events that the
+    journal lacks; `doubled`: events that it has twice."""
 
     faults: Counter[str]
     unsure: Counter[str]
@@ -80,12 +80,12 @@ class Verdict:
         return "\n".join([*lines, f"VERDICT {self.headline}", f"  {self.text}"])
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """1 where there are faults; `strict`: also where they are not certain, or the journal is not whole."""
+        """Return 1 if there are faults; `strict`: also if they are not certain, or the journal has gaps."""
         return 1 if self.faults or (strict and self.tone != GOOD) else 0
 
 
 def verdict_of(findings: AuditFindings) -> Verdict:
-    """Read the few rows that the verdict is made of."""
+    """Compute the verdict from a few aggregated rows."""
     faults, unsure = Counter[str](), Counter[str]()
     for row in findings.faults.groupBy("kind", "certain").count().collect():
         (faults if row["certain"] else unsure)[row["kind"]] = row["count"]
@@ -105,7 +105,7 @@ def verdict_of(findings: AuditFindings) -> Verdict:
 
 
 def report(findings: AuditFindings, verdict: Verdict, faults: DataFrame) -> str:
-    """The report's HTML. `faults` as `fault_rows` has them."""
+    """Return the report's HTML. `faults`: the result of `fault_rows`."""
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     page = Page("Was everything delivered?", f"popgate delivery audit of {findings.journal.hours}, made {made}")
     page.verdict(verdict.tone, verdict.headline, verdict.text)

@@ -1,8 +1,8 @@
-"""What an audit remembers of the hours that it has seen, so that the next run reads only the new ones.
+"""Stores what an audit remembers of the hours that it has read, so that the next run reads only the new ones.
 
-Owns the state folder: `through=YYYYMMDDTHH/` with a table each for what `Memory` has, and `done` written last. A folder
-without `done` was left by a run that was killed: it is not read, and the next run writes it anew. Older folders are
-removed when a newer one is done.
+Owns the state folder: `through=YYYYMMDDTHH/` with one table for each field of `Memory`, and `done`, which is written
+last. A folder without `done` is from a run that was killed: it is not read, and the next run overwrites it. Older
+folders are removed when a newer one is complete.
 """
 
 from dataclasses import dataclass, fields
@@ -18,12 +18,12 @@ NAME = "through=%Y%m%dT%H"
 
 
 class StateUnreadable(Exception):
-    """The state folder is of another version. The text says what to do."""
+    """The state folder has another version. The text says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Of the hours before `through`, which is a moment and not part of them."""
+    """The memory of all hours before the time `through`."""
 
     rows: DataFrame
     """`told` rows of stories that are not closed."""
@@ -32,11 +32,11 @@ class Memory:
     frontier: DataFrame
     newest: DataFrame
     faults: DataFrame
-    """Of closed stories, and all that were out of order."""
+    """Faults of closed stories, and all faults of order."""
     accounts: DataFrame
-    """Of closed stories."""
+    """Accounts of closed stories."""
     evidence: DataFrame
-    """`told` rows of the copies that `faults` are about."""
+    """`told` rows of the copies in `faults`."""
 
 
 class Remembered(NamedTuple):
@@ -45,8 +45,7 @@ class Remembered(NamedTuple):
 
 
 def remembered(spark: SparkSession, folder: str) -> Remembered | None:
-    """What the latest run that came to its end has left; None where there is none. Raises: StateUnreadable,
-    StorageFailed."""
+    """Return the memory of the latest complete run; None if there is none. Raises: StateUnreadable, StorageFailed."""
     done = sorted(found(spark, f"{folder}/through=*/done/_SUCCESS"), key=lambda file: file.outer)
     if not done:
         return None
@@ -64,7 +63,7 @@ def remembered(spark: SparkSession, folder: str) -> Remembered | None:
 
 
 def remember(spark: SparkSession, folder: str, through: datetime, memory: Memory) -> None:
-    """Write the state of a run; what was there before goes when it is whole. Raises: StorageFailed."""
+    """Write the state of a run, and remove older state when it is complete. Raises: StorageFailed."""
     place = f"{folder}/{through.strftime(NAME)}"
     for one in fields(Memory):
         getattr(memory, one.name).write.mode("overwrite").parquet(f"{place}/{one.name}")

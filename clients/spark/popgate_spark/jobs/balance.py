@@ -1,9 +1,9 @@
-"""Who does the work: shares, rates and processing times of clients, queues and proxies; who hangs; what is hot.
+"""Measures shares, rates and processing times of clients, queues and proxies; finds hung clients and hot queues.
 
-Reads hand-outs and how they ended. A client *hangs* when it goes on taking messages and settles none; one that took its
-last messages and was never heard of again has *vanished*. A queue is *hot* in a span of time in which it is sent
-several times what its neighbours are: queues of a topic differ in their keys, and all have their busy hours, but no
-queue is that far from the middle of the others by chance.
+Reads deliveries and their ends. A client *hangs* if it continues to take messages and settles none; it has *vanished*
+if it took messages and then did nothing more. A queue is *hot* in a span of time in which it gets several times as many
+messages as the other queues of its topic: queues differ in their keys, and all have busy hours, but such a distance
+from the median is not chance.
 """
 
 from dataclasses import dataclass
@@ -13,18 +13,19 @@ from pyspark.sql import functions as F
 
 ENDS = ("acked", "released", "rejected", "expired")
 SPAN_SECONDS = 300
-"""Hot queues and hung clients are looked for in spans of so many seconds."""
+"""Length in seconds of the spans in which hot queues and hung clients are searched."""
 HUNG_LEASES_MIN = 5
-"""Leases that ran out, with nothing settled since: fewer prove nothing."""
+"""Minimum number of expired leases, with nothing settled since, of a hung client."""
 HOT_RATIO, HOT_SCORE = 3.0, 8.0
-"""Times the others' median, and so many standard deviations of it."""
+"""A hot queue has more messages than this many times the queues' median, and exceeds it by more standard deviations
+(the square root of the median) than the score."""
 ACCURACY = 1_000
-"""Of percentiles: the error is one in so many."""
+"""Accuracy of percentiles: the relative error of the rank is 1/ACCURACY."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """Tables, not computed yet."""
+    """Tables that are not computed yet."""
 
     clients: DataFrame
     """(topic, group, client, handed_out, acked, released, rejected, expired, share, busy_seconds, a_second,
@@ -34,13 +35,13 @@ class Balance:
     proxies: DataFrame
     """(proxy, events, published, handed_out, share)."""
     skews: DataFrame
-    """(topic, group, of, members, skew): the largest share against an even one."""
+    """(topic, group, of, members, skew): the ratio of the largest share to an even share."""
     hot: DataFrame
     """(topic, queue, since, messages, usual, score)."""
 
 
 def balance(rows: DataFrame) -> Balance:
-    """Of a journal's rows."""
+    """Measure the balance of a journal's rows."""
     clients, queues, proxies = _clients(rows), _queues(rows), _proxies(rows)
     skews = _skew(clients, "client").unionByName(
         _skew(rows.where("event = 'delivered'").groupBy("topic", "group", "queue").agg(_count("handed_out")), "queue")
@@ -49,7 +50,7 @@ def balance(rows: DataFrame) -> Balance:
 
 
 def hung_clients(rows: DataFrame) -> DataFrame:
-    """(topic, group, client, condition, ran_out): those that hang or have vanished."""
+    """Return the clients that hang or have vanished: (topic, group, client, condition, ran_out)."""
     span = F.floor(F.unix_seconds("at") / SPAN_SECONDS)
     event = F.col("event")
     spans = (
@@ -75,7 +76,7 @@ def hung_clients(rows: DataFrame) -> DataFrame:
 
 
 def hot_queues(rows: DataFrame) -> DataFrame:
-    """(topic, queue, since, messages, usual, score), a row a queue and span in which it was hot."""
+    """Return one row per hot queue and span: (topic, queue, since, messages, usual, score)."""
     since = F.timestamp_seconds(F.floor(F.unix_seconds("at") / SPAN_SECONDS) * SPAN_SECONDS)
     counts = (
         rows.where("event = 'published' and queue is not null")
@@ -136,7 +137,7 @@ def _proxies(rows: DataFrame) -> DataFrame:
         F.count_if(event == "published").alias("published"),
         F.count_if(event == "delivered").alias("handed_out"),
     )
-    total = F.sum("handed_out").over(Window.partitionBy(F.lit(0)))  # as many rows as there are proxies
+    total = F.sum("handed_out").over(Window.partitionBy(F.lit(0)))  # one row per proxy
     return counted.withColumn("share", F.col("handed_out") / F.greatest(total, F.lit(1)))
 
 

@@ -1,9 +1,9 @@
-"""What is wrong with a story, or can't be told: the rules of the audit.
+"""The rules of the audit: finds what is wrong with a story, and what the journal leaves uncertain.
 
-Owns the rules. Each says what popgate has promised; what popgate admits (a lease that ended, an unanswered request, a
-delay) is no fault. Every fault is a row of its own, with the copy that it is about: see `FAULTS`.
+Each rule states a promise of popgate; what its guarantees allow (a lease that ended, an unanswered request, a delay) is
+not a fault. Every fault is one row with its copy: see `FAULTS`.
 
-`certain` is false where the journal lacks events at the time at which what would explain it must have happened.
+`certain` is false if the journal lacks events of the time in which an explaining event must have happened.
 """
 
 from dataclasses import dataclass
@@ -26,43 +26,43 @@ FAULTS = {
     OUT_OF_ORDER: "handed out for the first time after a message of its ordering key that was published later",
 }
 OWN = (ACKED_TWICE, CAME_AGAIN, STUCK)
-"""What a story shows by itself: a column each, of when it is seen."""
+"""Faults that a single story shows; each has a column with the time at which it is seen."""
 KNOWN = "known"
-"""The outcome of a story of which nothing is told but that it has ended: it was counted when it did, or before the
-journal's first hour."""
+"""The outcome of a story of which the journal records only that it has ended: it was counted when it ended, or it ended
+before the journal's first hour."""
 COLUMNS = ("kind", *KEY, "queue", "at", "other_copy_id", "certain")
-"""Of a fault. `at`: when it is seen; `other_copy_id`: of the message that was preferred."""
+"""Columns of a fault. `at`: when it is seen; `other_copy_id`: the copy that was delivered before it."""
 JUDGED = (
     *(*KEY, "outcome", "events", "queue", "key", "visible", "stamp", "published_at", "publisher"),
     *("delivered", "first_delivered_at", "deliverer", "last_at", "ended_at", *OWN, "lease_until", "is_doubtful"),
 )
-"""Of a story: no more than is needed of each of millions."""
+"""Columns of a judged story: only the necessary ones, because there are millions of stories."""
 LINE = ("topic", "group", "queue", "key")
-"""What is handed out in order. Its hash, where rows have it, is `line`."""
+"""Columns of a line, whose messages are delivered in order. The column `line` is their hash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What counts as late."""
+    """The limits of the rules, in seconds."""
 
     horizon_seconds: float = 3_600.0
-    """Longer than any delay after a release. What waits is missed only after that long."""
+    """Must exceed any delay after a release: a waiting message counts as lost only after this time."""
     stuck_seconds: float = 43_200.0
-    """A lease that is older is stuck, even if it was extended all the time."""
+    """Age from which a lease is stuck, even if it was extended all the time."""
     grace_seconds: float = 60.0
-    """So long after a lease's end it may be noted."""
+    """Time after a lease's end within which the end may be recorded."""
     clock_error_seconds: float = 0.1
-    """By how much the clocks of two proxies may differ, and what was done differs from what was noted."""
+    """Maximum difference between the clocks of two proxies, and between an event and its record."""
     tail_seconds: float = 300.0
-    """As much may be missing of the journal of a proxy that was killed: its rotation age."""
+    """Time for which the journal of a killed proxy may lack events: its rotation age."""
 
 
 def judged(stories: DataFrame, deleted: DataFrame, end: int, rules: Rules) -> DataFrame:
-    """What the audit needs of stories: `JUDGED`.
+    """Return the columns `JUDGED` of stories.
 
-    Their `outcome`: acked, dead_lettered, purged, discarded, redriven, deleted; or, where they go on, leased, stuck or
-    waiting at `end`; or KNOWN. When each fault of `OWN` is seen, null where it is not. And `is_doubtful`: whether they
-    leave open that two of their leases overlapped.
+    `outcome`: acked, dead_lettered, purged, discarded, redriven, deleted; if the story has not ended, leased, stuck or
+    waiting at `end`; or KNOWN. For each fault of `OWN` the time at which it is seen, or null. `is_doubtful`: whether
+    two of the story's leases may have overlapped.
     """
     of_group = deleted.where("group is not null").withColumnRenamed("deleted_at", "group_deleted_at")
     of_topic = deleted.where("group is null").select("topic", F.col("deleted_at").alias("topic_deleted_at"))
@@ -71,9 +71,9 @@ def judged(stories: DataFrame, deleted: DataFrame, end: int, rules: Rules) -> Da
     again = F.col("last_delivered_at") > F.col("ended_at") + F.when(
         F.col("count") > F.col("acked_count"), F.lit(0)
     ).otherwise(error)
-    # A publish that had no answer and was repeated lives anew from then on, whatever became of its first attempt.
+    # A repeated publish whose first attempt had no answer begins a new life, regardless of that attempt's outcome.
     again &= ~(among("discarded") & (F.col("published") > 1))
-    # Two hand-outs, counted as first and second, with a lease's end between, did not overlap.
+    # Two deliveries, counted as first and second, with a lease's end between them, did not overlap.
     settled = (
         (F.col("delivered") == 2)
         & (F.bit_count("counts") == 2)
@@ -96,10 +96,10 @@ def judged(stories: DataFrame, deleted: DataFrame, end: int, rules: Rules) -> Da
 
 def _outcome(end: int, rules: Rules) -> Column:
     gone = F.coalesce(F.greatest("group_deleted_at", "topic_deleted_at"), F.lit(0))
-    # A proxy that slept tells late that an earlier lease has ended.
+    # A proxy that was suspended records the end of an earlier lease late.
     is_later = F.col("held_at") > F.coalesce("last_end_at", F.lit(0))
     is_leased = F.col("held_at").isNotNull() & (is_later | (F.col("count") > F.col("ended_count")))
-    # By how much it was lengthened is not always noted.
+    # The length of an extension is not always recorded.
     is_known = F.col("lengthened_at").isNull() | (F.col("lengthened_at") < F.col("last_delivered_at"))
     is_over = F.coalesce(is_known & (F.col("lease_until") < end - _micros(rules.grace_seconds)), F.lit(False))
     is_old = F.col("last_delivered_at") < end - _micros(rules.stuck_seconds)
@@ -117,7 +117,7 @@ def _outcome(end: int, rules: Rules) -> Column:
 
 
 def of_stories(stories: DataFrame, frontier: DataFrame, end: int, rules: Rules) -> DataFrame:
-    """Faults that `judged` stories show by themselves, and what is lost. `frontier`: see `frontier_of`."""
+    """Return the faults of single `judged` stories, and lost messages. `frontier`: see `frontier_of`."""
     own = (
         _fault(stories.where(F.col(kind).isNotNull()), kind, F.col(kind), until=F.col("lease_until")) for kind in OWN
     )
@@ -125,7 +125,8 @@ def of_stories(stories: DataFrame, frontier: DataFrame, end: int, rules: Rules) 
 
 
 def frontier_of(stories: DataFrame) -> DataFrame:
-    """How far each queue was handed out: (topic, group, queue, frontier), the latest `visible` of what was."""
+    """Return how far each queue was delivered: (topic, group, queue, frontier), the latest `visible` of its delivered
+    messages."""
     return (
         stories.where("delivered > 0 and queue is not null and visible is not null")
         .groupBy("topic", "group", "queue")
@@ -134,7 +135,8 @@ def frontier_of(stories: DataFrame) -> DataFrame:
 
 
 def _lost(stories: DataFrame, frontier: DataFrame, end: int, rules: Rules) -> DataFrame:
-    """What waits, while its queue was handed out far beyond it, and no earlier message of its key is leased."""
+    """Return the messages that wait although their queue was delivered far beyond them and no earlier message of their
+    key is leased."""
     horizon = _micros(rules.horizon_seconds)
     since = F.greatest("visible", "last_at")
     waiting = stories.where(
@@ -155,15 +157,15 @@ def _lost(stories: DataFrame, frontier: DataFrame, end: int, rules: Rules) -> Da
 
 
 def doubled(rows: DataFrame, rules: Rules) -> DataFrame:
-    """Hand-outs among `told` rows that came while another lease of the same copy lasted.
+    """Find deliveries among `told` rows that happened while another lease of the same copy lasted.
 
-    A lease ends when that is noted, for its delivery count or a later one, or when its time is over; one without a time
-    (pulled, or lengthened by nobody knows how much) ends when its session does, which nobody notes.
+    A lease ends when its end is recorded, for its delivery count or a later one, or when its time is over. A lease
+    without a time (pulled, or extended by an unknown time) ends with its session, which is not recorded.
     """
     error = _micros(rules.clock_error_seconds)
     event, count = F.col("event"), F.coalesce("count", F.lit(0))
     ends = event.isin(*LEASE_ENDS, *FINAL, *FOUND.values())
-    # What ended a lease may be noted by another proxy, whose clock is ahead.
+    # The end of a lease may be recorded by another proxy, whose clock is ahead.
     moment = F.when(ends, F.col("at") - error).otherwise(F.col("at"))
     before = Window.partitionBy(*KEY).orderBy("moment", ends.desc(), "journal_seq")
     before = before.rowsBetween(Window.unboundedPreceding, -1)
@@ -188,7 +190,7 @@ def doubled(rows: DataFrame, rules: Rules) -> DataFrame:
 
 
 def firsts(stories: DataFrame) -> DataFrame:
-    """First hand-outs of what has an ordering key and was published through popgate, without a delay."""
+    """Return first deliveries of messages with an ordering key that were published through popgate without a delay."""
     plain = stories.where(
         "key is not null and published_at is not null and first_delivered_at is not null"
         " and coalesce(visible, stamp) <= stamp"
@@ -200,7 +202,8 @@ def firsts(stories: DataFrame) -> DataFrame:
 
 
 def disordered(firsts: DataFrame, newest: DataFrame | None) -> DataFrame:
-    """Lines in which any first hand-out may be out of order: few, so that of all others only numbers are sorted."""
+    """Return the lines in which a first delivery may be out of order. They are few, so that for all other lines only
+    numbers are sorted."""
     columns = ("line", "first_delivered_at", "stamp", "published_at")
     handed_out = firsts.select(*columns)
     if newest is not None:
@@ -212,9 +215,9 @@ def disordered(firsts: DataFrame, newest: DataFrame | None) -> DataFrame:
 
 
 def out_of_order(firsts: DataFrame, newest: DataFrame | None, rules: Rules) -> DataFrame:
-    """First hand-outs that came after one whose publish began when theirs had been confirmed.
+    """Find first deliveries that came after that of a message whose publish began after theirs was confirmed.
 
-    `newest`: of each key the latest message of earlier hours (`newest_of`).
+    `newest`: for each key the latest message of earlier hours (`newest_of`).
     """
     error = _micros(rules.clock_error_seconds)
     candidate = F.struct(
@@ -236,8 +239,7 @@ def out_of_order(firsts: DataFrame, newest: DataFrame | None, rules: Rules) -> D
 
 
 def newest_of(firsts: DataFrame) -> DataFrame:
-    """Of each key the message that was published last among those handed out: what `out_of_order` needs to know of
-    hours that are over."""
+    """Return for each key the delivered message that was published last: what `out_of_order` needs of earlier hours."""
     candidate = F.struct(
         *("stamp", "first_delivered_at", "publisher", "deliverer"), F.col("copy_id").alias("other_copy_id")
     )
@@ -245,15 +247,15 @@ def newest_of(firsts: DataFrame) -> DataFrame:
 
 
 def doubted(faults: DataFrame, gaps: DataFrame, ends: DataFrame, rules: Rules) -> DataFrame:
-    """Faults that rest on something missing are not certain where the journal lacks events of that time."""
+    """Mark faults as not certain if they are based on missing events and the journal has a gap at that time."""
     tail = _micros(rules.tail_seconds)
     windows = gaps.select("since", "until").unionByName(
         ends.select(F.col("last_at").alias("since"), (F.col("last_at") + tail).alias("until"))
     )
     horizon = _micros(rules.horizon_seconds)
     absent = F.col("kind").isin(LOST, STUCK, DOUBLED, OUT_OF_ORDER)
-    # What is missed should have happened within the horizon after (of a lease: after its end), or for what came too
-    # early or late, before.
+    # The missing event should have happened within the horizon after the fault (for a lease: after its end), or, for a
+    # delivery too early or too late, before it.
     back, on = F.col("kind").isin(DOUBLED, OUT_OF_ORDER), F.col("kind").isin(LOST, STUCK)
     low = F.when(back, F.col("at") - horizon).otherwise(F.col("at"))
     high = F.when(on, F.greatest("at", "lasts_until") + horizon).otherwise(F.col("at"))
@@ -270,7 +272,7 @@ def doubted(faults: DataFrame, gaps: DataFrame, ends: DataFrame, rules: Rules) -
 def _fault(
     rows: DataFrame, kind: str, at: Column, other: Column | None = None, until: Column | None = None
 ) -> DataFrame:
-    """`COLUMNS`, and `lasts_until`, when what is missed may have happened, where that is later than `at`."""
+    """Return `COLUMNS` and `lasts_until`: the latest time of the missing event, if that is later than `at`."""
     return rows.select(
         F.lit(kind).alias("kind"),
         *KEY,

@@ -1,18 +1,18 @@
-"""What the journal itself lacks: each proxy numbers its events, so a number that is missing is an event that is.
+"""Finds gaps of the journal: each proxy numbers its events, so a missing number is a missing event.
 
-Owns the search for gaps; what they mean for a verdict is in `faults`. Numbers are counted in buckets, so that ten
-million of them are neither sorted nor compared, and so that two halves of a journal can be counted apart and added.
+`faults` decides what gaps mean for a verdict. Numbers are counted in buckets, so that ten million of them are neither
+sorted nor compared, and so that parts of a journal can be counted separately and added.
 """
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 BUCKET = 4_096
-"""Numbers. A gap inside of a bucket is known to be somewhere in the time of the bucket's events."""
+"""Numbers per bucket. A gap inside a bucket is located only to the time span of the bucket's events."""
 
 
 def counted(rows: DataFrame) -> DataFrame:
-    """How many of each proxy's numbers are there, a row a bucket."""
+    """Count the numbers of each proxy, one row per bucket."""
     return (
         rows.select("proxy", F.floor(F.col("journal_seq") / BUCKET).alias("bucket"), "journal_seq", "at")
         .groupBy("proxy", "bucket")
@@ -27,7 +27,7 @@ def counted(rows: DataFrame) -> DataFrame:
 
 
 def added(one: DataFrame, other: DataFrame) -> DataFrame:
-    """Of two parts of a journal, what `counted` makes of the whole."""
+    """Add the counts of two parts of a journal; the result is that of `counted` for both."""
     return (
         one.unionByName(other)
         .groupBy("proxy", "bucket")
@@ -42,7 +42,7 @@ def added(one: DataFrame, other: DataFrame) -> DataFrame:
 
 
 def gaps(buckets: DataFrame) -> DataFrame:
-    """Where events are missing, or there twice (`missing` is negative then): proxy, since, until, missing."""
+    """Return where events are missing, or recorded twice (`missing` is then negative): proxy, since, until, missing."""
     order = Window.partitionBy("proxy").orderBy("bucket")
     placed = buckets.withColumns(
         {
@@ -63,5 +63,5 @@ def gaps(buckets: DataFrame) -> DataFrame:
 
 
 def ends(buckets: DataFrame) -> DataFrame:
-    """When each proxy wrote for the last time: proxy, last_at."""
+    """Return when each proxy wrote last: proxy, last_at."""
     return buckets.groupBy("proxy").agg(F.max("until").alias("last_at"))

@@ -1,8 +1,8 @@
-"""How long messages take: from when they could be had to their first hand-out, and from there to the ack; and how many
-wait. In steps of time, in batch or while the journal is being written.
+"""Measures how long messages take from visibility to their first delivery, and from delivery to ack, and how many wait.
+The figures are per time step, in batch or while the journal is being written.
 
-Only first hand-outs count for the first figure, so that a retry is no delay of its own. What waits is counted as what
-came in less what ended; it begins with 0 at the journal's first hour.
+Only first deliveries count for the first figure, so that a retry does not count as a delay. The number of waiting
+messages is the number published minus the number ended; it starts at 0 at the journal's first hour.
 """
 
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ ACCURACY = 1_000
 ENDED = ("acked", "dead_lettered", "purged", "discarded")
 STEPS = (1, 5, 10, 30, 60, 300, 900, 1_800, 3_600, 10_800, 86_400)
 POINTS_MAX = 200
-"""Steps that a range is cut into, so that its plot stays readable."""
+"""Maximum number of steps of a range, so that its plot stays readable."""
 LATE_SECONDS = 600
-"""Streaming: a file may come so long after what is in it, for that is how long a proxy collects events."""
+"""Streaming: maximum seconds between an event and its file, because a proxy collects events for that long."""
 COLUMNS = ("topic", "group", "since")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Tables, not computed yet."""
+    """Tables that are not computed yet."""
 
     steps: DataFrame
     """(topic, group, since, came, delivered, ended, waiting, to_delivery_p50, _p90, _p99, _max, to_ack_...)."""
     totals: DataFrame
-    """The same of the whole range, by topic and group, without `since` and `waiting`."""
+    """The same for the whole range, by topic and group, without `since` and `waiting`."""
 
 
 def latency(rows: DataFrame, step_seconds: int) -> Latency:
-    """Of a journal's rows."""
+    """Measure the latency of a journal's rows."""
     events = timed(rows)
     since = F.timestamp_seconds(F.floor(F.unix_seconds("at") / step_seconds) * step_seconds)
     steps = _measured(events.groupBy("topic", "group", since.alias("since")).agg(*_figures()))
@@ -44,7 +44,7 @@ def latency(rows: DataFrame, step_seconds: int) -> Latency:
 
 
 def live(rows: DataFrame, step_seconds: int, late_seconds: int = LATE_SECONDS) -> DataFrame:
-    """The steps of a stream of rows, each told once, when nothing of it can come any more. Without `waiting`."""
+    """Return the steps of a stream of rows, without `waiting`; each is emitted once, when it is complete."""
     stream = timed(rows.withWatermark("at", f"{late_seconds} seconds"))
     window = F.window("at", f"{step_seconds} seconds")
     told = stream.groupBy("topic", "group", window).agg(*_figures())
@@ -52,12 +52,12 @@ def live(rows: DataFrame, step_seconds: int, late_seconds: int = LATE_SECONDS) -
 
 
 def step_for(span: timedelta) -> int:
-    """Seconds of a step that cuts `span` into POINTS_MAX at most."""
+    """Return the length in seconds of steps that divide `span` into at most POINTS_MAX."""
     return next((step for step in STEPS if span.total_seconds() / step <= POINTS_MAX), STEPS[-1])
 
 
 def timed(rows: DataFrame) -> DataFrame:
-    """One row an event and group: (at, topic, group, event, to_delivery, to_ack), in seconds."""
+    """Return one row per event and group: (at, topic, group, event, to_delivery, to_ack), times in seconds."""
     event = F.col("event")
     groups = F.when(event == "published", F.split("groups", ","))
     is_first = (event == "delivered") & (F.coalesce("delivery_count", F.lit(1)) <= 1)
@@ -69,7 +69,7 @@ def timed(rows: DataFrame) -> DataFrame:
             "topic",
             F.col("group").alias("own"),
             "event",
-            # Clocks of proxies differ by milliseconds: less than nothing is nothing.
+            # Clocks of proxies differ by milliseconds, so a negative time counts as 0.
             F.when(is_first, F.greatest((F.unix_micros("at") - visible) / 1e6, F.lit(0.0))).alias("to_delivery"),
             F.when(event == "acked", F.col("held_seconds")).alias("to_ack"),
             F.explode_outer(groups).alias("one"),

@@ -1,6 +1,6 @@
-"""What balance, latency and advice tell people: reports, and a few lines for the terminal.
+"""Presents balance, latency and advice: reports, and a few lines for the terminal.
 
-Reads aggregates, and of those the first rows.
+Reads the first rows of aggregates.
 """
 
 from collections import defaultdict
@@ -18,11 +18,11 @@ from popgate_spark.report.page import Page, key, note, table
 from popgate_spark.report.plots import SERIES_MAX, Bar, Line, amount, bars, lines
 
 ROWS_MAX = 200
-"""Rows of a table that are shown."""
+"""Maximum rows of a table in a report."""
 
 
 def balance_report(found: Balance, hours: str) -> tuple[str, str]:
-    """HTML, and lines for the terminal."""
+    """Return the report's HTML, and lines for the terminal."""
     page = _page("Who does the work?", f"popgate balance of {hours}")
     clients = _rows(found.clients, "topic", "group", F.desc("handed_out"))
     queues = _rows(found.queues, "topic", F.desc("published"))
@@ -65,7 +65,7 @@ def balance_report(found: Balance, hours: str) -> tuple[str, str]:
 
 
 def latency_report(found: Latency, hours: str, step_seconds: int) -> tuple[str, str]:
-    """HTML, and lines for the terminal."""
+    """Return the report's HTML, and lines for the terminal."""
     page = _page("How fast was it?", f"popgate latency of {hours}, in steps of {step_seconds} s")
     totals = _rows(found.totals, F.desc("delivered"))
     said = [
@@ -93,7 +93,7 @@ def latency_report(found: Latency, hours: str, step_seconds: int) -> tuple[str, 
 
 
 def advice_report(advice: Sequence[Advice], hours: str) -> tuple[str, str]:
-    """HTML, and lines for the terminal."""
+    """Return the report's HTML, and lines for the terminal."""
     page = _page("What should change?", f"popgate advice from {hours}")
     by_name: defaultdict[str, list[Advice]] = defaultdict(list)
     for one in advice:

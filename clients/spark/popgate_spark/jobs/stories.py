@@ -1,43 +1,43 @@
-"""What became of each copy in each group: the journal's rows, told as one story a (topic, group, copy).
+"""Turns the journal's rows into stories: what happened to each copy in each group, one per (topic, group, copy).
 
-Theory of operation. A row of the journal is about one copy in one group, but `published` names all groups of its topic
-and `redriven` begins the story of another copy; `told` makes a row of each. One hash aggregation then makes a story: it
-keeps counts and times only, numbers all of them, so that Spark needs neither to sort nor to remember texts. What can't
-be told from those (whether one of many hand-outs overlapped the one before) is looked up again in the rows of the few
-stories that leave it open: see `faults`.
+Theory of operation. A row of the journal is about one copy in one group, but `published` names all groups of its topic,
+and `redriven` begins the story of another copy; `told` makes one row of each. One hash aggregation then makes the
+stories. They contain only numbers (counts and times), so that Spark need not sort or keep texts. What these don't show
+(whether one of several deliveries overlapped the previous one) is looked up in the rows of the few doubtful stories:
+see `faults`.
 
-Times are microseconds since 1970, by the clock of whoever wrote the row.
+Times are microseconds since 1970, by the clock of the proxy that wrote the row.
 """
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 MINTED = "minted"
-"""A copy that a redrive has made: its story begins here, as others begin with `published`."""
+"""Event of a copy that a redrive has made: its story begins with this, as others begin with `published`."""
 TOLD = (
     *("published", "delivered", "acked", "released", "extended", "expired", "rejected", "dead_lettered", "redriven"),
     *("purged", "discarded"),
 )
 """Events that belong to a story."""
 FINAL = ("acked", "dead_lettered", "purged", "discarded", "redriven")
-"""With one of these a story ends. A dead letter's own ends when it is redriven or purged."""
+"""Events that end a story. The story of a dead letter ends when it is redriven or purged."""
 LEASE_ENDS = ("released", "expired", "rejected")
 FOUND = {"acked": "found_acked", "dead_lettered": "found_dead", "discarded": "found_discarded"}
-"""`found_settled` by its detail: how a story has ended of which that was not told, or was told before."""
+"""Events for `found_settled`, by its detail: how a story ended whose end was not recorded, or was recorded before."""
 FOUND_SETTLED = "found_settled"
 KEY = ("topic", "group", "copy_id")
 SECOND = 1_000_000
 COUNT_BITS = 62
-"""Delivery counts from here on share a bit."""
+"""Delivery counts from this one on share a bit."""
 BITS = {event: 1 << number for number, event in enumerate((*TOLD, MINTED, *FOUND.values()))}
-"""An event as a number: whole stories compare it in place of texts."""
+"""The bit of each event: stories store and compare bits and no texts."""
 
 
 def told(rows: DataFrame) -> DataFrame:
-    """The journal's rows, one for each group that they are about; only what stories are made of."""
+    """Return the journal's rows, one for each group that they concern, with only the columns that stories need."""
     event = F.col("event")
     ours = event.isin(*TOLD, FOUND_SETTLED) & F.col("copy_id").isNotNull() & F.col("topic").isNotNull()
-    # Where a dead letter was redriven to another topic, its new copy is that topic's: `detail` names it.
+    # If a dead letter was redriven to another topic, its new copy belongs to that topic, which `detail` names.
     mints = (event == "redriven") & F.col("new_copy_id").isNotNull()
     mints &= F.coalesce("detail", F.lit("")).isin("", F.col("topic"))
     parts = F.when(event == "published", F.split("groups", ",")).when(mints, F.array(F.lit(None), "new_copy_id"))
@@ -67,7 +67,7 @@ def told(rows: DataFrame) -> DataFrame:
 
 
 def stories(rows: DataFrame) -> DataFrame:
-    """One row a (topic, group, copy) of `told` rows."""
+    """Aggregate `told` rows to one row per (topic, group, copy)."""
     at, count, lease = F.col("at"), F.col("count"), F.col("lease")
 
     def first(*events: str) -> Column:
@@ -86,7 +86,7 @@ def stories(rows: DataFrame) -> DataFrame:
         F.when(F.col("ordering_key").isNotNull(), F.xxhash64("ordering_key")).alias("key"),
         F.xxhash64("proxy").alias("proxy"),
     )
-    # The rows of a copy are far apart in the journal: aggregated before the shuffle they would be as many, and wider.
+    # The rows of a copy are far apart in the journal: aggregated before the shuffle, they would be no fewer, and wider.
     placed = narrow.repartition(*KEY)
     return placed.groupBy(*KEY).agg(
         F.bit_or("events").alias("events"),
@@ -118,13 +118,13 @@ def stories(rows: DataFrame) -> DataFrame:
 
 
 def among(*events: str) -> Column:
-    """Whether `events`, of a row or of a whole story, has one of them."""
+    """Whether the column `events`, of a row or of a story, contains one of these events."""
     return F.col("events").bitwiseAND(sum(BITS[one] for one in events)) != 0
 
 
 def deletions(rows: DataFrame) -> DataFrame:
-    """When each group was deleted last: (topic, group or null for all of the topic, deleted_at). As many rows as
-    there were deletions: few."""
+    """Return when each group was last deleted: (topic, group or null for the whole topic, deleted_at). There are few
+    rows."""
     return (
         rows.where(F.col("event").isin("group_deleted", "topic_deleted"))
         .select(

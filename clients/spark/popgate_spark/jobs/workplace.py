@@ -1,7 +1,7 @@
-"""Where a job lays down what it has computed, so that Spark neither computes nor plans it twice.
+"""Stores the intermediate results of a job, so that Spark neither computes nor plans them twice.
 
-Parquet below the output folder, in place of Spark's cache: it needs no memory, and what is read from it has no past. It
-goes when the job ends, and what a killed job left goes when the next one begins.
+They are Parquet files below the output folder, in place of Spark's cache: they need no memory, and a table that is read
+from them has no lineage. They are removed when the job ends; those of a killed job, when the next one begins.
 """
 
 from types import TracebackType
@@ -15,14 +15,15 @@ FOLDER = "_work"
 
 
 class Workplace:
-    """Of one run of a job, below its output folder."""
+    """The intermediate results of one run of a job, below its output folder."""
 
     def __init__(self, spark: SparkSession, output: str) -> None:
         self._spark = spark
         self._folder = f"{output.rstrip('/')}/{FOLDER}"
 
     def kept(self, name: str, table: DataFrame, *, files: int | None = None) -> DataFrame:
-        """Compute a table now and lay it down; returns what reads it. `files`: so many at most, for small ones."""
+        """Compute and store a table now; return a table that reads it. `files`: maximum number of files, for small
+        tables."""
         place = f"{self._folder}/{name}"
         (table.repartition(files) if files is not None else table).write.mode("overwrite").parquet(place)
         return self._spark.read.schema(table.schema).parquet(place)

@@ -1,1 +1,1 @@
-"""The report: one HTML file that needs nothing but itself."""
+"""The report: one self-contained HTML file."""

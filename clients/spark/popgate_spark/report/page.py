@@ -1,6 +1,6 @@
-"""The page around plots and tables: head, style, verdict, sections. Everything is in the one file.
+"""The page around plots and tables: head, style, verdict, sections, all in one file.
 
-Owns looks only. What is written in it is escaped here; plots come ready from `plots`.
+Owns only the appearance. Texts are escaped here; `plots` makes the plots.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ STYLE = files("popgate_spark.report").joinpath("page.css").read_text(encoding="u
 
 @dataclass(slots=True)
 class Page:
-    """Written from top to bottom."""
+    """A page that is written from top to bottom."""
 
     title: str
     about: str
     parts: list[str] = field(default_factory=list[str])
 
     def verdict(self, tone: str, headline: str, text: str) -> None:
-        """`tone`: good, warn, bad, or "" for none."""
+        """Add the verdict. `tone`: good, warn, bad, or "" for none."""
         self.parts.append(f'<section class="verdict {tone}"><b>{escape(headline)}</b>{escape(text)}</section>')
 
     def cards(self, cards: Sequence[tuple[str, str]]) -> None:
-        """Figures, each with what it counts."""
+        """Add figures, each with a description."""
         inner = "".join(
             f'<div class="card"><strong>{escape(figure)}</strong><span>{escape(what)}</span></div>'
             for figure, what in cards
@@ -32,12 +32,12 @@ class Page:
         self.parts.append(f'<div class="cards">{inner}</div>')
 
     def section(self, title: str, *inner: str) -> None:
-        """`inner` is HTML: plots, and what `table` and `note` return. Left out where all of it is empty."""
+        """Add a section, unless all of `inner` is empty. `inner` is HTML: plots, and results of `table` and `note`."""
         if any(inner):
             self.parts.append(f"<section><h2>{escape(title)}</h2>{''.join(inner)}</section>")
 
     def html(self) -> str:
-        """The whole file."""
+        """Return the whole file."""
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -48,7 +48,7 @@ class Page:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Numbers stand to the right."""
+    """Return an HTML table whose numbers are right-aligned; empty if there are no rows."""
     if not rows:
         return ""
     numeric = [
@@ -68,7 +68,7 @@ def note(text: str) -> str:
 
 
 def key(kinds: Sequence[str]) -> str:
-    """What the colours of bars mean."""
+    """Return a legend for the colours of bars."""
     return "".join(
         f'<span class="key"><i class="{escape(kind)}"></i>{escape(kind.replace("_", " "))}</span>' for kind in kinds
     )

@@ -1,7 +1,7 @@
-"""Plots as inline SVG, in the colours of the page that they stand in.
+"""Draws plots as inline SVG, in the colours of the surrounding page.
 
-Owns scales, marks and labels; what is plotted is the caller's. Colours are the page's variables, so that light and dark
-are one drawing; lines differ by dashes, too. A point may be None: there the line breaks.
+Owns scales, marks and labels; the caller supplies the data. Colours are the page's variables, so that one drawing works
+in light and dark mode; lines also differ by their dashes. A point may be None: there the line is interrupted.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import NamedTuple
 WIDTH, HEIGHT = 860, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 34
 SERIES_MAX = 6
-"""Lines of one plot; there are as many colours."""
+"""Maximum lines of one plot; equal to the number of colours."""
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 6")
 BARS_MAX = 24
 BAR_HEIGHT, NAME_WIDTH = 24, 210
@@ -36,7 +36,7 @@ class Bar(NamedTuple):
 
 
 def lines(title: str, series: Sequence[Line], *, unit: str = "", logarithmic: bool = False) -> str:
-    """Values over time; the first SERIES_MAX series."""
+    """Plot values over time, of at most the first SERIES_MAX series."""
     series = [one for one in series[:SERIES_MAX] if any(value is not None for _, value in one.points)]
     if not series:
         return ""
@@ -78,7 +78,7 @@ def lines(title: str, series: Sequence[Line], *, unit: str = "", logarithmic: bo
 
 
 def bars(title: str, rows: Sequence[Bar], *, unit: str = "") -> str:
-    """One bar a row, of coloured parts; the first BARS_MAX rows."""
+    """Plot one bar of coloured parts per row, for at most the first BARS_MAX rows."""
     rows = rows[:BARS_MAX]
     highest = max((sum(value for _, value in row.parts) for row in rows), default=0.0)
     if highest <= 0:
@@ -104,7 +104,7 @@ def bars(title: str, rows: Sequence[Bar], *, unit: str = "") -> str:
 
 
 def amount(value: float) -> str:
-    """A figure as people read it: three digits that matter, thousands apart."""
+    """Format a number: three significant digits below 100, else whole with thousands separators."""
     if value and abs(value) < 100 and value != int(value):
         return f"{value:.3g}"
     return f"{value:,.0f}"
