@@ -231,8 +231,12 @@ async def refusal(amqp_url: str, topic: str = TOPIC, group: str = GROUP, queues:
 
 
 async def test_a_topic_or_a_group_that_popgate_has_not_made_is_named(amqp_url: str, queues: list[str]) -> None:
-    assert (await refusal(amqp_url, topic="nothing")).startswith(f"{TopicNotFound.__name__}: popgate has made no topic")
-    assert (await refusal(amqp_url, group="nobody")).startswith(f"{GroupNotFound.__name__}: popgate has made no group")
+    assert (await refusal(amqp_url, topic="nothing")).startswith(
+        f"{TopicNotFound.__name__}: popgate has not created topic"
+    )
+    assert (await refusal(amqp_url, group="nobody")).startswith(
+        f"{GroupNotFound.__name__}: popgate has not created group"
+    )
     assert "there is no queue 'gone'" in await refusal(amqp_url, queues=["gone"])
 
 

@@ -163,7 +163,7 @@ def test_where_the_journal_has_a_gap_what_it_may_explain_is_not_certain(
     assert verdict.missing == 300
     assert not verdict.faults
     assert verdict.unsure["stuck"] > 0, "acks that are missing leave leases that nobody ended"
-    assert "as far as the journal tells" in verdict.headline
+    assert "as far as the journal shows" in verdict.headline
     assert (verdict.exit_code(), verdict.exit_code(strict=True)) == (0, 1)
 
 

@@ -164,7 +164,7 @@ def test_advice_is_applied_to_the_proxies_after_it_was_shown(
         assert run(*applied, "--yes") == 0
         assert "nothing to change" in capsys.readouterr().out
     assert run(*applied, "--yes") == 2
-    assert "the proxies refused" in capsys.readouterr().err
+    assert "the proxies rejected a request" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- the command
@@ -192,7 +192,7 @@ def test_a_journal_of_another_version_and_a_folder_of_something_else_are_refused
     place = str(tmp_path / "journal/date=2026-11-01/hour=00")
     spark.range(3).write.parquet(place)
     assert run("audit", "--journal", tmp_path / "journal") == 2
-    assert "is no file of popgate's journal" in capsys.readouterr().err
+    assert "is not a file of popgate's journal" in capsys.readouterr().err
     write_journal(tmp_path / "other", replace(QUIET, messages=50, hours=0.5))
     assert run("audit", "--journal", tmp_path / "other", "--from", "2026-12-01", "--to", "2026-12-02") == 2
     assert "it goes from 2026-11-01 00:00 to 2026-11-01 01:00" in capsys.readouterr().err
@@ -226,7 +226,7 @@ def test_a_store_that_spark_has_no_package_for_is_told_with_what_to_add(
 ) -> None:
     assert run("balance", "--journal", "s3://lake/journal", "--out", tmp_path / "out") == 2
     told = capsys.readouterr().err
-    assert 'No FileSystem for scheme "s3"; this Spark has no package for such a place: for S3 call it s3a://' in told
+    assert 'No FileSystem for scheme "s3"; this Spark has no package for this file system: for S3 write s3a://' in told
     assert "--conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3." in told
 
 

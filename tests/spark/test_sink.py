@@ -170,8 +170,8 @@ def test_spark_refuses_asynchronous_progress_into_popgate(
 @pytest.mark.parametrize(
     ("columns", "options", "told"),
     [
-        ("1 AS id", {}, "popgate: one column body .or value. is to be published, of id"),
-        ("'x' AS body, 'y' AS value", {}, "popgate: one column body"),
+        ("1 AS id", {}, "popgate: exactly one column must be named body or value; there are id"),
+        ("'x' AS body, 'y' AS value", {}, "popgate: exactly one column must be named body or value"),
         ("'x' AS body, 1 AS price", {}, "popgate: column price can't be published; drop it, or put it into headers"),
         ("1 AS body", {}, "popgate: column body must be string or binary, not int; cast it"),
         ("'x' AS body, map('a', 1) AS headers", {}, "popgate: column headers must be map<string,string>, not map<"),

@@ -126,7 +126,7 @@ class AsyncHeldLock:
             try:
                 self._on_loss(self)
             except Exception:
-                logger.exception("what was to be done on the loss of a lock has failed", extra={"lock": self.name})
+                logger.exception("the on_loss callback of a lock has failed", extra={"lock": self.name})
 
     async def _renew(self, asked_at: float) -> None:
         seconds = self._term.answer_seconds(asked_at)

@@ -189,7 +189,7 @@ class Consumer:
             RuntimeError for a second run.
         """
         if self._loop is not None:
-            raise RuntimeError("a Consumer runs once; make another one")
+            raise RuntimeError("a Consumer can run only once; create a new one")
         self._loop = asyncio.get_running_loop()
         self._main = asyncio.current_task()
         refusal: PopgateError | None = None

@@ -88,7 +88,9 @@ class Follower:
             pulls, began_at = told is not None, clock()
             error = await (self._popper.run(self) if told is None else puller.run(told, supports))
             if error is not None and not self.is_elsewhere(error):
-                logger.error("the server refuses", extra={"error": repr(error), "client_id": self._client_id})
+                logger.error(
+                    "the server rejected the consumer", extra={"error": repr(error), "client_id": self._client_id}
+                )
                 return error
             if isinstance(error, WrongMode):
                 await self._end_pops()
@@ -100,7 +102,7 @@ class Follower:
     def noted(self, mode: str | None) -> None:
         """Note the group's mode, as reported by the server."""
         if mode is not None and mode != self.mode:
-            logger.info("the group's consume mode", extra={"mode": mode, "client_id": self._client_id})
+            logger.info("the group's consume mode has changed", extra={"mode": mode, "client_id": self._client_id})
             self.mode = mode
 
     def is_elsewhere(self, error: PopgateError) -> bool:
@@ -146,7 +148,7 @@ class Follower:
             self.noted(error.mode)
         else:
             self._counters.calls_failed += 1
-            logger.warning("the consume mode could not be learned", extra={"error": repr(error)})
+            logger.warning("the consume mode could not be read", extra={"error": repr(error)})
         await asyncio.sleep(self._pause_seconds(error))
 
     def _pause_seconds(self, error: PopgateError | None) -> float:
@@ -158,4 +160,4 @@ _NEITHER = "no_consume_mode"
 
 
 def _neither(features: Collection[str]) -> NotSupported:
-    return NotSupported(_NEITHER, f"the server has neither pop nor a pull that this consumer could do: {features}")
+    return NotSupported(_NEITHER, f"the server supports no consume mode that this consumer can use: {features}")

@@ -127,7 +127,7 @@ class HeldLock:
             try:
                 self._on_loss(self)
             except Exception:
-                logger.exception("what was to be done on the loss of a lock has failed", extra={"lock": self.name})
+                logger.exception("the on_loss callback of a lock has failed", extra={"lock": self.name})
 
     def _renew(self) -> None:
         while self._is_due():

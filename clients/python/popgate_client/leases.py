@@ -167,4 +167,4 @@ class Extender:
     def _lose(self, handle: str, cause: str) -> None:
         if self._book.lost(handle):
             self._counters.leases_lost += 1
-            logger.warning("a lease was lost under its handler", extra={"cause": cause})
+            logger.warning("a lease was lost during its handler", extra={"cause": cause})

@@ -111,7 +111,7 @@ class Popper:
             async with asyncio.timeout(RECLAIM_SECONDS):
                 return await self._call(ask, 0.0)
         except (PopgateError, TimeoutError) as error:
-            logger.info("an interrupted pop could not be asked again", extra={"error": repr(error)})
+            logger.info("an interrupted pop could not be repeated", extra={"error": repr(error)})
             return []
 
     async def _back_off(self, ask: Ask, error: PopgateError) -> None:

@@ -259,7 +259,7 @@ class Puller:
         """Start a worker for each assigned queue without one, and end those of all other queues."""
         queues = () if self._ending else told.queues
         if queues != self.queues:
-            logger.info("the client has other queues", extra={"queues": queues, "generation": told.generation})
+            logger.info("the assigned queues changed", extra={"queues": queues, "generation": told.generation})
             self.queues = queues
         for queue, worker in self._workers.items():
             worker.generation = told.generation
@@ -309,7 +309,7 @@ class Puller:
     async def known_to_live(self) -> None:
         if asyncio.get_running_loop().time() > self._heard_at + self._session_seconds:
             if self._alive.is_set():
-                logger.warning("the server was silent for so long that the session may be over: no handler is started")
+                logger.warning("the session may have ended, because heartbeats failed too long: no handler is started")
             self._alive.clear()
             await self._alive.wait()
 

@@ -147,7 +147,10 @@ class QueueWorker:
     async def _failed(self, error: PopgateError) -> None:
         """Wait before the next try; stop if the queue is lost."""
         if isinstance(error, Fenced | WrongMode) or not isinstance(error, RetryLater | ServerFault):
-            logger.info("a queue is to be let go of", extra={"queue": self.queue, "error": repr(error)})
+            logger.info(
+                "the server rejected a call of a queue: releasing the queue",
+                extra={"queue": self.queue, "error": repr(error)},
+            )
             self.was_refused = self._leaving = True  # handled messages may still be committed
             return
         self._place.counters.calls_failed += 1
@@ -264,7 +267,7 @@ class QueueWorker:
                     asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
                     await asyncio.sleep(backoff.next_seconds(asked_for, lease_seconds=PAUSE_SECONDS_MAX * 6))
                     continue
-                logger.warning("messages were handled, and can't be committed", extra={"error": repr(error)})
+                logger.warning("messages were handled, but can't be committed", extra={"error": repr(error)})
                 self.lose()
                 continue
             backoff.reset()

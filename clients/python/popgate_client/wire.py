@@ -298,7 +298,7 @@ def _seconds_or_none(value: Any) -> float | None:
 def path_segment(name: str, value: str) -> str:
     # An empty or dotted segment would be removed on the way, and the path would name something else.
     if value in ("", ".", ".."):
-        error = RequestInvalid("invalid_request", f"{value!r} is no name for a {name}")
+        error = RequestInvalid("invalid_request", f"{value!r} is not a valid name for a {name}")
         error.field = name
         raise error
     return quote(value, safe="")

@@ -40,7 +40,7 @@ class PopgateBatchReader(DataSourceReader):
                 group = stream.lease(EPOCH, leased.messages_max, leased.partitions, leased.invisibility_seconds)
             except LeaseGroupAcked:
                 raise BatchUnavailable(
-                    f"popgate: batch {options.batch_id} was acked; name another batchId to read what came since"
+                    f"popgate: batch {options.batch_id} was acked; name another batchId to read newer messages"
                 ) from None
         return [
             LeasedSlice(stream=options.batch_id, epoch=EPOCH, number=number, lost=group.lost)

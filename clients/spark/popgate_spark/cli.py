@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(parsed, progress_of(quiet=parsed.quiet))
     except KeyboardInterrupt:
-        sys.stderr.write("popgate-pipeline: interrupted; what was there before is unchanged\n")
+        sys.stderr.write("popgate-pipeline: interrupted; earlier results are unchanged\n")
         return 128 + signal.SIGINT
 
 
@@ -51,9 +51,9 @@ def progress_of(*, quiet: bool) -> Callable[[str], None]:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="popgate-pipeline",
-        description="Reads popgate's delivery journal with Spark: was everything delivered, by whom, how fast, and what"
-        " to change.",
-        epilog="Each job writes Parquet tables and report.html into --out. popgate-pipeline JOB --help tells more.",
+        description="Reads popgate's delivery journal with Spark: shows whether everything was delivered, how the load"
+        " is balanced, how fast it was, and which settings to change.",
+        epilog="Each job writes Parquet tables and report.html into --out. popgate-pipeline JOB --help shows more.",
         allow_abbrev=False,
     )
     jobs = top.add_subparsers(dest="job", required=True, metavar="JOB")
@@ -69,7 +69,7 @@ def _audit(jobs: Any) -> None:
         jobs,
         "audit",
         "account for every message: lost, stuck, delivered twice, out of order",
-        "exit code: 0 clean, 1 faults found, 2 it could not be done",
+        "exit code: 0 clean, 1 faults found, 2 the audit could not be done",
         [
             "popgate-pipeline audit --journal /var/lib/popgate/journal",
             "popgate-pipeline audit --journal /journal --from 24h --out /reports/today",
@@ -79,31 +79,32 @@ def _audit(jobs: Any) -> None:
     job.add_argument(
         "--state",
         metavar="FOLDER",
-        help="remember here what was audited, and read only hours that are over and new; the result is the same",
+        help="store the audit's state here, and read only complete hours that are new; the result is the same",
     )
     job.add_argument(
         "--horizon",
         type=seconds,
         default=3_600.0,
         metavar="SECONDS",
-        help="longer than any delay after a release; what waits longer while its queue flows is lost (default 3600)",
+        help="longer than any delay after a release; a message that waits longer while its queue is delivered counts as"
+        " lost (default 3600)",
     )
     job.add_argument(
         "--stuck-after",
         type=seconds,
         default=43_200.0,
         metavar="SECONDS",
-        help="a lease that is older is stuck, even if it is extended again and again (default 43200)",
+        help="a lease that is older is stuck, even if it is extended repeatedly (default 43200)",
     )
     job.add_argument(
         "--clock-error",
         type=seconds,
         default=0.1,
         metavar="SECONDS",
-        help="by how much the proxies' clocks may differ (default 0.1)",
+        help="maximum difference between the proxies' clocks (default 0.1)",
     )
     job.add_argument(
-        "--strict", action="store_true", help="exit code 1 also where faults are not certain or the journal has gaps"
+        "--strict", action="store_true", help="exit code 1 also if faults are not certain or the journal has gaps"
     )
 
 
@@ -111,7 +112,7 @@ def _balance(jobs: Any) -> None:
     job = _job(
         jobs,
         "balance",
-        "who does the work: clients, queues and proxies; who hangs, what is hot",
+        "how the work is shared among clients, queues and proxies; which clients hang, which queues are hot",
         "",
         [
             "popgate-pipeline balance --journal /journal --from 24h",
@@ -125,7 +126,7 @@ def _latency(jobs: Any) -> None:
     job = _job(
         jobs,
         "latency",
-        "how long messages take to be delivered and acked, over time, and how many wait",
+        "how long delivery and ack take over time, and how many messages wait",
         "with --follow: while the journal is being written",
         [
             "popgate-pipeline latency --journal /journal --from 24h",
@@ -134,18 +135,18 @@ def _latency(jobs: Any) -> None:
         ],
     )
     _of_topic(job)
-    job.add_argument("--step", type=whole, metavar="SECONDS", help="of the plots (default: 200 steps; live: 60)")
-    job.add_argument("--follow", action="store_true", help="live: tell every step once, when nothing of it can come")
-    job.add_argument("--available-now", action="store_true", help="like --follow, but end with what there is now")
+    job.add_argument("--step", type=whole, metavar="SECONDS", help="step of the plots (default: 200 steps; live: 60)")
+    job.add_argument("--follow", action="store_true", help="live: print every step once, when it is complete")
+    job.add_argument("--available-now", action="store_true", help="like --follow, but end after the existing files")
     job.add_argument(
         "--late",
         type=whole,
         default=600,
         metavar="SECONDS",
-        help="live: how long after an event its file may come; the proxies' rotation age (default 600)",
+        help="live: maximum time from an event to its file; the proxies' rotation age (default 600)",
     )
     job.add_argument(
-        "--trigger", type=seconds, default=10.0, metavar="SECONDS", help="live: look so often (default 10)"
+        "--trigger", type=seconds, default=10.0, metavar="SECONDS", help="live: interval between looks (default 10)"
     )
 
 
@@ -153,7 +154,7 @@ def _advice(jobs: Any) -> None:
     job = _job(
         jobs,
         "advice",
-        "what to change: invisibility timeout, max_in_flight, consumers, queues, each with its reason",
+        "which values to change: invisibility timeout, max_in_flight, consumers, queues, each with a reason",
         "",
         [
             "popgate-pipeline advice --journal /journal --from 7d",
@@ -166,10 +167,12 @@ def _advice(jobs: Any) -> None:
         type=share,
         default=0.999,
         metavar="SHARE",
-        help="the share of messages whose work has to be done before their lease ends (default 0.999)",
+        help="the share of messages that must be handled before their lease ends (default 0.999)",
     )
-    job.add_argument("--apply", action="store_true", help="show the difference to what the proxies have, and change it")
-    job.add_argument("--yes", action="store_true", help="with --apply: do not ask")
+    job.add_argument(
+        "--apply", action="store_true", help="show the difference to the proxies' settings, and change them"
+    )
+    job.add_argument("--yes", action="store_true", help="with --apply: do not ask for confirmation")
     job.add_argument(
         "--setting",
         dest="settings",
@@ -182,7 +185,7 @@ def _advice(jobs: Any) -> None:
 
 
 def _of_topic(job: argparse.ArgumentParser) -> None:
-    job.add_argument("--topic", help="of this topic only")
+    job.add_argument("--topic", help="only this topic")
 
 
 def _job(jobs: Any, name: str, about: str, more: str, examples: list[str]) -> argparse.ArgumentParser:
@@ -200,7 +203,7 @@ def _job(jobs: Any, name: str, about: str, more: str, examples: list[str]) -> ar
         metavar="FOLDER",
         required=at_hand is None,
         default=at_hand,
-        help="the journal: what the proxies were given with --journal, as Spark names it (default $POPGATE_JOURNAL)",
+        help="the journal: the folder of the proxies' --journal, as Spark names it (default $POPGATE_JOURNAL)",
     )
     job.add_argument("--out", metavar="FOLDER", default=f"popgate-{name}", help=f"default popgate-{name}")
     job.add_argument(
@@ -211,16 +214,20 @@ def _job(jobs: Any, name: str, about: str, more: str, examples: list[str]) -> ar
         help="from this hour on: 2026-11-01, 2026-11-01T05:00 (UTC), or 90m, 24h, 7d ago (default: from the beginning)",
     )
     job.add_argument(
-        "--to", dest="until", type=moment, metavar="TIME", help="to before this hour (default: to the end)"
+        "--to",
+        dest="until",
+        type=moment,
+        metavar="TIME",
+        help="up to, but not including, this hour (default: to the end)",
     )
     job.add_argument("--master", metavar="URL", help=MASTER_HELP)
     job.add_argument(
-        "--memory", metavar="SIZE", default=None, help="of Spark's driver, where it runs here (default 2g)"
+        "--memory", metavar="SIZE", default=None, help="memory of Spark's driver, if it runs here (default 2g)"
     )
     job.add_argument(
         "--conf", action="append", default=[], type=setting, metavar="KEY=VALUE", help="a setting of Spark; repeatable"
     )
-    job.add_argument("--quiet", action="store_true", help="say nothing of the progress")
+    job.add_argument("--quiet", action="store_true", help="do not show the progress")
     return job
 
 

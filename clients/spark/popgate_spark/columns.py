@@ -53,7 +53,7 @@ def check_schema(wanted: StructType) -> None:
             there_are = ", ".join(f"{name} {kind.simpleString()}" for name, kind in types.items())
             raise SparkSourceError(
                 f"popgate: the schema's column {field.name} {field.dataType.simpleString()} is not one of the source's "
-                f"({there_are}); leave .schema(...) away, or cast in a select"
+                f"({there_are}); leave out .schema(...), or cast in a select"
             )
 
 

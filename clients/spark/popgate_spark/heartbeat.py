@@ -62,9 +62,7 @@ class Heartbeat:
             except PopgateError as error:  # the next renewal may succeed; if not, reading leases the batch again
                 _log.warning("popgate: the leases could not be renewed: %s", error)
             except Exception:  # any error: if the thread ended, all later leases would expire silently
-                _log.exception(
-                    "popgate: the leases could not be renewed, which is a fault of popgate; it is tried again"
-                )
+                _log.exception("popgate: the leases could not be renewed because of an error in popgate; trying again")
         if proxies is not None:
             proxies.close()
 
@@ -75,7 +73,7 @@ class Heartbeat:
             return
         if held_seconds > self._options.hold_seconds_max:
             _log.error(
-                "popgate: batch %d has been worked on for more than holdSecondsMax, its leases are let go", epoch
+                "popgate: batch %d has taken longer than holdSecondsMax; its leases are not renewed any more", epoch
             )
             self._let_go(stream, epoch)
             return

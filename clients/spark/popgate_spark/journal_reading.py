@@ -68,7 +68,7 @@ def open_journal(
     chosen = [one for one in there if low <= one.hour < high]
     if not chosen:
         raise HoursEmpty(
-            f"the journal in {path} has nothing of {Hours(low, high)}: it goes from {there[0].hour:%Y-%m-%d %H:%M}"
+            f"the journal in {path} has no files for {Hours(low, high)}: it goes from {there[0].hour:%Y-%m-%d %H:%M}"
             f" to {there[-1].hour + HOUR:%Y-%m-%d %H:%M}. Ask for another range with --from and --to"
         )
     for one in (chosen[0], chosen[-1]):
@@ -132,17 +132,17 @@ def _check_version(spark: SparkSession, file: str) -> None:
     version = metadata.get(VERSION_KEY)
     if version is None:
         raise JournalUnreadable(
-            f"{file} is no file of popgate's journal: its metadata has no {VERSION_KEY}. Name the folder that the"
+            f"{file} is not a file of popgate's journal: its metadata has no {VERSION_KEY}. Name the folder that the"
             " proxies were given with --journal"
         )
     if version != str(VERSION):
         raise JournalUnreadable(
-            f"{file} is of version {version} of the journal, and this popgate_spark reads version {VERSION}. Install"
+            f"{file} has version {version} of the journal, but this popgate_spark reads version {VERSION}. Install"
             " the popgate[spark] of the same release as the proxies, or ask for other hours with --from and --to"
         )
     missing = [column.name for column in COLUMNS if column.name not in names]
     if missing:
-        raise JournalUnreadable(f"{file} lacks the columns {', '.join(missing)}, although it says version {VERSION}")
+        raise JournalUnreadable(f"{file} lacks the columns {', '.join(missing)}, although it has version {VERSION}")
 
 
 def _whole_hour(at: datetime) -> datetime:

@@ -88,8 +88,8 @@ class BatchLeases:
         acked = self._stream(offset).ack(offset["epoch"])
         if acked.lost:
             _log.warning(
-                "popgate: %d messages of batches through %d went to another consumer before they were acked, and are "
-                "in the sink as well",
+                "popgate: %d messages of batches through %d went to another consumer before they were acked, but are "
+                "also in the sink",
                 acked.lost,
                 offset["epoch"],
             )
@@ -213,7 +213,7 @@ class BatchLeases:
     def _take(self, offset: Offset, group: LeaseGroup) -> PlannedBatch:
         if group.lost:
             _log.warning(
-                "popgate: %d messages of batch %d went to another consumer after its leases had run out",
+                "popgate: %d messages of batch %d went to another consumer after its leases had expired",
                 group.lost,
                 offset["epoch"],
             )
@@ -234,4 +234,4 @@ class BatchLeases:
         """Raise BatchUnavailable, or only log if the user wants to continue."""
         if self._options.on_unknown_group == "fail":
             raise BatchUnavailable(f"popgate: {what}; {_REMEDY}")
-        _log.warning("popgate: %s; going on (onUnknownGroup is empty)", what)
+        _log.warning("popgate: %s; continuing (onUnknownGroup is empty)", what)

@@ -100,7 +100,7 @@ class Options:
             raise OptionInvalid(
                 "asyncProgressTrackingEnabled",
                 "popgate can't be used with it: a batch is acked once Spark's commit log has it, which is then written "
-                "too late to tell; take the option away",
+                "asynchronously; remove the option",
             )
         known = {name.lower(): name for name in EVERY}
         for lowered in self._given:
@@ -146,7 +146,7 @@ class Options:
     def _refuse_others(self, names: Sequence[str], where: str) -> None:
         for name in EVERY:
             if name.lower() in self._given and name not in names:
-                raise OptionInvalid(name, f"is not for {where}, which has {', '.join(names)}")
+                raise OptionInvalid(name, f"is not an option of {where}, which has {', '.join(names)}")
 
     def _leased(self, invisibility_seconds: float) -> LeasedOptions:
         return LeasedOptions(
@@ -163,7 +163,9 @@ class Options:
         text = self._text("url", os.environ.get(URL_VARIABLE, ""))
         urls = [url.strip() for url in text.split(",") if url.strip()]
         if not urls:
-            raise OptionInvalid("url", f"is missing; set the proxy's address, or several after commas ({URL_DEFAULT})")
+            raise OptionInvalid(
+                "url", f"is missing; set the proxy's address, or several separated by commas ({URL_DEFAULT})"
+            )
         if len(urls) > URLS_MAX:
             raise OptionInvalid("url", f"names {len(urls)} proxies; at most {URLS_MAX} are used")
         for number, url in enumerate(urls, start=1):

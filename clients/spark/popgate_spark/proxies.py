@@ -53,7 +53,7 @@ class Proxies:
             return result
         except ServerUnreachable as error:
             urls = ", ".join(map(without_password, self._place.urls))
-            detail = f"no proxy of {urls} answered for {self._retry_seconds:g} s; is popgate up? The last said: "
+            detail = f"no proxy of {urls} answered for {self._retry_seconds:g} s; is popgate running? The last error: "
             raise RetryLater(error.code, detail + error.detail, error.status) from error
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> int:
     except (JournalUnreadable, StateUnreadable, StorageFailed, SparkUnavailable) as error:
         return _failed(str(error))
     except PopgateError as error:
-        return _failed(f"the proxies refused: {error}")
+        return _failed(f"the proxies rejected a request: {error}")
     except (PySparkException, Py4JError) as error:
         return _failed(f"Spark could not finish: {first_line(error)}")
 
@@ -190,7 +190,7 @@ def _applied(advice: Sequence[Advice], arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         if not arguments.yes:
             if not sys.stdin.isatty():
-                return _failed("nothing was changed: say --yes to apply this without being asked")
+                return _failed("nothing was changed: pass --yes to apply this without a question")
             if input(f"change these {len(changes)} settings? [y/N] ").strip().lower() not in ("y", "yes"):
                 sys.stdout.write("nothing was changed\n")
                 return 0

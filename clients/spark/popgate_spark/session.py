@@ -48,7 +48,7 @@ def spark_session(
     Raises: SparkUnavailable.
     """
     if shutil.which("java") is None and not (Path(os.environ.get("JAVA_HOME", "/nowhere")) / "bin" / "java").exists():
-        raise SparkUnavailable("Spark needs Java 17, and there is none: install it (Debian: openjdk-17-jre-headless)")
+        raise SparkUnavailable("Spark needs Java 17, which was not found: install it (Debian: openjdk-17-jre-headless)")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with tempfile.TemporaryDirectory(prefix="popgate-pipeline-", ignore_cleanup_errors=True) as folder:
         active = SparkSession.getActiveSession()

@@ -140,7 +140,7 @@ def _check_columns(schema: StructType, id_column: str | None) -> str:
     names = schema.fieldNames()
     bodies = [name for name in BODY_COLUMNS if name in names]
     if len(bodies) != 1:
-        raise SparkSourceError(f"popgate: one column body (or value) is to be published, of {', '.join(names)}")
+        raise SparkSourceError(f"popgate: exactly one column must be named body or value; there are {', '.join(names)}")
     if id_column is not None and id_column not in names:
         raise OptionInvalid("idColumn", f"there is no column {id_column}, only {', '.join(names)}")
     for field in schema:

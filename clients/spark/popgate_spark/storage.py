@@ -95,7 +95,7 @@ def _why(spark: SparkSession, error: BaseException) -> str:
     if any(told in why for told in _NO_FILE_SYSTEM):
         version = _jvm(spark).org.apache.hadoop.util.VersionInfo.getVersion()
         why += (
-            "; this Spark has no package for such a place: for S3 call it s3a://... and add "
+            "; this Spark has no package for this file system: for S3 write s3a://... and add "
             f"--conf spark.jars.packages=org.apache.hadoop:hadoop-aws:{version}"
         )
     return why

@@ -108,7 +108,7 @@ class Balancer:
             try:
                 await self._presence.run()
             except (ChannelRefused, BrokerUnavailable) as error:
-                logger.warning("other members are not told of this one", extra={"why": str(error)})
+                logger.warning("this member can't announce itself to the others", extra={"why": str(error)})
             await asyncio.sleep(TELL_AGAIN_SECONDS)
 
     async def _balance(self) -> None:
@@ -161,7 +161,7 @@ class Balancer:
                 sight = await self._management.look(self.me, self.group.queues)
             except ManagementClosed as error:
                 self._closed_until = now + CLOSED_SECONDS
-                logger.warning("the management interface is closed: members tell each other", extra={"why": str(error)})
+                logger.warning("the management interface rejects this user: using presence", extra={"why": str(error)})
             except ManagementUnreachable as error:
                 logger.info("the management interface did not answer", extra={"why": str(error)})
             else:
@@ -291,7 +291,7 @@ class Balancer:
                 if place.refusal is not None:
                     self._aside_until[queue] = now + ASIDE_SECONDS
                     if queue not in self.problems:
-                        logger.warning("a queue is left alone", extra={"queue": queue, "why": str(place.refusal)})
+                        logger.warning("a queue is not used for now", extra={"queue": queue, "why": str(place.refusal)})
                     self.problems[queue] = place.refusal.detail
             elif place.is_handling:
                 self.problems.pop(queue, None)

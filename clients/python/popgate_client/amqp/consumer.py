@@ -158,7 +158,7 @@ class AmqpConsumer:
             share, with the remedy; Unauthorized if RabbitMQ rejects the user; RuntimeError for a second run.
         """
         if self._loop is not None:
-            raise RuntimeError("an AmqpConsumer runs once; make another one")
+            raise RuntimeError("an AmqpConsumer can run only once; create a new one")
         self._loop = asyncio.get_running_loop()
         self._main = asyncio.current_task()
         if self._stopping:
@@ -290,6 +290,6 @@ def _amqp_urls(text: str) -> list[URL]:
         except ValueError:
             url = URL()
         if url.scheme not in ("amqp", "amqps") or not url.host:
-            raise RequestInvalid("invalid_request", f"amqp_url: {part.rpartition('@')[2]!r} is no amqp:// URL")
+            raise RequestInvalid("invalid_request", f"amqp_url: {part.rpartition('@')[2]!r} is not an amqp:// URL")
         urls.append(url)
     return urls

@@ -49,7 +49,7 @@ async def bury(
         publish = channel.basic_publish(message.body, routing_key=group.dead, properties=dead, mandatory=True)
         await session.call(publish)
     except (DeliveryError, ChannelRefused) as error:
-        raise BrokerUnavailable("broker_unavailable", f"the queue {group.dead!r} takes no message: {error}") from error
+        raise BrokerUnavailable("broker_unavailable", f"queue {group.dead!r} accepts no message: {error}") from error
     finally:
         await session.close_channel(channel)
 

@@ -59,7 +59,7 @@ async def exists(session: Session, queue: str) -> bool:
         await session.call(channel.queue_declare(queue, passive=True))
     except ChannelRefused as error:
         if error.code != NOT_FOUND or "no queue" not in error.text:  # the node of a classic queue may be down
-            raise BrokerUnavailable("broker_unavailable", f"queue {queue!r} can't be looked at: {error}") from error
+            raise BrokerUnavailable("broker_unavailable", f"queue {queue!r} can't be inspected: {error}") from error
         return False
     finally:
         await session.close_channel(channel)
@@ -85,14 +85,14 @@ async def _nothing_found(session: Session, topic: str, name: str) -> Exception:
     if await exists(session, f"popgate:{topic}:{name}:dead"):
         return Conflict(
             "conflict",
-            f"topic {topic!r} has adopted queues, which can't be found by their names: say queues=[...]. Each of them "
+            f"topic {topic!r} has adopted queues, which can't be found by their names: pass queues=[...]. Each of them "
             f"needs a single active consumer. {REMEDY}",
         )
     channel = await session.open_channel()
     try:
         await session.call(channel.exchange_declare(f"popgate:{topic}", passive=True))
     except ChannelRefused:
-        return TopicNotFound("topic_not_found", f"popgate has made no topic {topic!r} on this virtual host")
+        return TopicNotFound("topic_not_found", f"popgate has not created topic {topic!r} on this virtual host")
     finally:
         await session.close_channel(channel)
-    return GroupNotFound("group_not_found", f"popgate has made no group {name!r} of topic {topic!r}")
+    return GroupNotFound("group_not_found", f"popgate has not created group {name!r} of topic {topic!r}")

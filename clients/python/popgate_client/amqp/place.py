@@ -84,7 +84,7 @@ class Place:
             consume = channel.basic_consume(self.queue, self._deliver, consumer_tag=self.tag, arguments=arguments)
             await self._session.call(consume)
         except ChannelRefused as error:
-            raise Conflict("conflict", f"RabbitMQ does not let queue {self.queue!r} be consumed: {error}") from error
+            raise Conflict("conflict", f"RabbitMQ rejects a consumer of queue {self.queue!r}: {error}") from error
         cast(Any, channel).closing.add_done_callback(self._note_lost)
         self.taken_at = asyncio.get_running_loop().time()
 
@@ -173,7 +173,7 @@ class Place:
                     await self._arrived.wait()
                 await self._handle(self._undone.popleft())
         except BrokerUnavailable as error:  # the channel is lost, or about to be
-            logger.info("a queue is not handled on", extra={"queue": self.queue, "why": str(error)})
+            logger.info("the handling of a queue has stopped", extra={"queue": self.queue, "why": str(error)})
 
     async def _handle(self, delivered: DeliveredMessage) -> None:
         if not is_worth_handling(delivered):
@@ -250,5 +250,5 @@ class Place:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a queue's handling broke off", exc_info=error, extra={"queue": self.queue})
+            logger.error("the handling of a queue has failed", exc_info=error, extra={"queue": self.queue})
             self.leave_soon()

@@ -90,7 +90,7 @@ class Presence:
         while not self._session.lost.is_set():
             if self._hears_nothing():
                 await self._session.close_channel(channel)
-                raise BrokerUnavailable("broker_unavailable", "this program does not hear its own voice")
+                raise BrokerUnavailable("broker_unavailable", "this program does not receive its own messages")
             await self._say()
             await self._look_for_silent()
             with contextlib.suppress(TimeoutError):
@@ -178,7 +178,7 @@ class Presence:
             said = cast("dict[str, Any]", json.loads(delivered.body))
             self._take_in(said, asyncio.get_running_loop().time())
         except (ValueError, KeyError, TypeError) as error:
-            logger.warning("what a member said can't be read", extra={"error": repr(error)})
+            logger.warning("a member's statement can't be read", extra={"error": repr(error)})
 
     def _take_in(self, said: Mapping[str, Any], now: float) -> None:
         if (asker := said.get("ask")) is not None:

@@ -52,7 +52,7 @@ async def queue_kind(session: Session, queue: str) -> QueueKind | None:
             known.pop(name, None)
         else:
             known[name] = value
-    raise Conflict("conflict", f"RabbitMQ did not tell whether queue {queue!r} has a single active consumer")
+    raise Conflict("conflict", f"RabbitMQ did not report whether queue {queue!r} has a single active consumer")
 
 
 async def _refusal(session: Session, queue: str, known: dict[str, Argument]) -> str:
@@ -71,10 +71,10 @@ async def _refusal(session: Session, queue: str, known: dict[str, Argument]) -> 
     except ChannelRefused as error:
         if error.code in (NOT_FOUND, PRECONDITION_FAILED):
             return error.text
-        raise Conflict("conflict", f"queue {queue!r} can't be looked at: {error}") from error
+        raise Conflict("conflict", f"queue {queue!r} can't be inspected: {error}") from error
     finally:
         await session.close_channel(channel)
-    raise BrokerUnavailable("broker_unavailable", f"queue {queue!r} can't be looked at")
+    raise BrokerUnavailable("broker_unavailable", f"queue {queue!r} can't be inspected")
 
 
 def _value(found: re.Match[str]) -> Argument | None:

@@ -37,6 +37,7 @@ PULSE_SECONDS = 2.0
 CLOSE_SECONDS = 1.0
 CHANNELS_MAX = 2_047
 """Maximum number of channels if the broker sets no limit."""
+NO_CHANNEL_LEFT = "all channels of the connection are in use: raise RabbitMQ's channel_max"
 _CODES: dict[type[BaseException], int] = {
     ChannelAccessRefused: ACCESS_REFUSED,
     ChannelNotFoundEntity: NOT_FOUND,
@@ -104,7 +105,7 @@ class Session:
         try:
             return await self.call(self._connection.channel(channel_number=number, publisher_confirms=confirms))
         except ChannelRefused as error:
-            raise BrokerUnavailable("broker_unavailable", f"RabbitMQ opens no channel: {error}") from error
+            raise BrokerUnavailable("broker_unavailable", f"RabbitMQ does not open a channel: {error}") from error
         finally:
             self._opening.discard(number)
 
@@ -191,7 +192,7 @@ class Session:
             if number not in self._connection.channels and number not in self._opening:
                 self._latest_number = number
                 return number
-        raise BrokerUnavailable("broker_unavailable", "all channels of the connection are in use: raise channel_max")
+        raise BrokerUnavailable("broker_unavailable", NO_CHANNEL_LEFT)
 
     def _lost(self, error: Exception | None = None) -> BrokerUnavailable:
         reason = self.reason or f"the connection to RabbitMQ was lost{f': {error}' if error else ''}"
@@ -211,10 +212,10 @@ def _no_connection(url: URL, error: Exception) -> PopgateError:
     where = f"RabbitMQ at {url.host}:{url.port or ''}"
     if isinstance(error, AuthenticationError | ProbableAuthenticationError):
         return Unauthorized(
-            "unauthorized", f"{where} refused the user {url.user!r}: check user and password in amqp_url"
+            "unauthorized", f"{where} rejected the user {url.user!r}: check user and password in amqp_url"
         )
     reason = str(error) or type(error).__name__
     if isinstance(error, InvalidFrameError):  # it does not contain RabbitMQ's reason
         vhost = url.path[1:].replace("%2F", "/") or "/"
-        reason = f"it refused the virtual host {vhost!r}: it may not exist, or the user may have no access to it"
+        reason = f"it rejected the virtual host {vhost!r}: it may not exist, or the user may have no access to it"
     return BrokerUnavailable("broker_unavailable", f"no connection to {where}: {reason}")

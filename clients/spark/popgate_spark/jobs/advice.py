@@ -122,18 +122,18 @@ class Load(NamedTuple):
 def _timeout(topic: str, group: str, measured: Tail, present: float | None, quantile: float) -> Advice:
     share, percent = f"{100 * measured.expired_share:.2g} %", f"{100 * quantile:g} %"
     if measured.ends < ENDS_MIN:
-        wanted, why = None, f"only {measured.ends} first hand-outs ended: {ENDS_MIN} are needed to know a tail"
+        wanted, why = None, f"only {measured.ends} first deliveries ended: {ENDS_MIN} are needed to estimate a tail"
     elif measured.seconds is None:
         wanted = None if present is None else float(nice(2 * present))
         why = (
-            f"{share} of first leases ran out, more than the {100 * (1 - quantile):.2g} % that may: how long the rest"
-            " takes is not identifiable. Double it and measure again"
+            f"{share} of first leases expired, more than the {100 * (1 - quantile):.2g} % that may: how long the rest"
+            " takes is not identifiable. Double the timeout and measure again"
         )
     else:
         wanted = float(nice(SAFETY * measured.seconds))
         why = (
             f"{percent} of the work is done after {measured.seconds:.3g} s (Kaplan-Meier over {measured.ends:,} first"
-            f" hand-outs, of which {share} ran out); {SAFETY:g} times that"
+            f" deliveries, of which {share} expired); {SAFETY:g} times that"
         )
     return Advice(topic=topic, group=group, setting="invisibility_seconds", present=present, wanted=wanted, reason=why)
 

@@ -97,13 +97,13 @@ class _Run:
 
     def findings(self) -> AuditFindings:
         work, rules, before = self._work, self._rules, self._before
-        self._progress("looking for gaps of the journal")
+        self._progress("looking for gaps in the journal")
         self._buckets = work.kept("buckets", self._buckets, files=1)
         self._deleted = work.kept("deleted", self._deleted, files=1)
         end = _end(self._buckets, self._journal)
-        self._progress("telling the story of each copy")
+        self._progress("building the story of each copy")
         self._stories = work.kept("stories", rules_of.judged(stories(self._rows), self._deleted, end, rules))
-        self._progress("judging them")
+        self._progress("judging the stories")
         frontier = rules_of.frontier_of(self._stories)
         if before is not None:
             both = frontier.unionByName(before.frontier)

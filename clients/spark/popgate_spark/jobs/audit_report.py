@@ -61,18 +61,18 @@ class Verdict:
         if self.faults:
             return f"FAULTS: {listed(self.faults)}"
         if self.tone == WARN:
-            return "CLEAN, as far as the journal tells"
+            return "CLEAN, as far as the journal shows"
         return "CLEAN: every message is accounted for"
 
     @property
     def text(self) -> str:
         parts = [f"{self.copies:,} deliveries of {self.hours}."]
         if self.unsure:
-            parts.append(f"Not certain, for the journal lacks events of that time: {listed(self.unsure)}.")
+            parts.append(f"Not certain, because the journal lacks events of that time: {listed(self.unsure)}.")
         if self.missing:
             parts.append(f"The journal itself lacks {self.missing:,} events.")
         if self.doubled:
-            parts.append(f"The journal has {self.doubled:,} events twice: has a file been copied?")
+            parts.append(f"The journal has {self.doubled:,} events twice: was a file copied?")
         return " ".join(parts)
 
     def __str__(self) -> str:

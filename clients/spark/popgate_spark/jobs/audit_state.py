@@ -55,8 +55,8 @@ def remembered(spark: SparkSession, folder: str) -> Remembered | None:
     version = row["version"] if row is not None else None
     if version != VERSION:
         raise StateUnreadable(
-            f"{folder} was written by another release (version {version} of the state, this one has {VERSION}): name"
-            " an empty folder with --state, and the whole journal is audited once"
+            f"{folder} was written by another release (version {version} of the state, this one has {VERSION}): pass"
+            " an empty folder with --state to audit the whole journal again"
         )
     tables = {one.name: spark.read.parquet(f"{place}/{one.name}") for one in fields(Memory)}
     return Remembered(datetime.strptime(name, NAME).replace(tzinfo=UTC), Memory(**tables))

@@ -47,7 +47,7 @@ def balance_report(found: Balance, hours: str) -> tuple[str, str]:
     said += [
         f"{row['topic']}/{row['group']}: skew {row['skew']:.2f} over {row['members']} {row['of']}s" for row in skews
     ]
-    page.verdict("warn" if ill or hot else "good", said[0] if ill or hot else "Nobody hangs, no queue is hot", "")
+    page.verdict("warn" if ill or hot else "good", said[0] if ill or hot else "No client hangs, no queue is hot", "")
     page.section(
         "Clients",
         key(("acked", "redelivered", "expired")),
