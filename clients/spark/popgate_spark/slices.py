@@ -86,5 +86,5 @@ class SliceReader:
         if leased.lost != one.lost:
             raise BatchUnavailable(
                 f"popgate: {leased.lost - one.lost} messages of batch {one.epoch} of stream {one.stream} went to "
-                "another consumer while it was read; start the query again: it reads the batch anew, without them"
+                "another consumer while it was read; start the query again: it then reads the batch without them"
             )

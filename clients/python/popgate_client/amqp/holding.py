@@ -86,7 +86,7 @@ class _Names:
         except ChannelRefused as error:
             if error.code in (RESOURCE_LOCKED, NOT_FOUND):  # the latter: on a node that is down
                 return False
-            raise BrokerUnavailable("broker_unavailable", f"RabbitMQ rejects the queue {name!r}: {error}") from error
+            raise BrokerUnavailable("broker_unavailable", f"RabbitMQ refuses the queue {name!r}: {error}") from error
         finally:
             await session.close_channel(channel)
         return True

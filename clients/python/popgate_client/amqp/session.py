@@ -212,10 +212,10 @@ def _no_connection(url: URL, error: Exception) -> PopgateError:
     where = f"RabbitMQ at {url.host}:{url.port or ''}"
     if isinstance(error, AuthenticationError | ProbableAuthenticationError):
         return Unauthorized(
-            "unauthorized", f"{where} rejected the user {url.user!r}: check user and password in amqp_url"
+            "unauthorized", f"{where} refused the user {url.user!r}: check user and password in amqp_url"
         )
     reason = str(error) or type(error).__name__
     if isinstance(error, InvalidFrameError):  # it does not contain RabbitMQ's reason
         vhost = url.path[1:].replace("%2F", "/") or "/"
-        reason = f"it rejected the virtual host {vhost!r}: it may not exist, or the user may have no access to it"
+        reason = f"it refused the virtual host {vhost!r}: it may not exist, or the user may have no access to it"
     return BrokerUnavailable("broker_unavailable", f"no connection to {where}: {reason}")

@@ -115,11 +115,11 @@ def report(findings: AuditFindings, verdict: Verdict, faults: DataFrame) -> str:
     again = sum(one.again for one in verdict.accounts)
     page.cards(
         [
-            (f"{verdict.copies:,}", "deliveries judged: copies, each group's own"),
+            (f"{verdict.copies:,}", "copies judged, counted for each group"),
             (f"{by_outcome['acked']:,}", "acked"),
-            (f"{again:,}", "handed out more than once"),
+            (f"{again:,}", "delivered more than once"),
             (f"{by_outcome['dead_lettered']:,}", "dead-lettered"),
-            (f"{by_outcome['waiting'] + by_outcome['leased']:,}", "still on their way"),
+            (f"{by_outcome['waiting'] + by_outcome['leased']:,}", "not yet settled"),
             (f"{verdict.faults.total():,}", "faults"),
         ]
     )
@@ -127,18 +127,18 @@ def report(findings: AuditFindings, verdict: Verdict, faults: DataFrame) -> str:
     shown = [row for row in kinds if row[1] or row[2]]
     page.section("Faults", table(("kind", "certain", "not certain", "what it means"), shown), _shown(faults, verdict))
     page.section(
-        "What became of the messages",
+        "Outcomes of the messages",
         key(BAR_KINDS),
         bars("copies by subscription", _bars(verdict.accounts)),
         table(
-            ("topic", "group", "outcome", "copies", "handed out", "more than once", "origin unknown"), verdict.accounts
+            ("topic", "group", "outcome", "copies", "deliveries", "more than once", "origin unknown"), verdict.accounts
         ),
         note(
-            "Origin unknown: not published through popgate, or before the journal's first hour. Handed out more than"
-            " once: its lease had run out or was released, unless a fault says otherwise."
+            "Origin unknown: not published through popgate, or before the journal's first hour. Delivered more than"
+            " once: the lease had expired or was released, unless a fault says otherwise."
         ),
     )
-    page.section("Gaps of the journal itself", _gaps(findings))
+    page.section("Gaps in the journal", _gaps(findings))
     return page.html()
 
 
@@ -176,13 +176,13 @@ def _shown(faults: DataFrame, verdict: Verdict) -> str:
         "handed_out",
     )
     rows: list[Any] = faults.orderBy(F.desc("certain"), "kind", "at").limit(SHOWN_MAX).select(*columns).collect()
-    head = ("kind", "certain", "topic", "group", "queue", "message", "copy", "ordering key", "seen at", "handed out")
+    head = ("kind", "certain", "topic", "group", "queue", "message", "copy", "ordering key", "seen at", "deliveries")
     cells = [
         tuple(f"{value:%m-%d %H:%M:%S}" if isinstance(value, datetime) else _plain(value) for value in row)
         for row in rows
     ]
     more = f" The first {SHOWN_MAX} of {total:,}." if total > SHOWN_MAX else ""
-    return table(head, cells) + note(f"All of them are in faults/, and every event of theirs in evidence/.{more}")
+    return table(head, cells) + note(f"All of them are in faults/, and their events in evidence/.{more}")
 
 
 def _plain(value: object) -> object:
@@ -204,7 +204,7 @@ def _moment(micros: int) -> str:
 def _more(one: Account) -> str:
     parts: list[str] = []
     if one.again:
-        parts.append(f"{one.again:,} of them handed out more than once")
+        parts.append(f"{one.again:,} of them delivered more than once")
     if one.unknown_origin:
         parts.append(f"{one.unknown_origin:,} of unknown origin")
     return f" ({', '.join(parts)})" if parts else ""

@@ -18,12 +18,12 @@ LOST, STUCK, ACKED_TWICE, CAME_AGAIN, DOUBLED, OUT_OF_ORDER = (
     *("lost", "stuck", "acked_twice", "came_again", "doubled", "out_of_order"),
 )
 FAULTS = {
-    LOST: "published for the group, never ended, and later messages of its queue were handed out long ago",
-    STUCK: "handed out, and neither settled nor ended, although its lease was over long ago",
+    LOST: "published for the group, never ended, although later messages of its queue were delivered long ago",
+    STUCK: "delivered, but neither settled nor expired, although its lease should have ended long ago",
     ACKED_TWICE: "acked more than once",
-    CAME_AGAIN: "handed out after its story had ended",
-    DOUBLED: "handed out while another lease of it lasted",
-    OUT_OF_ORDER: "handed out for the first time after a message of its ordering key that was published later",
+    CAME_AGAIN: "delivered after its story had ended",
+    DOUBLED: "delivered while another lease of it lasted",
+    OUT_OF_ORDER: "delivered for the first time after a message of its ordering key that was published later",
 }
 OWN = (ACKED_TWICE, CAME_AGAIN, STUCK)
 """Faults that a single story shows; each has a column with the time at which it is seen."""

@@ -31,7 +31,7 @@ def balance_report(found: Balance, hours: str) -> tuple[str, str]:
     hot = _rows(found.hot, "topic", "queue", "since")
     ill = [row for row in clients if row["condition"] is not None]
     said = [
-        f"{row['condition'].upper()} {row['topic']}/{row['group']} {row['client']}: {row['ran_out']:,} leases ran out,"
+        f"{row['condition'].upper()} {row['topic']}/{row['group']} {row['client']}: {row['ran_out']:,} leases expired,"
         " nothing settled since"
         for row in ill
     ]
@@ -51,16 +51,18 @@ def balance_report(found: Balance, hours: str) -> tuple[str, str]:
     page.section(
         "Clients",
         key(("acked", "redelivered", "expired")),
-        bars("hand-outs by client: acked, given back, ran out", [_client_bar(row) for row in clients]),
+        bars("deliveries by client: acked, released, expired", [_client_bar(row) for row in clients]),
         _table(found.clients, clients),
-        note("busy seconds: the sum of all leases' times. a second: acks. hangs: takes messages and settles none."),
+        note("busy seconds: the total time of all leases. a second: acks. hangs: takes messages and settles none."),
     )
     page.section(
         "Queues", bars("messages published by queue", [_queue_bar(row) for row in queues]), _table(found.queues, queues)
     )
     page.section("Hot queues", _table(found.hot, hot))
     page.section("Proxies", _table(found.proxies, proxies))
-    page.section("Skew", _table(found.skews, skews), note("The largest share against an even one: 1 is even."))
+    page.section(
+        "Skew", _table(found.skews, skews), note("The ratio of the largest share to an even share: 1 is even.")
+    )
     return page.html(), "\n".join(said)
 
 
