@@ -1,6 +1,6 @@
-"""What the tests of the client libraries ask for: real proxies, a topic of one's own, and a wire that can be cut.
+"""Fixtures of the client tests: real proxies, a separate topic for each test, and a TCP relay that can be cut.
 
-Most tests share one proxy on the embedded broker and keep to their own topic. Those that kill it start their own.
+Most tests share one proxy on the embedded broker and use only their own topic. Tests that kill a proxy start their own.
 """
 
 import secrets
@@ -20,12 +20,12 @@ from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode
 
 RUN_END_SECONDS = 40
-"""Longer than any consumer's stop may take."""
+"""Maximum seconds for the stop of a consumer."""
 
 
 @pytest.fixture(scope="session")
 def shared_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """The proxy of the run, on the embedded broker. Leave it running."""
+    """The proxy on the embedded broker that all tests share; don't stop it."""
     with ProxyProcess(tmp_path_factory.mktemp("proxy")) as proxy:
         yield proxy
 
@@ -39,7 +39,7 @@ def own_proxy(tmp_path: Path) -> Iterator[ProxyProcess]:
 
 @pytest.fixture
 def rabbit_proxy(tmp_path: Path, amqp_url: str) -> Iterator[ProxyProcess]:
-    """A proxy of this test's own over RabbitMQ, in a virtual host of its own."""
+    """A separate proxy for this test on RabbitMQ, in a separate virtual host."""
     with ProxyProcess(tmp_path / "proxy", "--amqp-url", amqp_url, "--auto-create", "true") as proxy:
         yield proxy
 
@@ -53,13 +53,13 @@ def client(shared_proxy: ProxyProcess) -> Iterator[Client]:
 
 @pytest.fixture
 def topic() -> str:
-    """The name of a topic that nobody else uses."""
+    """The name of a topic that no other test uses."""
     return f"topic-{secrets.token_hex(4)}"
 
 
 @pytest.fixture(params=["embedded", "rabbitmq"])
 def killable_proxy(request: pytest.FixtureRequest) -> ProxyProcess:
-    """A proxy of this test's own, once on each broker."""
+    """A separate proxy for this test, once on each broker."""
     proxy = request.getfixturevalue("own_proxy" if request.param == "embedded" else "rabbit_proxy")
     assert isinstance(proxy, ProxyProcess)
     return proxy
@@ -67,7 +67,7 @@ def killable_proxy(request: pytest.FixtureRequest) -> ProxyProcess:
 
 @pytest.fixture
 def running() -> Callable[[Consumer], AbstractContextManager[Future[None]]]:
-    """`with running(consumer) as run:` runs it in a thread, and stops it at the end; `run` has how it ended."""
+    """`with running(consumer) as run:` runs it in a thread, and stops it at the end; `run` has its result."""
     return _running
 
 
@@ -90,58 +90,58 @@ def _running(consumer: Consumer) -> Generator[Future[None]]:
 
 @pytest.fixture
 def wire(shared_proxy: ProxyProcess) -> Iterator["Wire"]:
-    """A wire to the shared proxy."""
+    """A TCP relay to the shared proxy."""
     with Wire(shared_proxy.port) as wire:
         yield wire
 
 
 @pytest.fixture
 def wire_url(wire: "Wire") -> str:
-    """The shared proxy's URL at the near end of the wire."""
+    """The shared proxy's URL through the relay."""
     return wire.url
 
 
 @pytest.fixture
 def lose_answers(wire: "Wire") -> Callable[[str, Sequence[int]], None]:
-    """`lose_answers("/pop", [1, 3])`: the proxy serves each of the pops to come, but two answers never arrive."""
+    """`lose_answers("/pop", [1, 3])`: the proxy serves all following pops, but two answers never arrive."""
     return wire.lose_answers
 
 
 @pytest.fixture
 def set_line(wire: "Wire") -> Callable[[bool], None]:
-    """`set_line(False)`: the wire is cut, until it is called with True."""
+    """`set_line(False)` cuts the relay; `set_line(True)` restores it."""
     return wire.set_line
 
 
 @pytest.fixture
 def sent_requests(wire: "Wire") -> list[bytes]:
-    """What went over the wire so far, a request each."""
+    """The requests that the relay has forwarded so far."""
     return wire.requests
 
 
 @pytest.fixture
 def broker_line(rabbitmq: RabbitNode) -> Iterator["Wire"]:
-    """A wire between a proxy and RabbitMQ."""
+    """A TCP relay between a proxy and RabbitMQ."""
     with Wire(rabbitmq.amqp_port) as wire:
         yield wire
 
 
 @pytest.fixture
 def set_broker_line(broker_line: "Wire") -> Callable[[bool], None]:
-    """`set_broker_line(False)`: the proxy of `remote_proxy` is cut off from RabbitMQ, until it is called with True."""
+    """`set_broker_line(False)` cuts the proxy of `remote_proxy` off from RabbitMQ; True restores the connection."""
     return broker_line.set_line
 
 
 @pytest.fixture
 def remote_proxy(tmp_path: Path, amqp_url: str, rabbitmq: RabbitNode, broker_line: "Wire") -> Iterator[ProxyProcess]:
-    """A proxy of this test's own whose line to RabbitMQ can be cut."""
+    """A separate proxy for this test whose connection to RabbitMQ can be cut."""
     url = amqp_url.replace(f":{rabbitmq.amqp_port}/", f":{broker_line.port}/")
     with ProxyProcess(tmp_path / "proxy", "--amqp-url", url, "--auto-create", "true") as proxy:
         yield proxy
 
 
 class Wire:
-    """TCP connections to a server, with a hand on them: forwards every byte, and cuts where a test says so."""
+    """A TCP relay to a server: forwards every byte, and cuts connections when a test asks for it."""
 
     def __init__(self, port: int) -> None:
         self._server_port = port
@@ -157,12 +157,12 @@ class Wire:
         threading.Thread(target=self._accept, name="wire", daemon=True).start()
 
     def lose_answers(self, to: str, numbers: Sequence[int]) -> None:
-        """Of the HTTP requests to come whose first line contains `to`, counted from 1, these get no answer."""
+        """Lose the answers to these of the following HTTP requests whose first line contains `to`, counted from 1."""
         with self._lock:
             self._losses.append((to.encode(), set(numbers)))
 
     def set_line(self, up: bool) -> None:
-        """Cut every connection and refuse new ones, or let them through again."""
+        """Cut every connection and reject new ones, or allow them again."""
         with self._lock:
             self._up = up
             for end in () if up else self._open:
@@ -170,7 +170,7 @@ class Wire:
                     end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Cut it for good."""
+        """Cut the relay permanently."""
         self.set_line(False)
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
@@ -218,7 +218,7 @@ class Wire:
                     self._open -= {near, far}
 
     def _note(self, data: bytes, request: list[int]) -> bool:
-        """Keep what was sent; `request` holds the number of this connection's own. True where its answer is lost."""
+        """Record what was sent; `request` holds the request number of this connection. True if its answer is lost."""
         first_line = data.partition(b"\r\n")[0]
         lost = False
         with self._lock:
@@ -236,7 +236,7 @@ class Wire:
 
 
 def _pump(source: socket.socket, target: socket.socket, may_pass: Callable[[bytes], bool]) -> None:
-    """Forward until the source ends or `may_pass` refuses; then both directions end."""
+    """Forward until the source ends or `may_pass` returns False; then end both directions."""
     with suppress(OSError):
         while (data := source.recv(65_536)) and may_pass(data):
             target.sendall(data)

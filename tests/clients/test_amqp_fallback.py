@@ -1,4 +1,4 @@
-"""From a proxy to bare RabbitMQ and back: the same messages, the same handlers, and nothing is lost on the way."""
+"""Consumers change from a proxy to RabbitMQ itself and back: same messages, same handlers, and no message is lost."""
 
 import os
 import re
@@ -23,7 +23,7 @@ WAIT_SECONDS = 30
 
 
 class Example(Server):
-    """The page's program, as it stands there but for its address."""
+    """The page's program, unchanged except for its address."""
 
     ready_timeout_seconds = 20
     stop_timeout_seconds = 30
@@ -52,7 +52,7 @@ def in_a_thread(consumer: AmqpConsumer) -> Generator[None]:
 
 
 def seen(message: Message) -> tuple[Any, ...]:
-    """What a handler can see of a message, but for what belongs to its delivery."""
+    """Return the parts of a message that a handler sees, except those that belong to its delivery."""
     return (
         message.topic,
         message.group,

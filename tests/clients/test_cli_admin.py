@@ -256,7 +256,7 @@ def test_a_group_that_could_not_be_deleted_is_named(own_proxy: ProxyProcess) -> 
 
 @pytest.fixture
 def foreign_queues(amqp_url: str) -> Iterator[list[str]]:
-    """Two queues of somebody else, with a message in each."""
+    """Two queues that popgate has not created, with a message in each."""
     names = ["theirs.1", "theirs.2"]
     with pika.BlockingConnection(pika.URLParameters(amqp_url)) as connection:
         channel = connection.channel()

@@ -1,4 +1,4 @@
-"""A data folder belongs to one broker: its records mean nothing beside another one's messages."""
+"""A data folder belongs to one broker: its records are not valid for another broker's messages."""
 
 import secrets
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def other_url(rabbitmq: RabbitNode) -> Iterator[str]:
 
 
 def serve_once(folder: Path, *flags: str) -> str:
-    """Start and stop a proxy on the folder; what it wrote, where it refused."""
+    """Start and stop a proxy on the folder; return its output."""
     with ProxyProcess(folder, *flags, data_folder=folder / "data") as proxy:
         proxy.stop()
         return proxy.output

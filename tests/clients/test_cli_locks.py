@@ -19,7 +19,7 @@ from support.proxy import ProxyProcess, popgate_command
 GUARDED = "exec 2>/dev/null; trap 'echo ended; exit 7' TERM INT; echo ready; while :; do sleep 0.05; done"
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
 TWO = "sh -c 'echo $$; exec sleep 60' & wait"
-"""Prints the process that it leaves behind when it is ended alone."""
+"""Prints the ID of a child process, which survives if only the program itself is ended."""
 PTY = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
 
 
@@ -30,7 +30,7 @@ def popgate(shared_proxy: ProxyProcess) -> CommandLine:
 
 @pytest.fixture
 def name() -> str:
-    """Of a lock that nobody else uses."""
+    """The name of a lock that no other test uses."""
     return f"lock-{secrets.token_hex(4)}"
 
 

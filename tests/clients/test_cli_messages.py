@@ -1,4 +1,4 @@
-"""`popgate publish`, `ack` and their kin, as programs against a real proxy. `pop` has a module of its own."""
+"""`popgate publish`, `ack` and similar commands, as programs against a real proxy. `pop` has its own module."""
 
 import signal
 import subprocess
@@ -226,7 +226,7 @@ def test_release_extend_and_reject_do_what_they_say(
 
 @pytest.fixture
 def strict_proxy(tmp_path: Path) -> Iterator[ProxyProcess]:
-    """A proxy of the test's own that creates nothing by use."""
+    """A separate proxy for the test that does not create topics or groups on use."""
     with ProxyProcess(tmp_path / "proxy", "--auto-create", "false") as proxy:
         yield proxy
 

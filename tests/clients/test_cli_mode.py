@@ -19,7 +19,7 @@ def popgate(shared_proxy: ProxyProcess) -> CommandLine:
 
 @pytest.fixture
 def leased(client: Client, topic: str) -> str:
-    """A topic of which a message is leased for long."""
+    """A topic with a message that is leased for a long time."""
     client.put_topic(topic, queues=1)
     client.put_group(topic, GROUP)
     client.publish(topic, "a")

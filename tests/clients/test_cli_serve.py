@@ -1,4 +1,4 @@
-"""`popgate serve` as a process: its banner, what keeps it from starting, and how it ends."""
+"""`popgate serve` as a process: its banner, what prevents its start, and how it ends."""
 
 import os
 import re
@@ -28,7 +28,7 @@ START_SECONDS_MAX = 30
 
 @pytest.fixture
 def block() -> PortBlock:
-    """A port that nobody else takes while this lives."""
+    """A port that is reserved while this object lives."""
     return PortBlock()
 
 
@@ -38,7 +38,7 @@ def port(block: PortBlock) -> int:
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None, code: int = 1) -> str:
-    """What a proxy says that can't start; it says it without a traceback, and ends with this exit code."""
+    """Return the error of a proxy that can't start; check that it has no traceback, and the exit code."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("POPGATE_")}
     done = subprocess.run(
         popgate_command("serve", *arguments),
@@ -63,7 +63,7 @@ def one_line(said: str) -> str:
 
 
 def pasted(proxy: ProxyProcess, shell: str) -> Done:
-    """What the indented lines of the banner do when they are pasted into a shell."""
+    """Run the indented lines of the banner in a shell."""
     lines = [line.strip() for line in proxy.output.splitlines() if line.startswith("  ")]
     done = subprocess.run([shell], input="\n".join(lines), capture_output=True, text=True, timeout=30, check=False)
     return Done(done.returncode, done.stdout, done.stderr)
@@ -201,7 +201,7 @@ def test_the_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
 
 
 def ends(proxy: ProxyProcess, *, within_seconds: float = EXIT_SECONDS_MAX) -> int:
-    """The exit code of a proxy that was told to end. Raises: ServerFailedError where it takes longer."""
+    """Return the exit code of a proxy that was asked to end. Raises: ServerFailedError if it takes longer."""
     return proxy.wait(within_seconds)
 
 
@@ -213,7 +213,7 @@ def _parked(proxy: ProxyProcess) -> str:
 
 @contextmanager
 def parked_pops(proxy: ProxyProcess, count: int) -> Generator[list[httpx.Response]]:
-    """So many pops that wait; what they were answered, or the exception that ended one, after the block."""
+    """Run this many waiting pops; after the block, return their answers, or the exceptions that ended them."""
     answers: list[httpx.Response] = []
 
     def pop() -> httpx.Response:

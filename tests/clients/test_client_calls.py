@@ -28,7 +28,7 @@ from support.processes import wait_until
 from support.proxy import ProxyProcess
 
 WITHOUT_REQUEST = {"lease_stream", "lock"}
-"""Calls that ask the server nothing."""
+"""Calls that send no request."""
 MANY = 600  # three requests: 256 + 256 + 88
 MEBIBYTE = 1024 * 1024
 
@@ -38,7 +38,7 @@ def statuses(results: list[SettleResult]) -> list[str]:
 
 
 def pop_all(client: Client, topic: str, count: int, group: str = "default") -> list[LeasedMessage]:
-    """Pop so many messages: one pop may bring fewer than there are."""
+    """Pop this many messages, because one pop may return fewer than there are."""
     messages: list[LeasedMessage] = []
     while len(messages) < count:
         popped = client.pop(topic, group, min(count - len(messages), 256), wait_seconds=10)
@@ -164,7 +164,7 @@ def test_a_settled_message_says_that_its_lease_is_lost(client: Client, topic: st
     client.publish(topic, "a")
     (message,) = pop_all(client, topic, 1)
     message.release()
-    message.release()  # a repeat is as good as done, until somebody else has it
+    message.release()  # a repeat succeeds until another client has the message
     settles: list[Callable[[], object]] = [message.ack, message.reject, partial(message.extend, 10)]
     for settle in settles:
         with pytest.raises(LeaseLost) as caught:

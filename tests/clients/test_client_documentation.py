@@ -1,4 +1,4 @@
-"""Every example of docs/python-client.md runs as it stands, as a program of its own, and prints what it should."""
+"""Every example of docs/python-client.md runs unchanged, as a separate program, and prints the expected output."""
 
 import re
 import subprocess
@@ -19,9 +19,9 @@ EXAMPLE_SECONDS = 30
 
 
 class Example(NamedTuple):
-    """One block of the page. `publish`: the bodies that are there before; `prints`: what is among its output.
+    """One block of the page. `publish`: bodies to publish first; `prints`: parts of its expected output.
 
-    `runs_on`: it ends by a signal only.
+    `runs_on`: it ends only by a signal.
     """
 
     begins_with: str
@@ -195,7 +195,7 @@ def test_the_table_of_a_locks_arguments_tells_what_holds() -> None:
 
 
 def defaults_in(header: str) -> dict[str, str]:
-    """What the table says after each name."""
+    """Return the table's value for each name."""
     table = PAGE.read_text().partition(header)[2].partition("\n\n")[0]
     return dict(
         re.findall(r"^\| `(\w+)` \| ([\w`]+|the group's policy|machine and process) \|", table, flags=re.MULTILINE)

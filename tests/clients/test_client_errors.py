@@ -1,4 +1,4 @@
-"""What goes wrong arrives as the right exception, with its fields."""
+"""Each error of the server is raised as the right exception, with its fields."""
 
 import pickle
 from collections.abc import Callable, Sequence

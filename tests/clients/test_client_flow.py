@@ -1,4 +1,4 @@
-"""What the Python client offers to hold messages back: filters, max_in_flight, pause; and ordering keys."""
+"""Flow control through the Python client: filters, max_in_flight, pause; and ordering keys."""
 
 import asyncio
 

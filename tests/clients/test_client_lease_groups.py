@@ -106,7 +106,7 @@ def popgate(shared_proxy: ProxyProcess) -> CommandLine:
 
 
 def epochs(client: Client, topic: str) -> list[int]:
-    """Of the stream's lease groups that are not acked."""
+    """The stream's lease groups that are not acked."""
     return [listed["epoch"] for listed in client.lease_stream(topic, GROUP, STREAM).groups()]
 
 

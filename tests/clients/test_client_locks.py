@@ -33,18 +33,18 @@ from support.proxy import ProxyProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "locks.md"
 LOSS_SECONDS = 8
-"""More than any loss here may take to be noticed."""
+"""Maximum seconds until a loss in these tests is noticed."""
 
 
 @pytest.fixture
 def name() -> str:
-    """Of a lock that nobody else uses."""
+    """The name of a lock that no other test uses."""
     return f"lock-{secrets.token_hex(4)}"
 
 
 @pytest.fixture
 def impatient(wire_url: str) -> Iterator[Client]:
-    """A client at the end of a wire that can be cut; it repeats nothing, but renewals."""
+    """A client behind a relay that can be cut; it repeats only renewals."""
     with Client(wire_url, retry_seconds_max=0) as client:
         yield client
 
@@ -281,7 +281,7 @@ async def test_a_block_of_asyncio_holds_it_longer_than_its_time(shared_proxy: Pr
 
 
 def cancellations() -> int:
-    """Of the current task that nobody has taken back."""
+    """The number of cancellations of the current task that were not taken back."""
     task = asyncio.current_task()
     assert task is not None
     return task.cancelling()

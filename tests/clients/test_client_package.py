@@ -1,4 +1,4 @@
-"""A plain `pip install` is the thin client: it pulls httpx only, and imports without anything of the proxy."""
+"""A plain `pip install` gives the thin client: it installs only httpx, and imports nothing of the proxy."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def plain_install(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of a new virtual environment with `pip install .` and nothing else."""
+    """The `bin` folder of a new virtual environment with only `pip install .`."""
     folder = tmp_path_factory.mktemp("plain") / "venv"
     venv.create(folder, with_pip=False, symlinks=True)
     site = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"

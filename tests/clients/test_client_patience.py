@@ -1,4 +1,4 @@
-"""How long a call is repeated, and which calls are: the exchanges of the client, driven by hand without any I/O."""
+"""Which calls are repeated, and how long: runs the client's exchanges step by step, without I/O."""
 
 import json
 import random
@@ -28,7 +28,7 @@ REQUESTS_MAX = 1_000
 
 
 class Patient:
-    """Drives an exchange by hand: what it asked for, and the time that its pauses took."""
+    """Runs an exchange step by step; records its requests and the time of its pauses."""
 
     def __init__(self, replies: Callable[[int], Reply]) -> None:
         self.now = 0.0
@@ -92,7 +92,7 @@ def test_patience_ends_after_its_time_and_pauses_grow() -> None:
 
 def test_patience_is_counted_from_the_first_failure_not_from_the_call() -> None:
     patient = Patient(lost)
-    patient.first_answer_seconds = 40.0  # a long poll that broke at its end
+    patient.first_answer_seconds = 40.0  # a long poll that failed at its end
     with gives_up_after(patient, 40.0 + RETRY_SECONDS):
         patient.drive(patient.exchanges().pop("t", "g", make=Message, wait_seconds=30))
 

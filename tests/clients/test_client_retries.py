@@ -1,4 +1,5 @@
-"""What is repeated, for how long, and that no repeat doubles or loses anything: real proxies, killed and cut off."""
+"""Which calls are repeated, how long, and that no repeat stores twice or loses a message: real proxies, killed and cut
+off."""
 
 import random
 import threading
@@ -164,7 +165,7 @@ def parked_pops(proxy: ProxyProcess) -> int:
 def test_publishing_through_kills_doubles_nothing_and_loses_nothing(
     killable_proxy: ProxyProcess, topic: str, seed: int, full_run: bool
 ) -> None:
-    """Every message that was answered is there once; one in doubt at most once; nothing else is there."""
+    """Check that every confirmed message is there once, one in doubt at most once, and no other message."""
     chance = random.Random(seed)
     answered: set[str] = set()
     doubtful: set[str] = set()
@@ -258,7 +259,7 @@ def test_a_publish_that_an_alarm_caught_under_way_is_not_repeated_and_so_not_dou
 
 
 def publish_once(client: Client, topic: str, body: str) -> BrokerUnavailable | None:
-    """None where it was stored, else the error."""
+    """Return None if the message was stored, else the error."""
     try:
         (result,) = client.publish(topic, body)
     except BrokerUnavailable as error:

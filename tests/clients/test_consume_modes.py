@@ -4,7 +4,7 @@ client                  server       result
 old (pull only)         new          pulls in pull mode, and is told `wrong_mode` otherwise; test_pull_with_curl.py
 new                     new          follows the mode, and changes over at run time; also under load, in
                                      test_consume_modes_load.py
-new                     old proxy    sees it in `GET /v1`, or by a 404, and does what that one can
+new                     old proxy    sees it in `GET /v1`, or by a 404, and does what that proxy supports
 new, without a proxy    RabbitMQ     test_amqp_fallback.py
 """
 
@@ -35,7 +35,7 @@ POP_ONLY = f"pop,attempt_id,filter,{PULL_ONLY.removeprefix('pull,')}"
 
 
 class Shelf:
-    """What a handler got, in order, and what it does about it: `fails` by body how often it raises, and what."""
+    """A handler that records its messages in order. `fails`: by body, how often it raises, and which error."""
 
     def __init__(self) -> None:
         self.bodies: list[str] = []
@@ -62,7 +62,7 @@ def make(client: Client, topic: str, *, queues: int = 2, **policy: object) -> No
 
 
 def pull_mode(client: Client, topic: str) -> None:
-    """Switch to it; what is leased is cut off."""
+    """Switch to this mode; existing leases are revoked."""
     client.set_consume_mode(topic, GROUP, "pull", drain_timeout_seconds=0)
     wait_until(
         lambda: bool(client.consume_mode(topic, GROUP)["converged"]), timeout_seconds=WAIT_SECONDS, what="pull mode"
@@ -84,14 +84,14 @@ def settled(client: Client, topic: str) -> None:
 
 @pytest.fixture(scope="module")
 def pull_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """An old proxy, that can only be pulled from."""
+    """An old proxy that supports only pull."""
     with ProxyProcess(tmp_path_factory.mktemp("old"), "--features", PULL_ONLY) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="module")
 def pop_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """An old proxy, from before there were consume modes."""
+    """An old proxy without consume modes."""
     with ProxyProcess(tmp_path_factory.mktemp("older"), "--features", POP_ONLY) as proxy:
         yield proxy
 
@@ -463,7 +463,7 @@ def test_from_an_older_proxy_without_pull_it_pops_as_ever(pop_only: ProxyProcess
 
 
 class Promising(httpx.AsyncHTTPTransport):
-    """A load balancer whose `GET /v1` reaches a proxy that has everything, and nothing else does."""
+    """A load balancer whose `GET /v1` reaches a proxy with all features, while all other requests reach an old one."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1":
@@ -484,7 +484,7 @@ def test_a_404_on_the_assignment_tells_it_too(pop_only: ProxyProcess, topic: str
 def test_an_old_proxy_that_is_upgraded_under_a_consumer_can_be_switched_at_once(
     tmp_path: Path, topic: str, running: Running
 ) -> None:
-    """The consumer, which pulled because nothing else was there, pops from then on; and back."""
+    """A consumer that pulled because the proxy supported nothing else pops after the change, and pulls again later."""
     settings = tmp_path / "popgate.toml"
     settings.write_text(f'features = "{PULL_ONLY}"')
     shelf = Shelf()

@@ -1,4 +1,4 @@
-"""What a handler's end means for its message, and how many handlers run at once."""
+"""What a handler's result means for its message, and how many handlers run at once."""
 
 import asyncio
 import inspect
@@ -43,7 +43,7 @@ SETTLED = {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
 
 
 class Gate:
-    """A handler that counts who is inside and lets nobody out until it is opened."""
+    """A handler that counts its running calls, and lets none return until it is opened."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -452,7 +452,7 @@ async def test_a_consumer_runs_once(shared_proxy: ProxyProcess, topic: str) -> N
 def test_messages_of_one_ordering_key_are_handled_one_after_the_other_and_others_meanwhile(
     shared_proxy: ProxyProcess, client: Client, topic: str, running: Running
 ) -> None:
-    """One that fails comes again before all behind it, which have gone back with it."""
+    """A message that fails is delivered again before all messages behind it, which were released with it."""
     client.put_topic(topic, queues=1)
     client.put_group(topic, "default")
     keyed = [OutgoingMessage(body=f"{key}{number}", ordering_key=key) for number in range(5) for key in "ab"]

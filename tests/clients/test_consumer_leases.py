@@ -1,4 +1,4 @@
-"""A consumer keeps its leases alive while handlers work, notices the ones it loses, and gives up on a hung handler."""
+"""A consumer extends its leases while handlers work, notices lost leases, and gives up on a hung handler."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ def bodies_of(requests: list[bytes], call: str) -> list[dict[str, Any]]:
 
 
 class Holding:
-    """A handler that holds its messages until it is told to let go."""
+    """A handler that holds its messages until it is released."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -98,7 +98,7 @@ def test_a_handler_is_told_that_its_lease_is_lost_and_its_result_does_not_count(
 
     def handler(message: Message) -> None:
         if message.delivery_count == 1:
-            # Somebody else ends the lease under the handler, as an expiry would.
+            # Another client ends the lease during the handler, as an expiry would.
             client.release(topic, "default", message, delay_seconds=0)
             (stolen,) = client.pop(topic, "default", wait_seconds=10, invisibility_seconds=600)
             assert stolen.delivery_count == 2
@@ -194,7 +194,7 @@ def test_a_consumer_says_who_pops_where_the_server_takes_that(
 def test_a_consumer_does_not_say_so_where_the_server_would_refuse_it(
     tmp_path: Path, running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where it was told otherwise: behind one address there may be servers of two releases."""
+    """Also if the feature was announced: servers of two releases may share one address."""
     holding = Holding()
     holding.let_go.set()
     features = ",".join(one for one in ALL_FEATURES if one != "client_id")
@@ -351,7 +351,7 @@ def test_a_hung_handler_loses_its_message_to_another_consumer(
 
 
 def test_leases_outlive_a_proxy_that_hangs_for_a_while(own_proxy: ProxyProcess, topic: str, running: Running) -> None:
-    """The lease ends by the store's clock, and a late extension of a message that nobody else has is granted."""
+    """The lease ends by the store's clock, and a late extension is granted if no other client has the message."""
     holding = Holding()
     consumer = Consumer(topic, "default", holding, base_url=own_proxy.url, invisibility_seconds=2)
     with Client(own_proxy.url) as client:

@@ -1,4 +1,4 @@
-"""A consumer rides out a proxy that is killed or restarted under load."""
+"""A consumer survives a proxy that is killed or restarted under load."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ from support.proxy import ProxyProcess
 Running: TypeAlias = Callable[[Consumer], AbstractContextManager[Future[None]]]
 
 MESSAGES = 300
-"""For each time that the proxy ends."""
+"""Number of messages for each end of the proxy."""
 WAIT_SECONDS = 60
 
 

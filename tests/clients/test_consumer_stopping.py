@@ -1,4 +1,4 @@
-"""How a consumer ends: nothing is lost, what it did not finish is visible at once, and nobody waits for long."""
+"""How a consumer ends: no message is lost, unfinished messages are visible at once, and the end takes little time."""
 
 import asyncio
 import signal

@@ -84,7 +84,7 @@ async def test_the_asyncio_client_does_the_same(
 
 
 def test_a_letter_that_a_human_moves_back_is_a_new_message(rabbit_proxy: ProxyProcess, amqp_url: str) -> None:
-    """As docs/rabbitmq.md says: taken out of the queue, and published to the one it came from as it is."""
+    """As docs/rabbitmq.md says: take the message out of the queue, and publish it unchanged to its original queue."""
     with (
         Client(rabbit_proxy.url) as client,
         pika.BlockingConnection(pika.URLParameters(amqp_url)) as connection,

@@ -1,4 +1,4 @@
-"""The pull client of docs/pull.md, which is nothing but curl, word for word."""
+"""Runs the pull client of docs/pull.md, which uses only curl, unchanged."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ def proxy(tmp_path: Path) -> Iterator[ProxyProcess]:
 
 @contextlib.contextmanager
 def running(proxy: ProxyProcess, folder: Path, name: str) -> Generator[subprocess.Popen[bytes]]:
-    """The script as a process; it is told to end in the end."""
+    """The script as a process; it is ended after the block."""
     (block,) = re.findall(r"```sh\n(#!/bin/sh\n.*?)```", DOCUMENT.read_text(), re.DOTALL)
     script = folder / "pull.sh"
     script.write_text(block)
@@ -48,7 +48,7 @@ def running(proxy: ProxyProcess, folder: Path, name: str) -> Generator[subproces
 
 
 def pulled(folder: Path, *names: str) -> list[tuple[int, str]]:
-    """The queue and the body of all that these have worked on, in the order of each."""
+    """Return the queue and the body of all messages that these clients have handled, in the order of each."""
     found: list[tuple[int, str]] = []
     for name in names:
         path = folder / f"pulled-{name}.txt"
@@ -83,7 +83,7 @@ def test_a_client_that_is_nothing_but_curl_pulls_all_in_order_and_shares_with_an
         wait_until(lambda: len(pulled(tmp_path, "a")) == COUNT, timeout_seconds=30, what="all to be pulled")
         sent = COUNT
         with running(proxy, tmp_path, "b"):
-            while not pulled(tmp_path, "b"):  # it has queues once the first has let go of them
+            while not pulled(tmp_path, "b"):  # it gets queues once the first has released them
                 publish(proxy, sent, sent := sent + QUEUES)
                 wait_until(partial(has_pulled, tmp_path, sent), timeout_seconds=30, what="the rest")
         assert first.poll() is None

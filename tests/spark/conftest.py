@@ -1,4 +1,4 @@
-"""What the tests of the Spark source, reader and sink share: a proxy, and topics of their own."""
+"""Fixtures of the tests of the Spark source, reader and sink: a proxy, and a separate topic for each test."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -27,11 +27,11 @@ class SparkTopic:
 
     @property
     def options(self) -> dict[str, str]:
-        """The least that a reader has to be told."""
+        """The mandatory options of a reader."""
         return {"url": self.url, "topic": self.name, "group": GROUP}
 
     def publish(self, *messages: str | OutgoingMessage) -> None:
-        """Publish, and return when all can be leased."""
+        """Publish messages, and return when all can be leased."""
         before = self.state()["ready"]
         assert all(result.ok for result in self.client.publish(self.name, *messages))
         wait_until(
@@ -50,7 +50,7 @@ class SparkTopic:
         return self.client.lease_groups(self.name, GROUP)
 
     def take_all(self) -> list[Any]:
-        """Pop and ack what is ready."""
+        """Pop and ack all ready messages."""
         taken: list[Any] = []
         while messages := self.client.pop(self.name, GROUP, max_messages=256, wait_seconds=1):
             self.client.ack(self.name, GROUP, messages)
@@ -82,12 +82,12 @@ def new_topic(spark_proxy: ProxyProcess, spark_client: Client) -> Callable[[], S
 
 
 def bodies_of(rows: Sequence[Any]) -> list[str]:
-    """The bodies of rows, sorted."""
+    """Return the bodies of rows, sorted."""
     return sorted(bytes(row["body"]).decode() for row in rows)
 
 
 def parquet_bodies(folder: Path) -> list[str]:
-    """What a file sink's committed files hold, sorted: those that its log names, as Spark reads them."""
+    """Return the sorted content of a file sink's committed files: those in its log, as Spark reads them."""
     import json
     from importlib import import_module
 

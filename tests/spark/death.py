@@ -1,7 +1,6 @@
-"""Where a streaming query is killed: `FOLDER/die` names a step and a batch.
+"""Kills a streaming query at a chosen point: `FOLDER/die` names a step and a batch.
 
-Where there is no such file the query lives on. `FOLDER/pid` names the process group to kill: the driver's Python and
-its JVM.
+Without this file the query runs on. `FOLDER/pid` names the process group to kill: the driver's Python and its JVM.
 """
 
 import os
@@ -17,7 +16,7 @@ class Death:
         self._folder = folder
 
     def order(self, step: str, epoch: int) -> None:
-        """The query whose folder this is shall die there."""
+        """Order the query of this folder to be killed at this point."""
         (self._folder / "die").write_text(f"{step} {epoch}")
 
     @property
@@ -25,13 +24,13 @@ class Death:
         return (self._folder / "die").exists()
 
     def may_come(self, step: str, epoch: int) -> None:
-        """Die here, if that was ordered."""
+        """Kill the query if that was ordered for this point."""
         if self.takes_order(step, epoch):
             self.come()
             time.sleep(60)  # Spark's workers are of another group; they end when their JVM has
 
     def takes_order(self, step: str, epoch: int) -> bool:
-        """Whether it was ordered for here, which it is no more."""
+        """Whether the kill was ordered for this point; the order is removed."""
         order = self._folder / "die"
         try:
             if order.read_text() != f"{step} {epoch}":
@@ -42,5 +41,5 @@ class Death:
         return True
 
     def come(self) -> None:
-        """Kill the driver and its JVM, and return where this is another process."""
+        """Kill the driver and its JVM; return only if this is another process."""
         os.killpg(int((self._folder / "pid").read_text()), signal.SIGKILL)

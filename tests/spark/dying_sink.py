@@ -1,4 +1,4 @@
-"""The streaming sink, but for a place where its query is killed: `writeStream.format("dying-sink")`."""
+"""The streaming sink with points at which its query is killed: `writeStream.format("dying-sink")`."""
 
 import random
 import threading
@@ -18,7 +18,7 @@ from popgate_spark.source import PopgateDataSource
 from spark.death import Death
 
 STEPS = ("task begun", "request on its way", "request answered", "task ended", "all tasks ended")
-"""In the order in which they come. The next thing that Spark does is to write down that the batch is done."""
+"""The steps, in their order. After the last one Spark records that the batch is done."""
 ANSWER_SECONDS_MAX = 0.01
 
 
@@ -57,7 +57,7 @@ class _HasOptions(Protocol):
 
 
 class DyingDataSink(PopgateDataSource):
-    """Has one more option: `dieFolder`."""
+    """The data source with one more option, `dieFolder`."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self._death = Death(Path(options["dieFolder"]))

@@ -1,4 +1,4 @@
-"""The streaming source, but for a place where its query is killed: `readStream.format("dying")`."""
+"""The streaming source with points at which its query is killed: `readStream.format("dying")`."""
 
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from popgate_spark.stream_reader import PopgateStreamReader
 from spark.death import Death
 
 STEPS = ("before the ack", "acked", "leased", "planned", "read", "before the commit", "after the commit")
-"""In the order in which they come; only the sink's own steps are not among them."""
+"""The steps, in their order, without those of the sink."""
 
 
 class _HasOptions(Protocol):
@@ -55,7 +55,7 @@ class DyingStreamReader(PopgateStreamReader):
 
 
 class DyingDataSource(PopgateDataSource):
-    """Has one more option: `dieFolder`."""
+    """The data source with one more option, `dieFolder`."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self._death = Death(Path(options["dieFolder"]))

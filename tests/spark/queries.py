@@ -1,4 +1,4 @@
-"""A streaming query in a process of its own, to be killed and started again on the same checkpoint."""
+"""Runs a streaming query in a separate process, which can be killed and started again on the same checkpoint."""
 
 import json
 import os
@@ -44,13 +44,13 @@ class SparkQuery(Server):
         return "started" in self.output
 
     def run_to_its_end(self) -> None:
-        """Of a query with the trigger "now". Raises: ServerFailedError."""
+        """Run a query with the trigger "now" to its end. Raises: ServerFailedError."""
         self.launch()
         if self.wait(END_SECONDS):
             raise self.failure("failed")
 
     def run_until(self, happened: Callable[[], bool], what: str) -> None:
-        """Start it, and kill it as soon as something has happened. Raises: ServerFailedError, TimeoutError."""
+        """Start the query, and kill it as soon as something has happened. Raises: ServerFailedError, TimeoutError."""
         self.launch()
         wait_until(lambda: happened() or not self.is_running(), timeout_seconds=END_SECONDS, what=what)
         if not happened():
@@ -58,7 +58,7 @@ class SparkQuery(Server):
         self.kill()
 
     def run_to_its_death(self, step: str, epoch: int) -> None:
-        """Start it, and return when it has killed itself there. Raises: ServerFailedError."""
+        """Start the query, and return when it has killed itself at this point. Raises: ServerFailedError."""
         self.death.order(step, epoch)
         self.launch()
         self.wait(END_SECONDS)
@@ -66,7 +66,7 @@ class SparkQuery(Server):
             raise self.failure(f"did not die {step} of batch {epoch}")
 
     def workers(self, word: str) -> list[psutil.Process]:
-        """Spark's processes below the driver's whose command line has this word."""
+        """Return the driver's child processes whose command line contains this word."""
         found: list[psutil.Process] = []
         for process in psutil.Process(self.pid).children(recursive=True):
             try:

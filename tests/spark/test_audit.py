@@ -1,4 +1,4 @@
-"""The audit of journals: it finds what was planted, and nothing where nothing was."""
+"""The audit of journals finds exactly the planted faults."""
 
 import json
 from collections import defaultdict
@@ -38,11 +38,11 @@ PLANTED = {
     "reordered": "out_of_order",
     "stuck": "stuck",
 }
-"""The kind of fault as which each is to be found."""
+"""The kind of fault that the audit must report for each."""
 
 
 class Told(NamedTuple):
-    """All that an audit tells."""
+    """The full result of an audit."""
 
     faults: list[Any]
     accounts: list[Any]
@@ -60,7 +60,7 @@ def found(findings: "AuditFindings", *, certain: bool = True) -> dict[str, set[t
 
 
 def wanted(planted: Mapping[str, Planted]) -> dict[str, set[tuple[str, Subject]]]:
-    """What was planted in each topic, as `found` has it."""
+    """Return the faults planted in each topic, in the form of `found`."""
     return {
         kind: {(topic, subject) for topic, one in planted.items() for subject in getattr(one, name)}
         for name, kind in PLANTED.items()

@@ -1,4 +1,4 @@
-"""A cluster whose executors are processes of their own: `local-cluster`, two of them, one of which is killed."""
+"""A cluster with separate executor processes (`local-cluster`): two of them, one of which is killed."""
 
 import os
 import signal

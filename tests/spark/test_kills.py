@@ -31,7 +31,7 @@ BATCHES_MAX, SECONDS_MAX = 3, 3.0
 
 @pytest.fixture
 def own_proxy(tmp_path: Path, java: None) -> Iterator[ProxyProcess]:
-    """One that the test may kill."""
+    """A proxy that the test may kill."""
     with ProxyProcess(tmp_path / "proxy", "--dedup-seconds", "3600") as proxy:
         yield proxy
 
@@ -48,7 +48,7 @@ def lines(own_topic: SparkTopic, tmp_path: Path) -> "Lines":
 
 
 class Lines:
-    """What the second query of a driver publishes to a topic of its own: the lines of files."""
+    """The lines of files that the second query of a driver publishes to a separate topic."""
 
     def __init__(self, folder: Path, topic: SparkTopic) -> None:
         self._folder = folder
@@ -62,12 +62,12 @@ class Lines:
 
     @property
     def next_batch(self) -> int:
-        """The first one that Spark's commit log does not have."""
+        """The first batch that is not in Spark's commit log."""
         log = self._folder / "sink-checkpoint" / "commits"
         return max((int(one.name) for one in log.glob("[0-9]*")), default=-1) + 1
 
     def add_batches(self, count: int) -> None:
-        """To be called while no driver runs."""
+        """Add files; call this only while no driver runs."""
         for _ in range(count * FILES_PER_BATCH):
             numbers = range(self._count, self._count + BATCH)
             (self._folder / "in" / f"{self._count:06}").write_text("".join(f"l{number}\n" for number in numbers))
@@ -93,7 +93,7 @@ def is_in_the_sink(folder: Path, batch: int) -> bool:
 
 
 def newest(folder: Path) -> int:
-    """The number of the batch that the sink had last; -1 where it had none."""
+    """Return the number of the sink's latest batch; -1 if it has none."""
     log = folder / "query" / "out" / "_spark_metadata"
     names = [one.name.removesuffix(".compact") for one in log.iterdir()] if log.exists() else []
     return max((int(name) for name in names if name.isdigit()), default=-1)
@@ -104,7 +104,7 @@ def wait_for_batch(folder: Path, number: int) -> None:
 
 
 def assert_each_once(folder: Path, topic: SparkTopic, published: int) -> None:
-    """The sink has all, none twice, and nothing is left behind."""
+    """Check that the sink has every message once, and that none is left in the queues."""
     assert committed(folder) == sorted(f"m{number}" for number in range(published))
     assert topic.lease_groups() == []
     wait_until(lambda: topic.state()["in_flight"] == 0, timeout_seconds=20, what="no lease")
@@ -135,7 +135,7 @@ def test_each_message_is_in_the_sink_once_and_each_row_is_published_once_whereve
 def test_what_a_rival_takes_while_the_driver_is_down_is_in_the_sink_too_only_where_it_was_before(
     own_topic: SparkTopic, tmp_path: Path
 ) -> None:
-    """The window that remains: the sink has the batch, its ack was not sent, the leases end, and a rival takes it."""
+    """The remaining case: the sink has the batch, its ack was not sent, the leases end, and a rival takes it."""
     published = own_topic.publish_numbered(4 * BATCH)
     driver = query(tmp_path, own_topic, invisibilitySeconds=SHORT_LEASE_SECONDS)
     driver.run_until(lambda: is_in_the_sink(tmp_path, 1), "batch 1 in the sink")

@@ -1,4 +1,4 @@
-"""What a driver and its tasks lease, find again and hold, without Spark around them."""
+"""How a driver and its tasks lease, find again and hold batches; runs without Spark."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -74,7 +74,7 @@ def test_a_heartbeat_goes_on_after_an_error_that_nobody_expected(
 def test_a_drain_takes_up_the_batch_of_a_killed_driver_where_nothing_else_is_ready(
     topic: SparkTopic, driver: Callable[..., BatchLeases]
 ) -> None:
-    """It was killed before Spark had written the batch down."""
+    """The driver was killed before Spark had recorded the batch."""
     topic.publish_numbered(3)
     killed = driver().lease(START, ROWS)
     assert killed == Offset(stream=STREAM, epoch=1)
@@ -139,8 +139,8 @@ def count(reader: SliceReader, one: LeasedSlice) -> int:
 def test_no_task_reads_a_batch_otherwise_than_it_was_planned(
     topic: SparkTopic, driver: Callable[..., BatchLeases]
 ) -> None:
-    """One task finds that a rival took a message, and leases the rest again: then each other one, and its own repeat,
-    could read what is left; but a task that had ended before has the rival's message, too."""
+    """One task finds that a rival took a message, and leases the rest again. Other tasks, and its own repeat, could
+    then read the rest, but a task that had ended before also has the rival's message."""
     topic.publish_numbered(10)
     driver(invisibilitySeconds=2, holdSecondsMax=1).lease(START, ROWS)
     reader = SliceReader(options=options(topic, invisibilitySeconds=60).leased, schema=SCHEMA)

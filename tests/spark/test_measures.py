@@ -1,4 +1,4 @@
-"""Balance, latency and advice, over journals of which it is known what they must find."""
+"""Balance, latency and advice, on journals with known results."""
 
 import json
 import math
@@ -231,7 +231,7 @@ def test_a_store_that_spark_has_no_package_for_is_told_with_what_to_add(
 
 
 def test_it_is_submitted_as_its_document_says(tmp_path: Path, spark: "SparkSession") -> None:
-    """`spark` is not used: whoever has no Java skips this one, too. It runs as a program of its own in cluster."""
+    """`spark` is requested only so that this test is skipped without Java, too. It runs as a separate program."""
     write_journal(tmp_path / "journal", replace(QUIET, messages=300, hours=0.5))
     (line,) = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("spark-submit ")]
     command = line.replace("spark://host:7077", "local[1] --conf spark.sql.shuffle.partitions=1").replace(

@@ -1,4 +1,4 @@
-"""Batches that Spark works on for long, or fails at and asks for again; proxies that go and come back."""
+"""Batches that take long, or that fail and are requested again; proxies that end and come back."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ DEAD_URL = "http://127.0.0.1:1"
 
 
 def run(spark: "SparkSession", topic: SparkTopic, folder: Path, sink: Sink, **options: object) -> None:
-    """Drain what is there into `sink`, which gets each batch in its order."""
+    """Drain the ready messages into `sink`, which gets each batch in its order."""
 
     def take(frame: "DataFrame", number: int) -> None:
         rows = frame.orderBy("position").collect()

@@ -1,4 +1,4 @@
-"""The tests' own Spark: what the others here take for granted."""
+"""The Spark session of the tests: what the other tests here rely on."""
 
 from typing import TYPE_CHECKING
 

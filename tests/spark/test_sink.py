@@ -50,7 +50,7 @@ def test_a_repeated_write_publishes_nothing_twice(spark: "SparkSession", topic: 
 
 
 def test_a_task_that_is_tried_again_publishes_nothing_twice(spark: "SparkSession", topic: SparkTopic) -> None:
-    """The rows are published twice under the same ids, as by an attempt that Spark heard nothing of."""
+    """Publishes the rows twice under the same ids, as if Spark had not got the result of the first attempt."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     from popgate_spark.options import Options
@@ -75,7 +75,7 @@ def test_a_task_that_is_tried_again_publishes_nothing_twice(spark: "SparkSession
 def test_a_stream_into_popgate_publishes_nothing_twice_when_its_batch_is_replayed(
     spark: "SparkSession", topic: SparkTopic, tmp_path: Path
 ) -> None:
-    """Spark forgets that the last batch was committed, as it does when it is killed before it writes that down."""
+    """Make Spark forget that the last batch was committed, as if it were killed before it records that."""
     lines = [f"m{number}" for number in range(300)]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "lines.txt").write_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""What docs/spark.md says of submitting to a cluster whose machines have no popgate."""
+"""Submits to a cluster whose machines have no popgate, as docs/spark.md describes."""
 
 import os
 import shlex
@@ -26,7 +26,7 @@ print("python:", session.sparkContext.parallelize([0], 1).map(lambda _: __import
 
 
 def documented_submit() -> list[str]:
-    """The words of the command that submits, with its settings of the environment."""
+    """The words of the submit command, with its environment variables."""
     text = DOCUMENT.read_text()
     _, _, command = text.partition("PYSPARK_PYTHON=./environment")
     command, _, _ = command.partition("```")
@@ -34,7 +34,8 @@ def documented_submit() -> list[str]:
 
 
 def make_environment(folder: Path) -> None:
-    """In place of a virtual environment of half a gigabyte: programs that start the tests' own, and say from where."""
+    """Replaces a virtual environment of half a gigabyte with programs that start those of the tests, and record their
+    location."""
     programs = folder / "environment" / "bin"
     programs.mkdir(parents=True)
     for name, program in (

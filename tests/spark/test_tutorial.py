@@ -1,4 +1,4 @@
-"""What the documentation shows of Spark, as it stands there."""
+"""Runs the documentation's Spark examples unchanged."""
 
 import subprocess
 import sys
@@ -55,7 +55,7 @@ def test_rabbitmq_to_parquet_as_the_tutorial_tells_it(tmp_path: Path, amqp_url: 
 
 
 def test_code_that_is_sent_along_works_where_popgate_is_not_installed(topic: SparkTopic) -> None:
-    """What the page says of --py-files. In a process of its own, since it changes how this one pickles."""
+    """The page's use of --py-files, in a separate process, because it changes how the process pickles."""
     topic.publish("one")
     (page,) = (PROJECT / "docs").glob("spark.md")
     recipe = page.read_text().split("```python\nfrom pyspark import cloudpickle\n")[1].split("spark.dataSource")[0]
