@@ -72,13 +72,13 @@ def test_each_planted_fault_is_found_and_nothing_else(
 ) -> None:
     from popgate_spark.jobs.audit import audit
     from popgate_spark.jobs.faults import Rules
-    from popgate_spark.jobs.workplace import Workplace
+    from popgate_spark.jobs.scratch_tables import ScratchTables
 
     planted = {
         f"topic-{number}": write_journal(tmp_path / "journal", replace(FAULTY, seed=seed + number), f"topic-{number}")
         for number in range(SEEDS if full_run else 2)
     }
-    with Workplace(spark, str(tmp_path / "out")) as work:
+    with ScratchTables(spark, str(tmp_path / "out")) as work:
         findings = audit(spark, str(tmp_path / "journal"), work, rules=Rules(horizon_seconds=1_800.0))
         assert found(findings) == wanted(planted)
         assert found(findings, certain=False) == {}
@@ -97,13 +97,13 @@ def test_nothing_is_found_where_nothing_is_wrong(
     from popgate_spark.jobs.audit import audit
     from popgate_spark.jobs.audit_report import verdict_of
     from popgate_spark.jobs.faults import Rules
-    from popgate_spark.jobs.workplace import Workplace
+    from popgate_spark.jobs.scratch_tables import ScratchTables
 
     events = 0
     for number in range(SEEDS if full_run else SEEDS_IN_CI):
         plan = Plan(messages=2_500, hours=2.0, seed=seed + number, hung_client=number % 2 == 1, troubles=6)
         events += write_journal(tmp_path / "journal", plan, f"topic-{number}").events
-    with Workplace(spark, str(tmp_path / "out")) as work:
+    with ScratchTables(spark, str(tmp_path / "out")) as work:
         findings = audit(spark, str(tmp_path / "journal"), work, rules=Rules(horizon_seconds=1_200.0))
         verdict = verdict_of(findings)
     assert (verdict.faults, verdict.unsure, verdict.missing, verdict.doubled) == ({}, {}, 0, 0)
@@ -117,7 +117,7 @@ def test_hour_by_hour_it_finds_the_same_as_in_one_pass(spark: "SparkSession", tm
     from popgate_spark.jobs.audit import AuditFindings, audit
     from popgate_spark.jobs.audit_report import verdict_of
     from popgate_spark.jobs.faults import Rules
-    from popgate_spark.jobs.workplace import Workplace
+    from popgate_spark.jobs.scratch_tables import ScratchTables
 
     journal, state = str(tmp_path / "journal"), str(tmp_path / "state")
     planted = write_journal(tmp_path / "journal", replace(FAULTY, seed=seed, hung_client=True, gap_rows=40))
@@ -129,12 +129,12 @@ def test_hour_by_hour_it_finds_the_same_as_in_one_pass(spark: "SparkSession", tm
         gaps: list[Any] = sorted(findings.gaps.collect(), key=str)
         return Told(faults, sorted(verdict_of(findings).accounts), evidence, gaps, findings.end)
 
-    with Workplace(spark, str(tmp_path / "out")) as work:
+    with ScratchTables(spark, str(tmp_path / "out")) as work:
         whole = told(audit(spark, journal, work, rules=rules))
     allowed = {(kind, copy_id) for kind, many in wanted({TOPIC: planted}).items() for _, (_, copy_id) in many}
     hourly: Told | None = None
     for hour in (1, 2, 3):
-        with Workplace(spark, str(tmp_path / "out")) as work:
+        with ScratchTables(spark, str(tmp_path / "out")) as work:
             until = START + timedelta(hours=hour)
             hourly = told(audit(spark, journal, work, rules=rules, state=state, until=until, memory_seconds=600.0))
         found_so_far = {(row["kind"], row["copy_id"]) for row in hourly.faults if row["certain"]}
@@ -152,10 +152,10 @@ def test_where_the_journal_has_a_gap_what_it_may_explain_is_not_certain(
     from popgate_spark.jobs.audit import audit
     from popgate_spark.jobs.audit_report import verdict_of
     from popgate_spark.jobs.faults import Rules
-    from popgate_spark.jobs.workplace import Workplace
+    from popgate_spark.jobs.scratch_tables import ScratchTables
 
     planted = write_journal(tmp_path / "journal", Plan(messages=4_000, hours=2.0, seed=seed, gap_rows=300))
-    with Workplace(spark, str(tmp_path / "out")) as work:
+    with ScratchTables(spark, str(tmp_path / "out")) as work:
         findings = audit(spark, str(tmp_path / "journal"), work, rules=Rules(horizon_seconds=900.0))
         verdict = verdict_of(findings)
         proxies = {row["proxy"] for row in findings.gaps.collect()}

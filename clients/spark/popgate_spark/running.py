@@ -26,7 +26,7 @@ from popgate_spark.jobs.balance import Balance, balance
 from popgate_spark.jobs.faults import Rules
 from popgate_spark.jobs.latency import Latency, latency, live, step_for
 from popgate_spark.jobs.measure_reports import advice_report, balance_report, latency_report
-from popgate_spark.jobs.workplace import Workplace
+from popgate_spark.jobs.scratch_tables import ScratchTables
 from popgate_spark.journal_reading import HoursEmpty, Journal, JournalUnreadable, journal_stream, open_journal
 from popgate_spark.session import SparkUnavailable, spark_session
 from popgate_spark.storage import StorageFailed, first_line, write_text
@@ -70,7 +70,7 @@ def _audited(spark: SparkSession, arguments: argparse.Namespace, progress: Progr
     until = arguments.until
     if arguments.state is not None and until is None:  # audited hours are not read again
         until = datetime.now(UTC) - COMPLETE_AFTER
-    with Workplace(spark, out) as work:
+    with ScratchTables(spark, out) as work:
         try:
             findings = audit(
                 spark,
@@ -110,7 +110,7 @@ def _audited(spark: SparkSession, arguments: argparse.Namespace, progress: Progr
 
 def _balanced(spark: SparkSession, arguments: argparse.Namespace, progress: Progress) -> int:
     journal, out = _opened(spark, arguments, progress), arguments.out.rstrip("/")
-    with Workplace(spark, out) as work:
+    with ScratchTables(spark, out) as work:
         progress("counting by client, queue and proxy")
         found = balance(journal.rows)
         kept = Balance(**{one.name: work.kept(one.name, getattr(found, one.name), files=1) for one in fields(Balance)})
@@ -126,7 +126,7 @@ def _timed(spark: SparkSession, arguments: argparse.Namespace, progress: Progres
         return _followed(spark, arguments, progress)
     journal = _opened(spark, arguments, progress)
     step = arguments.step or step_for(journal.hours.until - journal.hours.since)
-    with Workplace(spark, out) as work:
+    with ScratchTables(spark, out) as work:
         progress(f"measuring in steps of {step} s")
         found = latency(journal.rows, step)
         kept = Latency(**{one.name: work.kept(one.name, getattr(found, one.name), files=1) for one in fields(Latency)})

@@ -18,8 +18,8 @@ from popgate_spark.jobs import faults as rules_of
 from popgate_spark.jobs import gaps as gaps_of
 from popgate_spark.jobs.audit_state import Memory, Remembered, remember, remembered
 from popgate_spark.jobs.faults import COLUMNS, FAULTS, Rules
+from popgate_spark.jobs.scratch_tables import ScratchTables
 from popgate_spark.jobs.stories import KEY, MINTED, SECOND, among, deletions, stories, told
-from popgate_spark.jobs.workplace import Workplace
 from popgate_spark.journal_reading import Journal, open_journal
 
 Progress = Callable[[str], None]
@@ -37,7 +37,7 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFindings:
-    """Tables in the workplace, which must be read before it is removed."""
+    """Scratch tables, which must be read before it is removed."""
 
     journal: Journal
     end: datetime
@@ -54,7 +54,7 @@ class AuditFindings:
 def audit(
     spark: SparkSession,
     path: str,
-    work: Workplace,
+    work: ScratchTables,
     *,
     since: datetime | None = None,
     until: datetime | None = None,
@@ -82,7 +82,7 @@ class _Run:
     """One pass over a journal's rows, with the memory of earlier passes."""
 
     def __init__(
-        self, work: Workplace, journal: Journal, before: Remembered | None, rules: Rules, progress: Progress
+        self, work: ScratchTables, journal: Journal, before: Remembered | None, rules: Rules, progress: Progress
     ) -> None:
         self._work, self._journal, self._rules, self._progress = work, journal, rules, progress
         self._before = before.memory if before is not None else None

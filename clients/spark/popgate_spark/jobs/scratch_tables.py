@@ -14,7 +14,7 @@ from popgate_spark.storage import remove
 FOLDER = "_work"
 
 
-class Workplace:
+class ScratchTables:
     """The intermediate results of one run of a job, below its output folder."""
 
     def __init__(self, spark: SparkSession, output: str) -> None:
