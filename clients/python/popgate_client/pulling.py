@@ -27,7 +27,7 @@ from popgate_client.counters import Counters
 from popgate_client.errors import GroupNotFound, PopgateError, RetryLater, ServerFault, TopicNotFound, WrongMode
 from popgate_client.handling import GroupPolicy, RetryDelays
 from popgate_client.message import Message, SettleEntry
-from popgate_client.queue_worker import QueueWorker, Workplace
+from popgate_client.queue_worker import QueueWorker, WorkerContext
 from popgate_client.retrying import Backoff
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Puller:
         self._noted = noted
         self._backoff, self._refused_backoff = Backoff(chance), Backoff(chance)
         places = asyncio.Semaphore(concurrency)
-        self._place = Workplace(
+        self._context = WorkerContext(
             calls=self, handler=self._handler, places=places, delays=delays, counters=counters, chance=chance
         )
         self._pulls = asyncio.Semaphore(PULLS_MAX)
@@ -267,7 +267,7 @@ class Puller:
                 worker.let_go()
         for queue in queues:
             if queue not in self._workers:
-                self._start(QueueWorker(queue, told.generation, self._place))
+                self._start(QueueWorker(queue, told.generation, self._context))
 
     def _start(self, worker: QueueWorker) -> None:
         assert self._tasks is not None, "it is run after its start"

@@ -54,7 +54,7 @@ class QueueCalls(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workplace:
+class WorkerContext:
     """Holds what the workers of all queues share. `places` bounds the handlers that run at once."""
 
     calls: QueueCalls
@@ -68,15 +68,15 @@ class Workplace:
 class QueueWorker:
     """Works on one queue until it is released. `generation` is updated with each assignment."""
 
-    def __init__(self, queue: int, generation: int, place: Workplace) -> None:
+    def __init__(self, queue: int, generation: int, context: WorkerContext) -> None:
         self.queue = queue
         self.generation = generation
         self.handling_since: float | None = None
         """When the running handler was called, by the event loop's clock."""
         self.was_refused = False
         """Whether the server rejected a call because the queue is not this client's."""
-        self._place = place
-        self._backoff = Backoff(place.chance)
+        self._context = context
+        self._backoff = Backoff(context.chance)
         self._batch_count = 1
         self._in_hand: Message | None = None
         self._seen: str | None = None
@@ -108,9 +108,9 @@ class QueueWorker:
     def lose(self) -> None:
         """Give up the queue: commit nothing more, because its next owner gets the uncommitted messages."""
         if self._in_hand is not None and not self._in_hand.lease_lost:
-            self._place.counters.leases_lost += 1
+            self._context.counters.leases_lost += 1
             self._in_hand.lease_lost.set()
-        self._place.counters.leases_lost += self._uncommitted_count
+        self._context.counters.leases_lost += self._uncommitted_count
         self._uncommitted_count = 0
         self._committed = self._done
         self.let_go()
@@ -125,7 +125,7 @@ class QueueWorker:
 
     async def _work(self) -> None:
         clock = asyncio.get_running_loop().time
-        calls, counters = self._place.calls, self._place.counters
+        calls, counters = self._context.calls, self._context.counters
         while not self._leaving:
             await calls.known_to_live()
             try:
@@ -153,7 +153,7 @@ class QueueWorker:
             )
             self.was_refused = self._leaving = True  # handled messages may still be committed
             return
-        self._place.counters.calls_failed += 1
+        self._context.counters.calls_failed += 1
         logger.warning("a call of a queue failed", extra={"queue": self.queue, "error": repr(error)})
         asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
         await asyncio.sleep(self._backoff.next_seconds(asked_for, lease_seconds=PAUSE_SECONDS_MAX * 6))
@@ -163,17 +163,17 @@ class QueueWorker:
     async def _handle(self, message: Message) -> bool:
         """Handle a message, in place, until it is done; False if the worker must stop."""
         while True:
-            await self._place.calls.known_to_live()
+            await self._context.calls.known_to_live()
             error = await self._attempt(message)
             if message.lease_lost:
                 return False
             if error is None:
-                self._place.counters.handled += 1
+                self._context.counters.handled += 1
                 self._uncommitted_count += 1
                 self._seen = self._done = message.receipt_handle
                 self._news.set()
                 return not self._leaving
-            settlement = settlement_in_place(message, error, self._place.delays, await self._policy())
+            settlement = settlement_in_place(message, error, self._context.delays, await self._policy())
             if isinstance(settlement, Settlement):
                 if not await self._reject(settlement.entry):
                     return False
@@ -185,11 +185,11 @@ class QueueWorker:
 
     async def _attempt(self, message: Message) -> BaseException | None:
         """Call the handler once; return what it raised."""
-        async with self._place.places:
+        async with self._context.places:
             self._in_hand = message
             self.handling_since = asyncio.get_running_loop().time()
             try:
-                await self._place.handler.call(message)
+                await self._context.handler.call(message)
             except asyncio.CancelledError as cancelled:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():  # abandoned; otherwise the handler cancelled itself
@@ -202,7 +202,7 @@ class QueueWorker:
             finally:
                 self.handling_since = self._in_hand = None
         if not isinstance(error, Retry | Reject):
-            self._place.counters.failed += 1
+            self._context.counters.failed += 1
             logger.error(
                 "the handler failed",
                 exc_info=error,
@@ -219,7 +219,7 @@ class QueueWorker:
     async def _policy(self) -> GroupPolicy:
         """Return the group's policy. If it can't be read, no message is dead-lettered because of its delivery count."""
         try:
-            return await self._place.calls.policy()
+            return await self._context.calls.policy()
         except PopgateError as error:
             logger.warning("the group's policy could not be read", extra={"error": repr(error)})
             return GroupPolicy()
@@ -228,7 +228,7 @@ class QueueWorker:
         """Dead-letter a message; False if the queue was lost before."""
         while not self._leaving:
             try:
-                status = await self._place.calls.reject(entry)
+                status = await self._context.calls.reject(entry)
             except PopgateError as error:
                 await self._failed(error)
                 continue
@@ -237,10 +237,10 @@ class QueueWorker:
                 continue
             self._backoff.reset()
             if status != "rejected":
-                self._place.counters.leases_lost += 1
+                self._context.counters.leases_lost += 1
                 self.lose()
                 return False
-            self._place.counters.rejected += 1
+            self._context.counters.rejected += 1
             return True
         return False
 
@@ -248,7 +248,7 @@ class QueueWorker:
 
     async def _commit_all(self) -> None:
         """Commit handled messages until the queue is released and all of them are committed, or the queue is lost."""
-        backoff = Backoff(self._place.chance)
+        backoff = Backoff(self._context.chance)
         while True:
             done, done_count = self._done, self._uncommitted_count
             if done == self._committed:
@@ -259,10 +259,10 @@ class QueueWorker:
                 continue
             assert done is not None, "what is done has a receipt"
             try:
-                count = await self._place.calls.commit(self.queue, self.generation, done)
+                count = await self._context.calls.commit(self.queue, self.generation, done)
             except PopgateError as error:
                 if isinstance(error, RetryLater | ServerFault):
-                    self._place.counters.calls_failed += 1
+                    self._context.counters.calls_failed += 1
                     logger.warning("a commit failed", extra={"queue": self.queue, "error": repr(error)})
                     asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
                     await asyncio.sleep(backoff.next_seconds(asked_for, lease_seconds=PAUSE_SECONDS_MAX * 6))
@@ -271,6 +271,6 @@ class QueueWorker:
                 self.lose()
                 continue
             backoff.reset()
-            self._place.counters.committed += count
+            self._context.counters.committed += count
             self._committed = done
             self._uncommitted_count = max(0, self._uncommitted_count - done_count)
