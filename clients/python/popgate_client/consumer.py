@@ -40,7 +40,7 @@ from popgate_client.settling import Settler
 from popgate_client.signals import signals_to
 from popgate_client.subscription_calls import SubscriptionCalls, new_client_id
 from popgate_client.wire import HeaderFilter
-from popgate_client.working import Crew
+from popgate_client.working import HandlerPool
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class Consumer:
         book = LeaseBook(lease_seconds_max=lease_seconds_max)
         self._extender = Extender(book, self._length, calls.settle, self.counters, chance)
         self._settler = Settler(calls.settle, self._length, self.counters, chance)
-        self._crew = Crew(
+        self._handlers = HandlerPool(
             handler,
             concurrency=concurrency,
             capacity=concurrency + buffer_messages_max,
@@ -137,7 +137,7 @@ class Consumer:
         )
         self._popper = Popper(
             calls.pop,
-            self._crew,
+            self._handlers,
             wait_seconds=wait_seconds,
             length=self._length,
             counters=self.counters,
@@ -205,7 +205,7 @@ class Consumer:
                 raise
             self._main.uncancel()
         finally:
-            self._crew.close()
+            self._handlers.close()
             self._puller.close()
         if refusal is not None:
             raise refusal
@@ -236,7 +236,7 @@ class Consumer:
         async with asyncio.TaskGroup() as tasks:
             extending = tasks.create_task(self._extender.run(), name="popgate-extender")
             self._tasks = tasks
-            self._crew.start(tasks)
+            self._handlers.start(tasks)
             self._puller.start(tasks)
             self._consuming = tasks.create_task(self._follower.run(self._puller), name="popgate-consumer")
             if self._stopping:
@@ -244,25 +244,25 @@ class Consumer:
             await asyncio.wait([self._consuming])
             self._stopping = True
             logger.info("the consumer is draining", extra={"topic": self._topic, "group": self._group})
-            self._crew.give_back_waiting()
+            self._handlers.give_back_waiting()
             await self._reclaim()
-            await asyncio.gather(self._crew.finish(self._drain_seconds), self._puller.finish(self._drain_seconds))
+            await asyncio.gather(self._handlers.finish(self._drain_seconds), self._puller.finish(self._drain_seconds))
             extending.cancel()
         return None if self._consuming.cancelled() else self._consuming.result()
 
     async def _end_pops(self) -> None:
         """End pop mode: the server has revoked the remaining leases, or will soon."""
         assert self._tasks is not None, "it runs in them"
-        self._crew.give_back_waiting()
+        self._handlers.give_back_waiting()
         self._extender.ask_all()  # sets `lease_lost` for handlers whose lease is lost
-        await self._crew.finish(self._drain_seconds)
-        self._crew.start(self._tasks)
+        await self._handlers.finish(self._drain_seconds)
+        self._handlers.start(self._tasks)
 
     async def _give_back(self, settling: asyncio.Task[None]) -> None:
         """Release all messages. The last step of every run, also after a cancellation, when nothing is released yet."""
         if not self._stopping_now:
             self._stopping = True
-            self._crew.give_back_waiting()
+            self._handlers.give_back_waiting()
             await self._reclaim()
             self._settler.finish()
             await asyncio.gather(asyncio.wait([settling], timeout=FLUSH_SECONDS), self._puller.leave())

@@ -17,7 +17,7 @@ from popgate_client.lengths import LeaseLength
 from popgate_client.message import Message
 from popgate_client.retrying import Backoff
 from popgate_client.wire import ENTRIES_MAX
-from popgate_client.working import Crew
+from popgate_client.working import HandlerPool
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +51,12 @@ class Lead(Protocol):
 
 
 class Popper:
-    """Pops for a crew until it is cancelled or rejected."""
+    """Pops messages for a handler pool until it is cancelled or rejected."""
 
     def __init__(
         self,
         call: PopCall,
-        crew: Crew,
+        handlers: HandlerPool,
         *,
         wait_seconds: float,
         length: LeaseLength,
@@ -64,7 +64,7 @@ class Popper:
         chance: random.Random,
     ) -> None:
         self._call = call
-        self._crew = crew
+        self._handlers = handlers
         self._wait_seconds = wait_seconds
         self._counters = counters
         self._length = length
@@ -76,7 +76,7 @@ class Popper:
         cancellation `reclaim` recovers the pop."""
         clock = asyncio.get_running_loop().time
         while True:
-            free = await self._crew.free_places()
+            free = await self._handlers.free_places()
             ask = self._ask = self._ask or Ask(min(free, ENTRIES_MAX))
             started_at = clock()
             try:
@@ -92,7 +92,7 @@ class Popper:
                 continue
             self._ask = None
             lead.noted("pop")
-            self._crew.take(messages, lease_seconds=self._length.seconds, extend_at_once=ask.repeated or delayed)
+            self._handlers.take(messages, lease_seconds=self._length.seconds, extend_at_once=ask.repeated or delayed)
             if messages or clock() - started_at > self._wait_seconds / 2:
                 self._backoff.reset()
             else:  # a server that is shutting down answers long polls early: don't hammer it

@@ -29,7 +29,7 @@ Line: TypeAlias = tuple[int, str | None]
 """A queue and an ordering key; messages of one line are handled in order."""
 
 
-class Crew:
+class HandlerPool:
     """Runs at most `concurrency` handlers, and holds at most `capacity` messages."""
 
     def __init__(
