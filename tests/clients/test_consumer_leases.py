@@ -15,7 +15,7 @@ import pytest
 
 from popgate.domain.features import ALL_FEATURES
 from popgate_client import AsyncClient, Client, Consumer, GroupNotFound, Message, RequestInvalid
-from popgate_client.popping import Ask
+from popgate_client.popping import PendingPop
 from popgate_client.subscription_calls import SubscriptionCalls
 from support.processes import wait_until
 from support.proxy import ProxyProcess
@@ -218,7 +218,7 @@ async def test_a_pop_that_is_refused_for_its_name_is_repeated_without_it(tmp_pat
             assert "client_id" in await calls.features()
             settings.write_text(f"features = {[str(one) for one in ALL_FEATURES if one != 'client_id']}")
             await asyncio.to_thread(proxy.restart)
-            (message,) = await calls.pop(Ask(1), 5.0)
+            (message,) = await calls.pop(PendingPop(1), 5.0)
             assert message.text == "a"
 
 

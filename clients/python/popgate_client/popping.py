@@ -29,7 +29,7 @@ SWITCH_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class Ask:
+class PendingPop:
     """A pop that has not been answered. It is repeated unchanged until it is, because otherwise its messages would stay
     invisible until their leases end."""
 
@@ -38,7 +38,7 @@ class Ask:
     repeated: bool = False
 
 
-PopCall: TypeAlias = Callable[[Ask, float], Awaitable[list[Message]]]
+PopCall: TypeAlias = Callable[[PendingPop, float], Awaitable[list[Message]]]
 """One pop with a wait in seconds; raises PopgateError."""
 
 
@@ -69,7 +69,7 @@ class Popper:
         self._counters = counters
         self._length = length
         self._backoff = Backoff(chance)
-        self._ask: Ask | None = None
+        self._pending: PendingPop | None = None
 
     async def run(self, lead: Lead) -> PopgateError:
         """Pop until the server rejects the pops permanently or the mode changes; return that error. After a
@@ -77,22 +77,24 @@ class Popper:
         clock = asyncio.get_running_loop().time
         while True:
             free = await self._handlers.free_places()
-            ask = self._ask = self._ask or Ask(min(free, ENTRIES_MAX))
+            pending = self._pending = self._pending or PendingPop(min(free, ENTRIES_MAX))
             started_at = clock()
             try:
-                messages = await self._call(ask, self._wait_seconds)
+                messages = await self._call(pending, self._wait_seconds)
                 delayed = bool(messages) and await self._length.refresh()
             except PopgateError as error:
                 if isinstance(error, WrongMode):
                     lead.noted(error.mode)
                 if lead.is_elsewhere(error) or not _passes(error):
-                    self._ask = None
+                    self._pending = None
                     return error
-                await self._back_off(ask, error)
+                await self._back_off(pending, error)
                 continue
-            self._ask = None
+            self._pending = None
             lead.noted("pop")
-            self._handlers.take(messages, lease_seconds=self._length.seconds, extend_at_once=ask.repeated or delayed)
+            self._handlers.take(
+                messages, lease_seconds=self._length.seconds, extend_at_once=pending.repeated or delayed
+            )
             if messages or clock() - started_at > self._wait_seconds / 2:
                 self._backoff.reset()
             else:  # a server that is shutting down answers long polls early: don't hammer it
@@ -104,18 +106,18 @@ class Popper:
         The server keeps the leases of an unanswered pop for its repeat (design section 3), so no other client would get
         these messages before the leases end.
         """
-        ask, self._ask = self._ask, None
-        if ask is None:
+        pending, self._pending = self._pending, None
+        if pending is None:
             return []
         try:
             async with asyncio.timeout(RECLAIM_SECONDS):
-                return await self._call(ask, 0.0)
+                return await self._call(pending, 0.0)
         except (PopgateError, TimeoutError) as error:
             logger.info("an interrupted pop could not be repeated", extra={"error": repr(error)})
             return []
 
-    async def _back_off(self, ask: Ask, error: PopgateError) -> None:
-        ask.repeated = True
+    async def _back_off(self, pending: PendingPop, error: PopgateError) -> None:
+        pending.repeated = True
         if isinstance(error, WrongMode):  # not a failure: the mode may change back soon
             await asyncio.sleep(self._backoff.next_seconds(lease_seconds=SWITCH_SECONDS * 6))
             return

@@ -18,7 +18,7 @@ from popgate_client.exchange import Exchanges
 from popgate_client.handling import GroupPolicy, RetryDelays
 from popgate_client.lengths import POLICY_SECONDS
 from popgate_client.message import Message, SettleEntry, SettleResult, Verb
-from popgate_client.popping import Ask
+from popgate_client.popping import PendingPop
 from popgate_client.wire import HeaderFilter, JsonObject, subscription_path
 
 NAME_FEATURE = "client_id"
@@ -62,26 +62,26 @@ class SubscriptionCalls:
         self._tells_its_name = NAME_FEATURE in names
         return names
 
-    async def pop(self, ask: Ask, wait_seconds: float) -> list[Message]:
+    async def pop(self, pending: PendingPop, wait_seconds: float) -> list[Message]:
         """Pop with the client id if the server accepts one. Another, older server may answer at the same address, so a
         rejected id is left out from then on."""
         try:
-            return await self._pop(ask, wait_seconds)
+            return await self._pop(pending, wait_seconds)
         except RequestInvalid as error:
             if not self._tells_its_name or error.field != NAME_FEATURE:
                 raise
             self._tells_its_name = False
-        return await self._pop(ask, wait_seconds)
+        return await self._pop(pending, wait_seconds)
 
-    async def _pop(self, ask: Ask, wait_seconds: float) -> list[Message]:
+    async def _pop(self, pending: PendingPop, wait_seconds: float) -> list[Message]:
         exchange = self._exchanges.pop(
             self._topic,
             self._group,
             make=Message,
-            max_messages=ask.max_messages,
+            max_messages=pending.max_messages,
             wait_seconds=wait_seconds,
             invisibility_seconds=self._invisibility_seconds,
-            attempt_id=ask.attempt_id,
+            attempt_id=pending.attempt_id,
             client_id=self._client_id if self._tells_its_name else None,
             filter=self._filter,
         )
