@@ -42,7 +42,7 @@ PopCall: TypeAlias = Callable[[PendingPop, float], Awaitable[list[Message]]]
 """One pop with a wait in seconds; raises PopgateError."""
 
 
-class Lead(Protocol):
+class ModeFollower(Protocol):
     """Knows the consume mode, and decides what to do when it is not pop."""
 
     def noted(self, mode: str | None) -> None: ...
@@ -71,7 +71,7 @@ class Popper:
         self._backoff = Backoff(chance)
         self._pending: PendingPop | None = None
 
-    async def run(self, lead: Lead) -> PopgateError:
+    async def run(self, follower: ModeFollower) -> PopgateError:
         """Pop until the server rejects the pops permanently or the mode changes; return that error. After a
         cancellation `reclaim` recovers the pop."""
         clock = asyncio.get_running_loop().time
@@ -84,14 +84,14 @@ class Popper:
                 delayed = bool(messages) and await self._length.refresh()
             except PopgateError as error:
                 if isinstance(error, WrongMode):
-                    lead.noted(error.mode)
-                if lead.is_elsewhere(error) or not _passes(error):
+                    follower.noted(error.mode)
+                if follower.is_elsewhere(error) or not _passes(error):
                     self._pending = None
                     return error
                 await self._back_off(pending, error)
                 continue
             self._pending = None
-            lead.noted("pop")
+            follower.noted("pop")
             self._handlers.take(
                 messages, lease_seconds=self._length.seconds, extend_at_once=pending.repeated or delayed
             )
