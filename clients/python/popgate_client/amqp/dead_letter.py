@@ -18,7 +18,7 @@ from popgate_client.errors import BrokerUnavailable
 from popgate_client.message import Message
 
 
-async def bury(
+async def publish_dead_letter(
     session: Session, group: Group, delivered: DeliveredMessage, message: Message, cause: str, reason: str | None
 ) -> None:
     """Publish the dead letter, and return when RabbitMQ has confirmed it. The caller must still ack the message.

@@ -22,12 +22,12 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 from pamqp.common import FieldValue
 
 from popgate_client.amqp.balance import Handover
-from popgate_client.amqp.dead_letter import bury
+from popgate_client.amqp.dead_letter import publish_dead_letter
 from popgate_client.amqp.delivered import read
 from popgate_client.amqp.group import Group
 from popgate_client.amqp.holding import PATIENCE_SECONDS, TAKEN_PATIENCE_SECONDS, hold, let_go
 from popgate_client.amqp.session import ChannelRefused, Session
-from popgate_client.amqp.working import Burial, Work, again, call_handler, is_worth_handling, judge
+from popgate_client.amqp.working import DeadLetterCause, Work, again, call_handler, is_worth_handling, judge
 from popgate_client.errors import BrokerUnavailable, Conflict, PopgateError
 from popgate_client.message import Message
 
@@ -200,14 +200,16 @@ class Place:
             verdict = judge(self._work, message, await call_handler(self._work, message))
             if isinstance(verdict, float):
                 return verdict
-            if isinstance(verdict, Burial):
+            if isinstance(verdict, DeadLetterCause):
                 try:
-                    await bury(self._session, self._group, delivered, message, verdict.cause, verdict.reason)
+                    await publish_dead_letter(
+                        self._session, self._group, delivered, message, verdict.cause, verdict.reason
+                    )
                 except BrokerUnavailable as error:
                     logger.warning("a message could not be dead-lettered", extra={"why": str(error)})
                     return self._work.delays.delay_seconds(message.delivery_count)
             await self._ack(delivered)
-            if isinstance(verdict, Burial):
+            if isinstance(verdict, DeadLetterCause):
                 self._work.counters.rejected += 1
             elif not message.lease_lost:
                 self._work.counters.acked += 1

@@ -35,24 +35,24 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Burial:
+class DeadLetterCause:
     """Why a message goes to the dead letters."""
 
     cause: str
     reason: str | None
 
 
-def judge(work: Work, message: Message, error: BaseException | None) -> float | Burial | None:
+def judge(work: Work, message: Message, error: BaseException | None) -> float | DeadLetterCause | None:
     """Return what a handler's result means. None: ack; a number: try again after this many seconds."""
     settlement = _settlement(work, message, error)
     match settlement.verb:
         case Verb.ACK:
             return None
         case Verb.REJECT:
-            return Burial("rejected", settlement.entry.reason)
+            return DeadLetterCause("rejected", settlement.entry.reason)
         case _:
             if work.max_deliveries is not None and message.delivery_count >= work.max_deliveries:
-                return Burial(MAX_DELIVERIES, MAX_DELIVERIES)
+                return DeadLetterCause(MAX_DELIVERIES, MAX_DELIVERIES)
             return settlement.entry.delay_seconds or 0.0
 
 
