@@ -91,7 +91,7 @@ def test_who_is_silent_is_looked_for_and_dropped_with_all_its_places() -> None:
 
 def test_the_view_has_members_in_their_order_the_one_that_consumes_and_those_in_line() -> None:
     others = roster(statement("b", spot("b 1", is_active=True)), statement("a", spot("a 1", "b 1")))
-    seen = others.sight(statement("c"), ["q", "empty"])
+    seen = others.group_view(statement("c"), ["q", "empty"])
     assert seen.members == ["a", "b", "c"]
     assert seen.queues == {"q": QueueView("b", 0, (Waiting("a"),)), "empty": QueueView()}
     assert seen.active_tags == {"b 1"}
@@ -100,12 +100,12 @@ def test_the_view_has_members_in_their_order_the_one_that_consumes_and_those_in_
 
 def test_who_leaves_is_no_member_and_keeps_what_it_still_consumes() -> None:
     others = roster(statement("b", spot("b 1", is_active=True), is_member=False))
-    seen = others.sight(statement("c"), ["q"])
+    seen = others.group_view(statement("c"), ["q"])
     assert seen.members == ["c"]
     assert seen.queues["q"].active == "b"
 
 
 def test_where_two_say_that_they_consume_a_queue_nobody_can_know() -> None:
     others = roster(statement("a", spot("a 1", is_active=True)), statement("b", spot("b 1", is_active=True)))
-    seen = others.sight(statement("c"), ["q"])
+    seen = others.group_view(statement("c"), ["q"])
     assert seen.queues["q"] == QueueView(None, 0, (Waiting("a"), Waiting("b")))

@@ -16,7 +16,7 @@ from popgate_client.amqp.group import Group
 from popgate_client.amqp.management import Management, ManagementClosed, ManagementUnreachable, consumer_tag
 from popgate_client.amqp.place import Place
 from popgate_client.amqp.presence import Presence
-from popgate_client.amqp.roster import Order, Sight, Spot
+from popgate_client.amqp.roster import GroupView, Order, Spot
 from popgate_client.amqp.session import ChannelRefused, Session
 from popgate_client.amqp.working import Work
 from popgate_client.errors import BrokerUnavailable, Conflict
@@ -129,36 +129,36 @@ class Balancer:
     async def _round(self, now: float) -> bool:
         """Look and act once; False if the next look should come soon."""
         self._forget_left(now)
-        sight = await self._look(now)
-        if sight is None:
+        group_view = await self._look(now)
+        if group_view is None:
             if now - self._viewed_at > BLIND_SECONDS:
                 for queue in self.group.queues:
                     await self._subscribe(queue, 0)
             return False
         self._viewed_at = now
-        self.members = tuple(sight.members)
+        self.members = tuple(group_view.members)
         if self.source == "management":
-            self._viewed_tags = frozenset().union(*sight.tags.values())
-            self._learn_active(sight)
+            self._viewed_tags = frozenset().union(*group_view.tags.values())
+            self._learn_active(group_view)
         elif self._find_first(now):
             return False
-        if sight.tags[self.me] != frozenset(place.tag for place in self.places.values() if place.in_line):
+        if group_view.tags[self.me] != frozenset(place.tag for place in self.places.values() if place.in_line):
             return False
-        self._give_way(sight)
-        moves = plan(sight.members, sight.queues, self.group.handover)
-        overdue = self._overdue(sight.queues, now)
-        steps = decide(self.me, sight.queues, moves, self.group.handover, overdue=overdue)
+        self._give_way(group_view)
+        moves = plan(group_view.members, group_view.queues, self.group.handover)
+        overdue = self._overdue(group_view.queues, now)
+        steps = decide(self.me, group_view.queues, moves, self.group.handover, overdue=overdue)
         for step in steps:
             await self._do(step)
-        return not steps and not moves and all(view.active is not None for view in sight.queues.values())
+        return not steps and not moves and all(view.active is not None for view in group_view.queues.values())
 
     # ------------------------------------------------------------ looking
 
-    async def _look(self, now: float) -> Sight | None:
+    async def _look(self, now: float) -> GroupView | None:
         """Return the view from the first source that has one."""
         if self._management is not None and now >= self._closed_until:
             try:
-                sight = await self._management.look(self.me, self.group.queues)
+                group_view = await self._management.look(self.me, self.group.queues)
             except ManagementClosed as error:
                 self._closed_until = now + CLOSED_SECONDS
                 logger.warning("the management interface rejects this user: using presence", extra={"why": str(error)})
@@ -166,15 +166,15 @@ class Balancer:
                 logger.info("the management interface did not answer", extra={"why": str(error)})
             else:
                 self.source = "management"
-                return sight
+                return group_view
         if self._presence.is_complete:
             self.source = "presence"
-            return self._presence.sight(self.group.queues)
+            return self._presence.group_view(self.group.queues)
         return None
 
-    def _learn_active(self, sight: Sight) -> None:
+    def _learn_active(self, group_view: GroupView) -> None:
         for place in self.places.values():
-            is_first = place.tag in sight.active_tags
+            is_first = place.tag in group_view.active_tags
             if place.is_first is not is_first:
                 place.is_first = is_first
                 self._presence.tell_soon()
@@ -203,10 +203,10 @@ class Balancer:
             self._presence.tell_soon()
         return is_news
 
-    def _give_way(self, sight: Sight) -> None:
+    def _give_way(self, group_view: GroupView) -> None:
         """Release the hold on queues that RabbitMQ gives to a consumer with a higher priority."""
         for place in self._takeable():
-            view = sight.queues[place.queue]
+            view = group_view.queues[place.queue]
             is_overtaken = view.active not in (None, self.me)
             if is_overtaken or any(one.priority > place.priority for one in view.waiting):
                 self._give_up(place)

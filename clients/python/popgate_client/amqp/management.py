@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from popgate_client.amqp.balance import QueueView, Waiting
-from popgate_client.amqp.roster import Sight
+from popgate_client.amqp.roster import GroupView
 
 TIMEOUT_SECONDS = 5.0
 COLUMNS = "queue.name,consumer_tag,active,arguments,channel_details.name"
@@ -52,7 +52,7 @@ class Management:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def look(self, me: str, queues: Sequence[str]) -> Sight:
+    async def look(self, me: str, queues: Sequence[str]) -> GroupView:
         """Return a view for the plan. Raises: ManagementClosed, ManagementUnreachable."""
         try:
             answer = await self._http.get(self._path, params={"columns": COLUMNS})
@@ -65,7 +65,7 @@ class Management:
             rows = [row for each in answer.json() if (row := _row(each)) is not None and row.queue in set(queues)]
         except (httpx.HTTPStatusError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ManagementUnreachable(repr(error)) from error
-        return _sight(rows, me, queues)
+        return _group_view(rows, me, queues)
 
 
 def _row(row: dict[str, Any]) -> _Row | None:
@@ -80,7 +80,7 @@ def _row(row: dict[str, Any]) -> _Row | None:
     return _Row(str(row["queue"]["name"]), tag, member, priority if isinstance(priority, int) else 0, is_active is True)
 
 
-def _sight(rows: Sequence[_Row], me: str, queues: Sequence[str]) -> Sight:
+def _group_view(rows: Sequence[_Row], me: str, queues: Sequence[str]) -> GroupView:
     tags: dict[str, set[str]] = {me: set()}
     active: dict[str, _Row] = {}
     waiting: dict[str, list[Waiting]] = {queue: [] for queue in queues}
@@ -94,7 +94,7 @@ def _sight(rows: Sequence[_Row], me: str, queues: Sequence[str]) -> Sight:
     views = {queue: QueueView(None, 0, tuple(waiting[queue])) for queue in queues}
     for queue, row in active.items():
         views[queue] = QueueView(row.member, row.priority, tuple(waiting[queue]))
-    return Sight(
+    return GroupView(
         members=sorted(tags),
         queues=views,
         tags={member: frozenset(of_member) for member, of_member in tags.items()},

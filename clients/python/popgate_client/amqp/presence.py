@@ -19,7 +19,7 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 from aiormq.exceptions import DeliveryError
 from pamqp.commands import Basic
 
-from popgate_client.amqp.roster import Roster, Sight, Spot, Statement
+from popgate_client.amqp.roster import GroupView, Roster, Spot, Statement
 from popgate_client.amqp.session import ChannelRefused, Session
 from popgate_client.errors import BrokerUnavailable
 
@@ -74,9 +74,9 @@ class Presence:
         knows_all = asyncio.get_running_loop().time() >= self._knows_all_at
         return is_open and knows_all and self._echoed == self._version and self._said == self._state()
 
-    def sight(self, queues: Sequence[str]) -> Sight:
+    def group_view(self, queues: Sequence[str]) -> GroupView:
         """Return a view for the plan."""
-        return self.roster.sight(self._statement(), queues)
+        return self.roster.group_view(self._statement(), queues)
 
     # ------------------------------------------------------------ telling
 

@@ -33,7 +33,7 @@ class Statement(NamedTuple):
     spots: tuple[Spot, ...]
 
 
-class Sight(NamedTuple):
+class GroupView(NamedTuple):
     """A view for the plan: the sorted `members`, the queues, and the consumer tags."""
 
     members: Sequence[str]
@@ -88,7 +88,7 @@ class Roster:
         """Return the tags of all other members' places in the line of this queue."""
         return frozenset(spot.tag for spot in self.spots(queue))
 
-    def sight(self, me: Statement, queues: Iterable[str]) -> Sight:
+    def group_view(self, me: Statement, queues: Iterable[str]) -> GroupView:
         """Return the view of all statements, including this member's (`me`)."""
         statements = [*self._statements.values(), me]
         lines: dict[str, list[tuple[str, Spot]]] = {queue: [] for queue in queues}
@@ -97,7 +97,7 @@ class Roster:
                 if spot.queue in lines:
                     lines[spot.queue].append((statement.member, spot))
         active = {queue: _active(line) for queue, line in lines.items()}
-        return Sight(
+        return GroupView(
             members=sorted(statement.member for statement in statements if statement.is_member),
             queues={queue: _view(line, active[queue]) for queue, line in lines.items()},
             tags={one.member: frozenset(spot.tag for spot in one.spots) for one in statements},
