@@ -69,7 +69,7 @@ def _audit(jobs: Any) -> None:
         jobs,
         "audit",
         "account for every message: lost, stuck, delivered twice, out of order",
-        "exit code: 0 clean, 1 faults found, 2 the audit could not be done",
+        "Exit code: 0 clean, 1 faults found, 2 the audit could not be done",
         [
             "popgate-pipeline audit --journal /var/lib/popgate/journal",
             "popgate-pipeline audit --journal /journal --from 24h --out /reports/today",
@@ -127,7 +127,7 @@ def _latency(jobs: Any) -> None:
         jobs,
         "latency",
         "how long delivery and ack take over time, and how many messages wait",
-        "with --follow: while the journal is being written",
+        "With --follow: while the journal is being written",
         [
             "popgate-pipeline latency --journal /journal --from 24h",
             "popgate-pipeline latency --journal /journal --topic orders --step 60",
