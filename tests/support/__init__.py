@@ -1,4 +1,4 @@
-"""What tests and benchmarks share: private RabbitMQ, Redis and proxy processes that can be killed and paused at will.
+"""Shared by tests and benchmarks: private RabbitMQ, Redis and proxy processes that can be killed and paused at will.
 
-Nothing here touches a server that it did not start. Every call is synchronous: coroutines use `asyncio.to_thread`.
+Nothing here touches a server that it did not start. Every call is synchronous; coroutines use `asyncio.to_thread`.
 """

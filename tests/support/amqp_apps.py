@@ -1,4 +1,4 @@
-"""Programs on bare RabbitMQ that share the queues of a group, and what they did, from the lines that they print."""
+"""Programs on bare RabbitMQ that share the queues of a group, and the analysis of the lines that they print."""
 
 import itertools
 import json
@@ -20,11 +20,11 @@ PUBLISH_SECONDS = 0.1
 DELIVERY_LIMIT = 2_000_000_000
 REJOIN_SECONDS = 30.0
 STANDSTILL_SECONDS = 0.3
-"""Some hundred messages are handled in each second."""
+"""Seconds without any handled message that count as a stall of the machine; usually hundreds are handled a second."""
 
 
 class Handled(NamedTuple):
-    """One message was handled: by whom, and when."""
+    """One message that was handled, with the program's name and the time."""
 
     at: float
     app: str
@@ -33,7 +33,7 @@ class Handled(NamedTuple):
 
 
 class AmqpApp(Server):
-    """One program; a context manager. `more` are arguments of `AmqpConsumer`."""
+    """One program, as a context manager. `more` are arguments of `AmqpConsumer`."""
 
     ready_timeout_seconds = 20
     stop_timeout_seconds = 30
@@ -46,11 +46,11 @@ class AmqpApp(Server):
         return bool(self.lines())
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it has printed, log lines left out; of its last start."""
+        """Return the JSON lines printed since the last start, without log lines."""
         return [json.loads(line) for line in self.output.splitlines() if line.startswith('{"at"') and line[-1] == "}"]
 
     def state(self) -> dict[str, Any]:
-        """How things stand there, as it said last."""
+        """Return the last state that the program printed."""
         for line in reversed(self.output.splitlines()):
             if '"active"' in line and line[-1] == "}":
                 state: dict[str, Any] = json.loads(line)
@@ -59,7 +59,7 @@ class AmqpApp(Server):
         return unknown
 
     def handled(self) -> list[Handled]:
-        """What it has handled."""
+        """Return the messages that the program has handled."""
         return [
             Handled(line["at"], self.name, line["queue"], int(line["handled"]))
             for line in self.lines()
@@ -68,7 +68,7 @@ class AmqpApp(Server):
 
 
 def declare_group(amqp_url: str, topic: str, group: str, queue_count: int) -> list[str]:
-    """The exchange and the queues, as a proxy declares them."""
+    """Declare the exchange and the queues as a proxy does."""
     queues = [f"popgate:{topic}:{group}:{index}" for index in range(queue_count)]
     arguments = {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT}
     with pika.BlockingConnection(pika.URLParameters(amqp_url)) as connection:
@@ -82,7 +82,9 @@ def declare_group(amqp_url: str, topic: str, group: str, queue_count: int) -> li
 
 
 class Traffic:
-    """Publishes to all queues, numbered in each, until it is stopped. `sent[queue][number]` is when."""
+    """Publishes to all queues until it is stopped; each queue's messages are numbered. `sent[queue][number]` is the
+    time.
+    """
 
     def __init__(self, amqp_url: str, topic: str, queue_count: int) -> None:
         self._url = amqp_url
@@ -119,8 +121,10 @@ class Traffic:
 
 
 def until_balanced(apps: Sequence[AmqpApp], queues: Sequence[str], *, timeout_seconds: float) -> float:
-    """Return once each queue is consumed by one of `apps`, as they say, and their numbers differ by one at most; then
-    wait until all are in line for all. Returns how long the former took."""
+    """Return once each queue is consumed by one of `apps`, by their own account, and their queue counts differ by at
+    most one. Then wait until every program is a waiting consumer of every queue. Returns the seconds until the
+    balance.
+    """
 
     def is_spread() -> bool:
         active = [app.state()["active"] for app in apps]
@@ -145,7 +149,7 @@ def until_balanced(apps: Sequence[AmqpApp], queues: Sequence[str], *, timeout_se
 
 
 def lost(traffic: Traffic, handled: Sequence[Handled]) -> list[tuple[int, int]]:
-    """The messages, by queue and number, that nobody handled."""
+    """Return the messages, by queue and number, that no program handled."""
     done = {(one.queue, one.number) for one in handled}
     return [
         (queue, number)
@@ -156,7 +160,7 @@ def lost(traffic: Traffic, handled: Sequence[Handled]) -> list[tuple[int, int]]:
 
 
 def overtaken(handled: Sequence[Handled]) -> list[Handled]:
-    """The messages that were handled for the first time after one behind them."""
+    """Return the messages that were first handled after a later message of the same queue."""
     highest: dict[int, int] = {}
     found: list[Handled] = []
     for one in sorted(handled):
@@ -169,9 +173,9 @@ def overtaken(handled: Sequence[Handled]) -> list[Handled]:
 
 
 def waits(traffic: Traffic, handled: Sequence[Handled]) -> list[tuple[float, int, float]]:
-    """How many seconds each message waited for its first handler, in which queue, and when it was published.
+    """Return how many seconds each message waited until it was first handled, its queue, and its publish time.
 
-    Times in which nothing was handled anywhere do not count: the machine had other things to do.
+    Periods in which no message of any queue was handled do not count: the machine was busy with other work.
     """
     first: dict[tuple[int, int], float] = {}
     moments = [one.at for one in sorted(handled)]

@@ -1,4 +1,4 @@
-"""A program that shares a group's queues with others of its kind; it prints what it handles and how things stand.
+"""A program that shares a group's queues with other instances; it prints the messages it handles and its state.
 
 Started by `support.amqp_apps`: python amqp_program.py NAME TOPIC GROUP '{more arguments of AmqpConsumer}'
 """
@@ -16,7 +16,7 @@ STATE_SECONDS = 0.1
 
 
 def tell(**what: object) -> None:
-    """One line, at once."""
+    """Print one JSON line immediately."""
     sys.stdout.write(json.dumps({"at": time.time(), **what}) + "\n")
     sys.stdout.flush()
 
@@ -26,7 +26,7 @@ def handle(message: Message) -> None:
 
 
 def watch(consumer: AmqpConsumer) -> None:
-    """Print the state whenever it has changed."""
+    """Print the state whenever it changes."""
     told: object = None
     while True:
         state = consumer.state()

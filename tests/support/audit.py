@@ -1,12 +1,12 @@
-"""An independent record of what popgate was asked and what it promised, to be judged by `audit_rules`.
+"""An independent record of the requests to popgate and its answers, to be judged by `audit_rules`.
 
-Owns what was said, by whom and when; knows nothing of HTTP, processes or popgate's insides. Clients write down every
-request before it is sent and every answer when it has arrived, so that a request whose answer was lost is known to have
-been sent. All times are readings of the event loop's clock, in seconds, which is this machine's monotonic one where no
-simulation has another: no wall clock, and none of the proxy's.
+The record owns each request, its client and its times; it knows nothing of HTTP, processes or popgate's internals.
+Clients record every request before they send it and every answer when it arrives, so a request whose answer was lost is
+known to have been sent. All times are readings of the event loop's clock in seconds: the machine's monotonic clock, or
+the virtual clock of a simulation. No wall clock and no proxy's clock is used.
 
-Only what an answer promised is held against popgate. Whatever lies between a request and its answer is given the
-meaning that suits popgate best.
+popgate is held only to what an answer promised. Anything uncertain between a request and its answer is interpreted in
+popgate's favour.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 def now() -> float:
-    """One clock for every process of the machine, or of the simulation."""
+    """Read the one clock shared by all processes of the machine, or of the simulation."""
     try:
         return asyncio.get_running_loop().time()
     except RuntimeError:
@@ -38,20 +38,22 @@ DONE = {Verb.ACK: "acked", Verb.RELEASE: "released", Verb.EXTEND: "extended", Ve
 ALREADY_ACKED = "already_acked"
 ACKED = frozenset({"acked", ALREADY_ACKED})
 SETTLED = ACKED | {"rejected"}
-"""Answers after which nobody ever gets the message again."""
+"""Answers after which no client ever gets the message again."""
 LOST = frozenset({"expired", "invalid"})
-"""Answers that say that the lease has ended: the settlement has changed nothing."""
+"""Answers that say that the lease had ended, so the settlement changed nothing."""
 
 
 class Mark(NamedTuple):
-    """Something that was done to the servers, such as a kill."""
+    """A disturbance of the servers, such as a kill."""
 
     at: float
     what: str
 
 
 class Traits(NamedTuple):
-    """What is asked for with one message. Whoever publishes with a key waits for an answer before the next of it."""
+    """The features requested for one message. A publisher that uses a key waits for each answer before it publishes
+    to the key again.
+    """
 
     ordering_key: str | None = None
     delay_seconds: float = 0.0
@@ -65,8 +67,10 @@ PLAIN = Traits()
 
 @dataclass(slots=True)
 class Publish:
-    """One message on its way in. `status` "" : no answer, nobody knows whether it is stored. `number`: the how many-th
-    of all it is. A repeat with its dedup_id is the same publish, first `sent` when it was first sent."""
+    """One published message. `status` is "" if no answer arrived, so whether it is stored is unknown. `number` is
+    its position among all publishes. A repeat with the same dedup_id is the same publish; `sent` is the time of the
+    first attempt.
+    """
 
     message_id: str
     body_bytes: int
@@ -76,9 +80,9 @@ class Publish:
     answered: float = float("inf")
     status: str = ""
     requests: int = 1
-    """How often it was sent: with a dedup_id that may be often."""
+    """Number of times it was sent; only a message with a dedup_id may be sent more than once."""
     published_answers: int = 0
-    """How many of the requests were answered `published`."""
+    """Number of requests that were answered `published`."""
 
     @property
     def is_promised(self) -> bool:
@@ -86,21 +90,21 @@ class Publish:
 
     @property
     def is_kept_until(self) -> float:
-        """It certainly does not expire before."""
+        """Return the time before which it certainly does not expire."""
         return self.sent + self.traits.delay_seconds + self.traits.ttl_seconds
 
     @property
     def is_gone_after(self) -> float:
-        """It has certainly expired by then, as soon as it has an answer."""
+        """Return the time by which it has certainly expired, if its publish was answered."""
         return self.answered + self.traits.delay_seconds + self.traits.ttl_seconds
 
 
 @dataclass(slots=True, eq=False)
 class Settlement:
-    """One request about one lease. `status` "": no answer, or one that leaves open what happened.
+    """One request about one lease. `status` is "" if there was no answer or the answer leaves the outcome open.
 
-    `seconds` is the new length of an extended lease, or the delay of a release, counted from between `sent` and
-    `answered`.
+    `seconds` is the new length of an extended lease, or the delay of a release; it counts from a time between `sent`
+    and `answered`.
     """
 
     verb: Verb
@@ -110,13 +114,15 @@ class Settlement:
     status: str = ""
 
     def finish(self, status: str) -> None:
-        """The answer has arrived now."""
+        """Record that the answer has just arrived."""
         self.answered, self.status = now(), status
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One message in one pop's answer. It began between `sent` and `answered`, and was to last for `seconds`."""
+    """One message in the answer to a pop. The lease began between `sent` and `answered`, and was to last for
+    `seconds`.
+    """
 
     message_id: str
     receipt_handle: str
@@ -129,11 +135,11 @@ class Lease:
 
     @property
     def ends_at(self) -> float:
-        """It certainly lasts that long, if nobody settles it."""
+        """Return the time until which it certainly lasts if it is not settled."""
         return self.sent + self.seconds
 
     def begin(self, verb: Verb, seconds: float = 0.0) -> Settlement:
-        """A settlement is about to be sent; `finish` it when its answer arrives."""
+        """Record a settlement before it is sent; call `finish` on it when its answer arrives."""
         settlement = Settlement(verb, now(), seconds)
         self.settlements.append(settlement)
         return settlement
@@ -144,7 +150,7 @@ class Lease:
 
     @property
     def may_be_settled(self) -> bool:
-        """Whether an ack or a rejection of it may have taken effect, its answer being unknown."""
+        """Tell whether an ack or a rejection of it with an unknown outcome may have taken effect."""
         return any(
             settlement.verb in (Verb.ACK, Verb.REJECT) and settlement.status not in LOST
             for settlement in self.settlements
@@ -153,10 +159,10 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Pop:
-    """One pop request. `answered` infinite: no answer arrived, and it may have leased messages.
+    """One pop request. If `answered` is infinite, no answer arrived, and it may have leased messages.
 
-    `leases_since`: when its attempt was sent for the first time, which may have given the leases already. `leases`: in
-    its answer.
+    `leases_since` is when the attempt was first sent, which may already have granted the leases. `leases` counts those
+    in the answer.
     """
 
     client: str
@@ -170,7 +176,7 @@ class Pop:
 
 @dataclass(slots=True)
 class History:
-    """Everything about one message."""
+    """All events of one message."""
 
     message_id: str
     publish: Publish | None = None
@@ -178,7 +184,7 @@ class History:
 
 
 class Delivered(NamedTuple):
-    """One message as a pop's answer shows it. `body_bytes` is -1 where the body is not the published one."""
+    """One message as a pop's answer shows it. `body_bytes` is -1 if the body is not the published one."""
 
     message_id: str
     receipt_handle: str
@@ -187,7 +193,7 @@ class Delivered(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """One dead letter as the list of a group shows it."""
+    """One dead letter as the group's list shows it."""
 
     message_id: str
     letter_id: str
@@ -196,7 +202,9 @@ class DeadLetter(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What `GET S` and the list of dead letters answered between `sent` and `answered`, while no client was at work."""
+    """The answers of `GET S` and of the list of dead letters between `sent` and `answered`, while no client was
+    active.
+    """
 
     sent: float
     answered: float
@@ -208,7 +216,7 @@ class Seen(NamedTuple):
 
 
 class Audit:
-    """The record of one run. Written by one event loop; times are taken when its methods are called."""
+    """The record of one run. One event loop writes it; each method takes the time when it is called."""
 
     def __init__(self) -> None:
         self.began = now()
@@ -216,36 +224,36 @@ class Audit:
         self.pops: set[Pop] = set()
         self.marks: list[Mark] = []
         self.complaints: list[tuple[str, str]] = []
-        """(message id or "", what nobody may see, whatever was asked)."""
+        """Violations of no particular promise, as (message id or "", description)."""
         self.max_deliveries: int | None = None
-        """The group's policy, should it have one."""
+        """The group's delivery limit, if its policy has one."""
         self.dead_letters: Sequence[DeadLetter] | None = None
-        """All that the group had when it was drained; None where nobody has looked."""
+        """All dead letters of the group when it was drained; None if they were not read."""
         self.redriven: Mapping[str, History] = {}
-        """What came to the topic that dead letters were moved to, by message id."""
+        """Messages that arrived in the topic to which dead letters were redriven, by message id."""
         self.away: list[tuple[float, float]] = []
-        """From when to when proxies and their store may have been cut off from each other."""
+        """Periods in which proxies and their store may have been disconnected from each other."""
         self.dropping: list[tuple[float, float]] = []
-        """The time in which the broker dropped messages by itself, against popgate's promises."""
+        """The period in which the broker itself dropped messages, against popgate's promises."""
         self.seen: list[Seen] = []
         self.are_hand_outs_hidden = False
-        """Whether a proxy may have leased a message to another one, after a fault, without any client's knowing."""
+        """Whether, after a fault, one proxy may have leased a message to another without any client's knowledge."""
         self.healed_at = self.drained_at = float("inf")
         self.drain_seconds_max = float("inf")
-        """How long after `healed_at` the group is drained at the latest."""
+        """Maximum seconds from `healed_at` until the group is drained."""
         self.published_count = 0
         self.lease_count = 0
         self._publish_count = 0
         self._open: set[str] = set()
         self._expiring: list[tuple[float, str]] = []
-        """A heap: when which open message may expire."""
+        """A heap of the times at which open messages may expire."""
         self._receipts: dict[str, tuple[Lease, str | None]] = {}
         self._attempts: dict[str, float] = {}
 
     # ------------------------------------------------------------ publishing
 
     def publishing(self, messages: Sequence[tuple[str, int]], traits: Sequence[Traits] | None = None) -> list[Publish]:
-        """Messages (id, bytes of the body) are about to be sent."""
+        """Record messages (id, bytes of the body) before they are sent."""
         sent, number = now(), self._publish_count
         self._publish_count += len(messages)
         publishes = [
@@ -259,7 +267,7 @@ class Audit:
         return publishes
 
     def published(self, publishes: Sequence[Publish], statuses: Sequence[str]) -> None:
-        """Their last answers have arrived now."""
+        """Record that their last answers have just arrived."""
         self.publish_answered(publishes, statuses)
         answered = now()
         for publish, status in zip(publishes, statuses, strict=True):
@@ -272,19 +280,19 @@ class Audit:
                         heapq.heappush(self._expiring, (publish.is_kept_until, publish.message_id))
 
     def publish_answered(self, publishes: Sequence[Publish], statuses: Sequence[str]) -> None:
-        """An answer has arrived that may not be the last one, because they are sent again."""
+        """Record an answer that may not be the last, because the messages are sent again."""
         for publish, status in zip(publishes, statuses, strict=True):
             publish.published_answers += status == "published"
 
     def not_published(self, publishes: Sequence[Publish]) -> None:
-        """They were not even sent: nobody may get them."""
+        """Record that they were never sent, so no client may get them."""
         for publish in publishes:
             del self.histories[publish.message_id]
 
     # ------------------------------------------------------------ popping
 
     def popping(self, client: str, seconds: float, *, attempt_id: str | None = None) -> Pop:
-        """A pop for leases of `seconds` is about to be sent; one attempt always asks for the same."""
+        """Record a pop for leases of `seconds` before it is sent; all requests of one attempt ask for the same."""
         sent = since = now()
         if attempt_id is not None:
             since = self._attempts.setdefault(attempt_id, sent)
@@ -293,7 +301,7 @@ class Audit:
         return pop
 
     def popped(self, pop: Pop, messages: Iterable[Delivered]) -> list[Lease]:
-        """The pop's answer has arrived now; the leases it gave."""
+        """Record the pop's answer, which has just arrived, and return its leases."""
         pop.answered = now()
         leases: list[Lease] = []
         for message_id, receipt_handle, delivery_count, body_bytes in messages:
@@ -319,33 +327,33 @@ class Audit:
         return leases
 
     def not_popped(self, pop: Pop) -> None:
-        """It was not even sent."""
+        """Record that it was never sent."""
         self.pops.remove(pop)
 
     # ------------------------------------------------------------ settling
 
     def settled(self, lease: Lease, settlement: Settlement, status: str) -> None:
-        """A settlement's answer has arrived now."""
+        """Record a settlement's answer, which has just arrived."""
         settlement.finish(status)
         if status in SETTLED:
             self._open.discard(lease.message_id)
 
     def not_settled(self, leases: Iterable[Lease], settlements: Iterable[Settlement]) -> None:
-        """They were not even sent: nothing has changed."""
+        """Record that they were never sent, so nothing has changed."""
         for lease, settlement in zip(leases, settlements, strict=True):
             lease.settlements.remove(settlement)
 
     # ------------------------------------------------------------ anything else
 
     def mark(self, what: str) -> float:
-        """Something is being done to the servers now."""
+        """Record a disturbance of the servers that happens now."""
         mark = Mark(now(), what)
         self.marks.append(mark)
         return mark.at
 
     @contextmanager
     def is_away(self) -> Generator[None]:
-        """Inside of the block proxies and their store may be cut off from each other."""
+        """Record that proxies and their store may be disconnected from each other inside the block."""
         began = now()
         try:
             yield
@@ -353,11 +361,11 @@ class Audit:
             self.away.append((began, now()))
 
     def complain(self, what: str, message_id: str = "") -> None:
-        """Note something that no promise is needed to forbid."""
+        """Record an observation that is wrong whatever popgate promised."""
         self.complaints.append((message_id, what))
 
     def may_drop(self, since: float, until: float) -> None:
-        """Between these times the broker was told to drop messages that came to it, then or later."""
+        """Record that the broker was configured between these times to drop messages that reached it, then or later."""
         self.dropping.append((since, until))
         for message_id in [*self._open]:
             publish = self.histories[message_id].publish
@@ -365,9 +373,9 @@ class Audit:
                 self._open.discard(message_id)
 
     def may_be_dropped(self, publish: Publish) -> bool:
-        """Whether it may have come to its queue while the broker dropped messages.
+        """Tell whether it may have reached its queue while the broker dropped messages.
 
-        What was delayed may have been stuck on its way, what has no answer may have come later.
+        A delayed message may have been held up on its way; a message without an answer may have arrived later.
         """
         arrives = publish.sent + publish.traits.delay_seconds
         comes_late = publish.traits.delay_seconds or not publish.status
@@ -375,23 +383,23 @@ class Audit:
         return any(since <= arrived and arrives <= until for since, until in self.dropping)
 
     def heal(self, drain_seconds_max: float) -> None:
-        """All parts are back now: everything has to be drained within that time."""
+        """Record that all parts work again; the group must be drained within the time limit from here."""
         self.healed_at = self.mark("all is back")
         self.drain_seconds_max = drain_seconds_max
 
     def drained(self) -> None:
-        """popgate says now that nothing is left."""
+        """Record that popgate now reports nothing left."""
         self.drained_at = now()
 
     @property
     def open_count(self) -> int:
-        """How many promised messages are not settled for sure, and can't have expired."""
+        """Return how many promised messages are not certainly settled and can't have expired."""
         while self._expiring and self._expiring[0][0] <= now():
             self._open.discard(heapq.heappop(self._expiring)[1])
         return len(self._open)
 
     def outstanding(self) -> list[str]:
-        """Promised messages that must come again: neither settled nor perhaps settled nor perhaps expired."""
+        """Return the promised messages that must be delivered again: neither possibly settled nor possibly expired."""
         if not self.open_count:
             return []
         return [
@@ -401,7 +409,7 @@ class Audit:
         ]
 
     def figures(self) -> dict[str, int]:
-        """What a report says about the run."""
+        """Return the figures for a report on the run."""
         leases = [lease for history in self.histories.values() for lease in history.leases]
         statuses = [settlement.status for lease in leases for settlement in lease.settlements]
         publishes = [history.publish for history in self.histories.values() if history.publish is not None]

@@ -1,7 +1,8 @@
-"""Why messages were handed out more than once: each such hand-out is attributed to a cause that popgate admits.
+"""Why messages were handed out more than once: each repeated hand-out is attributed to a cause that popgate admits.
 
-Pure. The causes are those of the guarantees: a lease that ended, because it ran out or was released, and a request
-without an answer. A lease whose ack has no answer has either been acked, or lasts: that alone is no cause.
+Pure. The causes are those of the guarantees: a lease that ended because it ran out or was released, and a request
+without an answer. After an ack without an answer, the lease either is acked or still lasts, so such an ack alone is no
+cause.
 """
 
 from collections import Counter
@@ -20,16 +21,16 @@ class Cause(StrEnum):
 
 
 def causes(audit: Audit) -> Counter[Cause]:
-    """How often a message came again, by why."""
+    """Count the repeated hand-outs by cause."""
     return Counter(
         cause for history in audit.histories.values() for _, _, cause in _repeats(history) if cause is not None
     )
 
 
 def uncaused(history: History) -> Iterator[tuple[Lease, Lease]]:
-    """Hand-outs that nothing explains but a settlement without an answer, each with the one before.
+    """Return hand-outs that only a settlement without an answer could explain, each with the one before.
 
-    Where the one before certainly lived, the rule about live leases says so.
+    If the one before was certainly live, the rule about live leases reports it.
     """
     for before, lease, cause in _repeats(history):
         if cause is None and before is not None and any(map(_is_unsure_end, before.settlements)):
@@ -41,7 +42,8 @@ def _repeats(history: History) -> Iterator[tuple[Lease | None, Lease, Cause | No
     for lease in history.leases:
         if lease.delivery_count > 1:
             before = by_count.get(lease.delivery_count - 1)
-            # Where nobody was told of the hand-out before, the delivery count's rule asks who may have got it.
+            # If no client received the previous hand-out, the rule on delivery counts decides which pop may have got
+            # it.
             yield before, lease, Cause.UNANSWERED if before is None else _cause(before, lease)
 
 

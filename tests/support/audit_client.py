@@ -1,7 +1,6 @@
-"""Requests to proxies, over raw HTTP as a rule, that write everything down in an `Audit`: each one attempt, whatever
-happens.
+"""Requests to proxies, usually over raw HTTP, that are all recorded in an `Audit`, each as a single attempt.
 
-Knows what a lost answer leaves open. How much is asked, and when, is `audit_load`'s and the tests' business.
+The client knows what a lost answer leaves open. `audit_load` and the tests decide how much is requested, and when.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from support.audit import PLAIN, Audit, DeadLetter, Delivered, Lease, Publish, S
 POLL_SECONDS = 0.02
 RETRY_SECONDS = 0.03
 REQUEST_TIMEOUT_SECONDS = 60.0
-"""Longer than any pause of a proxy: a client that gives up is another test."""
+"""Seconds that a client waits; longer than any pause of a proxy, because other tests cover clients that give up."""
 FILLER = "0123456789abcdef" * 64
 LETTERS_PER_PAGE = 256
 NOT_SENT: dict[str, Any] = {}
@@ -37,12 +36,12 @@ async def until(condition: Callable[[], bool], *, timeout_seconds: float, what: 
 
 
 class AuditedClient(ABC):
-    """Requests that are written down, each of them one attempt; how they are sent, a subclass knows."""
+    """Requests that are recorded, each as a single attempt. A subclass decides how they are sent."""
 
     def __init__(self, audit: Audit, *, topic: str = "audit", group: str = "default") -> None:
         self.audit = audit
         self.refusals: dict[str, int] = {}
-        """How often each `code` of a 503 was answered."""
+        """Number of 503 answers by `code`."""
         self.topic = topic
         self._topic_path = f"/v1/topics/{topic}"
         self._group_path = f"{self._topic_path}/groups/{group}"
@@ -52,8 +51,9 @@ class AuditedClient(ABC):
     async def publish(
         self, messages: Sequence[tuple[str, str]], traits: Sequence[Traits] | None = None, *, again: bool = False
     ) -> list[Publish]:
-        """Publish (message id, body). What has no answer may be stored; if all have dedup_ids it is sent until each
-        is, and with ``again`` once more."""
+        """Publish (message id, body). A message without an answer may be stored. If all have dedup_ids, they are
+        sent until each is published, and with ``again`` once more.
+        """
         traits = traits or [PLAIN] * len(messages)
         publishes = self.audit.publishing([(message_id, len(body)) for message_id, body in messages], traits)
         entries = [_entry(*message, one) for message, one in zip(messages, traits, strict=True)]
@@ -83,7 +83,7 @@ class AuditedClient(ABC):
         attempt_id: str | None = None,
         color: str | None = None,
     ) -> list[Lease] | None:
-        """The leases of one pop; None where there was no answer."""
+        """Return the leases of one pop; None if there was no answer."""
         request: dict[str, object] = {
             "max_messages": max_messages,
             "wait_seconds": wait_seconds,
@@ -102,7 +102,9 @@ class AuditedClient(ABC):
         return self.audit.popped(pop, [_delivered(message) for message in answer["messages"]])
 
     async def settle(self, verb: Verb, leases: Sequence[Lease], seconds: float = 0.0) -> list[str] | None:
-        """The statuses of one settlement request; None where there was no answer. `seconds`: extension or delay."""
+        """Return the statuses of one settlement request; None if there was no answer. `seconds` is the extension or
+        the delay.
+        """
         settlements = [lease.begin(verb, seconds) for lease in leases]
         handles = [lease.receipt_handle for lease in leases]
         body: dict[str, object]
@@ -118,18 +120,20 @@ class AuditedClient(ABC):
             return None
         statuses: list[str] = [result["status"] for result in answer["results"]]
         for lease, settlement, status in zip(leases, settlements, statuses, strict=True):
-            # "unavailable" leaves open whether a rejection was begun.
+            # "unavailable" leaves open whether a rejection has begun.
             self.audit.settled(lease, settlement, "" if status == "unavailable" else status)
         return statuses
 
     async def settle_surely(self, verb: Verb, leases: Sequence[Lease], seconds: float = 0.0) -> list[str]:
-        """Ask until there is an answer, over any absence of the proxy."""
+        """Repeat the request until there is an answer, even while the proxy is down."""
         while (statuses := await self.settle(verb, leases, seconds)) is None:
             pass
         return statuses
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """All that the group has, in the order in which they died; asked until it is answered."""
+        """Return all dead letters of the group in the order in which they died; repeat the request until it is
+        answered.
+        """
         path = f"{self._admin_path}/groups/{self._group}/dead-letters?max_messages={LETTERS_PER_PAGE}&body_bytes_max=0"
         letters: list[DeadLetter] = []
         after = ""
@@ -143,14 +147,16 @@ class AuditedClient(ABC):
             after = f"&after={quote(page['next'], safe='')}"
 
     async def redrive(self, target_topic: str, *, wait_seconds: float, rate: float | None = None) -> str:
-        """Ask once for a redrive of all dead letters; its state, "conflict" while another one runs, "" if unknown."""
+        """Request one redrive of all dead letters; return its state, "conflict" while another one runs, "" if
+        unknown.
+        """
         asked = {"target_topic": target_topic, "wait_seconds": wait_seconds, "rate_per_second": rate}
         body = {name: value for name, value in asked.items() if value is not None}
         answer = await self.post(f"{self._admin_path}/groups/{self._group}/dead-letters/redrive", body)
         return answer["state"] if answer else ""
 
     async def note_dead_letters(self, *, looks_max: int, look_seconds: float) -> None:
-        """Read them for the audit, once no more come."""
+        """Read the dead letters for the audit, once no more arrive."""
         last, seen = -1, await self.look()
         for _ in range(looks_max):
             if seen.dead == len(seen.letters) == last:
@@ -162,14 +168,14 @@ class AuditedClient(ABC):
         self.audit.seen.append(seen)
 
     async def look(self) -> Seen:
-        """What there is now, by `GET S` and the list of dead letters."""
+        """Return the current answers of `GET S` and of the list of dead letters."""
         sent = now()
         state = await self.state()
         letters = await self.dead_letters()
         return Seen(sent, now(), state["ready"], state["in_flight"], state["delayed"], state["dead"], letters)
 
     async def state(self) -> dict[str, Any]:
-        """`GET S`, asked until it is answered."""
+        """Return the answer of `GET S`; repeat the request until it is answered."""
         while not (state := await self.request("GET", self._group_path)):
             pass
         return state
@@ -179,9 +185,10 @@ class AuditedClient(ABC):
 
     @abstractmethod
     async def request(self, method: str, path: str, body: object = None) -> dict[str, Any] | None:
-        """The answer's content; after a short rest, None where there is none or popgate says to come later.
+        """Return the answer's content, or None after a short pause if there is no answer or popgate asks to retry
+        later.
 
-        NOT_SENT where there was nobody to send it to, so that it certainly had no effect.
+        Returns NOT_SENT if the request could not be sent, so that it certainly had no effect.
         """
 
 
@@ -191,7 +198,7 @@ class Client(AuditedClient):
     def __init__(self, url: str, audit: Audit, *, topic: str = "audit", group: str = "default") -> None:
         super().__init__(audit, topic=topic, group=group)
         self.on_success: Callable[[str], None] | None = None
-        """Called with the path of each request that was answered with 200, before anything else is done."""
+        """Called with the path of each request that was answered with 200, before anything else happens."""
         self.http = http_client(url, timeout_seconds=REQUEST_TIMEOUT_SECONDS)
 
     async def __aenter__(self) -> Self:
@@ -203,7 +210,7 @@ class Client(AuditedClient):
         await self.http.aclose()
 
     async def create(self, *, queues: int = 3, **policy: object) -> None:
-        """Make the topic and the group, with a policy that never dead-letters by count where it says nothing else."""
+        """Create the topic and the group; unless told otherwise, the policy never dead-letters by delivery count."""
         for path, body in (
             (self._admin_path, {"queues": queues}),
             (f"{self._admin_path}/groups/{self._group}", {"max_deliveries": None, **policy}),
@@ -212,7 +219,7 @@ class Client(AuditedClient):
             assert answer.is_success, answer.text
 
     async def declare_again(self) -> None:
-        """Create the group once more, which declares queues that are gone."""
+        """Create the group again, which declares queues that are missing."""
         answer = await self.http.put(f"{self._admin_path}/groups/{self._group}", json={})
         assert answer.is_success, answer.text
 
@@ -244,14 +251,14 @@ class Client(AuditedClient):
         return content
 
     def _http(self) -> httpx.AsyncClient:
-        """Where the next request goes."""
+        """Return the connection for the next request."""
         return self.http
 
 
 class RoamingClient(Client):
-    """Requests to several proxies, each to one of them by chance: who asks again mostly asks another one.
+    """Requests to several proxies; each goes to a random one, so a retry usually reaches a different proxy.
 
-    Whoever has no answer after `timeout_seconds` gives up. A proxy that hangs may carry the request out later still.
+    A request gives up after `timeout_seconds` without an answer. A hanging proxy may still carry it out later.
     """
 
     def __init__(
@@ -283,7 +290,7 @@ def http_client(url: str, *, timeout_seconds: float) -> httpx.AsyncClient:
         base_url=url,
         timeout=timeout_seconds,
         trust_env=False,
-        verify=False,  # plain http: to read the machine's certificates takes longer than most requests
+        verify=False,  # plain http: reading the machine's certificates takes longer than most requests
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
     )
 
@@ -301,7 +308,7 @@ def _entry(message_id: str, body: str, traits: Traits) -> dict[str, object]:
 
 
 def message_body(message_id: str, body_bytes: int) -> str:
-    """A body that names its message all through, so that a wrong or cut one is recognized."""
+    """Return a body that repeats its message's id throughout, so that a wrong or truncated body is recognized."""
     return f"{message_id} {FILLER * (body_bytes // len(FILLER) + 1)}"[: max(body_bytes, len(message_id) + 1)]
 
 

@@ -1,8 +1,8 @@
-"""The judge of dead letters: whatever died is there, once, for the reason that it says, and nothing else is. Those that
-were redriven to another topic are there instead, once; popgate hands out one of two copies with one id.
+"""The judge of dead letters: every dead message is there once, with the true reason, and no other message is there. A
+redriven message is in the target topic instead, once; popgate hands out only one of two copies with the same id.
 
-Pure. The window in which a move may be made twice: a fault up to `LATE_SECONDS` before it. Its confirm was lost then,
-and it was published again as the same copy, so that the letter stands there twice under one id.
+Pure. A move may be made twice if a fault happened up to `LATE_SECONDS` before it: its confirm was lost, and the same
+copy was published again, so that the letter is there twice under one id.
 """
 
 from collections import Counter
@@ -13,7 +13,9 @@ from support.audit_taken import LATE_SECONDS
 
 
 def misplaced(audit: Audit) -> Iterator[tuple[str, str, list[Lease]]]:
-    """What is wrong with the letters of a drained group: message id, what, and the leases that show it."""
+    """Return what is wrong with the dead letters of a drained group: message id, description, and the leases that
+    show it.
+    """
     if audit.dead_letters is None:
         return
     letters: dict[str, dict[str, DeadLetter]] = {}
@@ -28,7 +30,9 @@ def misplaced(audit: Audit) -> Iterator[tuple[str, str, list[Lease]]]:
 
 
 def moved_twice(audit: Audit) -> Iterator[tuple[str, str, list[Lease]]]:
-    """Messages that became more than one dead letter, or one letter twice outside of the window."""
+    """Return messages that became several dead letters, and letters that were duplicated although no fault explains
+    it.
+    """
     letters = audit.dead_letters or ()
     ids: dict[str, set[str]] = {}
     for letter in letters:
@@ -49,7 +53,7 @@ def moved_twice(audit: Audit) -> Iterator[tuple[str, str, list[Lease]]]:
 
 
 def _may_be_moved_again(audit: Audit, history: History) -> bool:
-    """Whether there was a fault before the move, or in it: it began with the last lease at the earliest."""
+    """Tell whether a fault happened before or during the move; the move began at the last lease at the earliest."""
     began = max((lease.sent for lease in history.leases), default=audit.began)
     return any(mark.at >= began - LATE_SECONDS for mark in audit.marks)
 

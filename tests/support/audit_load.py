@@ -1,7 +1,7 @@
-"""Publishers and consumers over raw HTTP that write everything down in an `Audit`, and go on whatever happens.
+"""Publishers and consumers over raw HTTP that record everything in an `Audit`, and continue through any fault.
 
-Owns the load: how much is published, who pops what and what becomes of each lease. What is done to the servers
-meanwhile is the test's business. Every choice comes from the seed; what the machine makes of the timing does not.
+This module owns the load: how much is published, which client pops what, and how each lease ends. The test disturbs the
+servers. Every choice comes from the seed; the timing depends on the machine.
 """
 
 import asyncio
@@ -19,23 +19,23 @@ from support.audit_told import tell
 
 EMPTY_SECONDS = 5.0
 KEYS = 6
-"""Ordering keys of one publisher."""
+"""Number of ordering keys of one publisher."""
 COLORS = ("red", "green", "blue")
 TTLS = (2, 5, 3_600)
-"""Seconds: some messages expire in their queue, some while they are leased, some never in a test."""
+"""Times to live in seconds: some messages expire in their queue, some while they are leased, some never in a test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """How the load behaves. Shares are of all pops and leave the rest to plain acks.
+    """How the load behaves. Shares are of all pops; the remaining pops are acked.
 
-    `open_max`: publishers rest while that many messages are not settled, and up to `rest_seconds_max` after each
-    publish. `held_max`: leases kept for the test. A lease that is to be settled asks for `lease_seconds`, or for
-    anything from `lease_seconds_min` on, a held one for `held_seconds`, one that is to run out for the least. Pops wait
-    for `wait_seconds`, or for anything up to `wait_seconds_max`.
-    The messages of a mixed pop are acked, released or, `reject_share` of them, rejected. Of all publishes
-    `keyed_share` have ordering keys, `delayed_share` delays, `once_share` dedup_ids, `ttl_share` a time to live;
-    `again_share` of those with dedup_ids are published once more. `filtered_share` of the pops want only some messages.
+    `open_max`: publishers pause while that many messages are unsettled, and for up to `rest_seconds_max` after each
+    publish. `held_max`: leases kept for the test. A lease that is to be settled asks for `lease_seconds`, or for a
+    random time from `lease_seconds_min` on; a held one for `held_seconds`; one that is to run out for the minimum. Pops
+    wait for `wait_seconds`, or for a random time up to `wait_seconds_max`. The messages of a mixed pop are acked,
+    released or, `reject_share` of them, rejected. Of all publishes `keyed_share` have ordering keys, `delayed_share`
+    delays, `once_share` dedup_ids, `ttl_share` a time to live; `again_share` of those with dedup_ids are published once
+    more. `filtered_share` of the pops have a filter.
     """
 
     publishers: int = 3
@@ -66,15 +66,15 @@ class Habits:
 
     @classmethod
     def with_everything(cls, **habits: Any) -> Self:
-        """Every feature that a message may have."""
+        """Return habits that use every feature a message may have."""
         defaults: dict[str, Any] = {"keyed_share": 0.4, "delayed_share": 0.2, "once_share": 0.3, "again_share": 0.2}
         return cls(**defaults, filtered_share=0.2, ttl_share=0.2, **habits)
 
 
 class Load:
-    """Publishers and consumers at work, from `async with` to its end. An unexpected error of theirs ends the test.
+    """Publishers and consumers that run inside `async with`. An unexpected error in one of them ends the test.
 
-    `name` is unlike that of any other load under the same audit.
+    `name` must be unique among the loads of one audit.
     """
 
     def __init__(self, client: AuditedClient, seed: str, habits: Habits | None = None, *, name: str = "") -> None:
@@ -83,7 +83,7 @@ class Load:
         self.audit = client.audit
         self.habits = habits or Habits()
         self.held: list[Lease] = []
-        """Leases that are left alone until the test takes them."""
+        """Leases that the load leaves alone until the test takes them."""
         self._seed = seed
         self._attempts = count(1)
         self._publishing = True
@@ -112,13 +112,13 @@ class Load:
         await self._stack.__aexit__(kind, error, trace)
 
     def take_held(self) -> list[Lease]:
-        """The held leases, which are the caller's from now on; others are held in their place."""
+        """Return the held leases, which the caller owns from now on; others will be held in their place."""
         held, self.held = self.held, []
         return held
 
     @asynccontextmanager
     async def at_rest(self, *, timeout_seconds: float) -> AsyncGenerator[None]:
-        """Meanwhile no client asks for anything. Raises: TimeoutError where one does not come to its end."""
+        """Keep all clients idle inside the block. Raises: TimeoutError if a client does not finish its request."""
         self._is_resting = True
         try:
             await until(lambda: not self._at_work, timeout_seconds=timeout_seconds, what="the load to rest")
@@ -130,7 +130,7 @@ class Load:
         self._publishing = False
 
     async def grow(self, more: int, *, timeout_seconds: float = 60.0) -> None:
-        """Return when that many more messages are published and as many leases were given."""
+        """Return when that many more messages were published and as many leases were granted."""
         audit = self.audit
         published, leased = audit.published_count + more, audit.lease_count + more
 
@@ -146,16 +146,17 @@ class Load:
         missing_seconds: float = EMPTY_SECONDS,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        """Publish no more, ack whatever comes, and return when popgate says that nothing is left.
+        """Stop publishing, ack everything that comes, and return when popgate says that nothing is left.
 
-        Where something is missing, it has to say so for `missing_seconds`: then that is lost, as the judge will find.
+        If a message is missing, popgate must say for `missing_seconds` that nothing is left; then the message is lost,
+        and the judge will report it.
         """
         self._publishing = False
         self._draining = True
         if held := self.take_held():
             await self.client.settle_surely(Verb.ACK, held)
         deadline = now() + timeout_seconds
-        if self._publishers:  # what has no answer yet may still be published
+        if self._publishers:  # an unanswered publish may still arrive
             await asyncio.wait(self._publishers, timeout=timeout_seconds)
         empty_since = float("inf")
         while True:
@@ -265,7 +266,9 @@ class Load:
         return chance.choice((0.0, self.habits.wait_seconds, round(chance.uniform(0.0, most), 1)))
 
     async def _attempt(self, name: str, most: int, seconds: float, wait_seconds: float) -> list[Lease]:
-        """Pop under an attempt id until there is an answer, and once more, as a client would that lost the first."""
+        """Pop under an attempt id until there is an answer, and once more, as a client does that lost the first
+        answer.
+        """
         attempt_id = f"{name} {next(self._attempts)}"
         given: list[Lease] = []
         answers = 0
@@ -293,7 +296,7 @@ class Load:
         return chance.choices([*shares, "ack"], [*shares.values(), 1.0 - sum(shares.values())])[0]
 
     async def _settle_apart(self, leases: Sequence[Lease], chance: random.Random) -> None:
-        """Each message its own fate."""
+        """Settle each message in a different way."""
         fates: dict[tuple[Verb, float], list[Lease]] = {}
         for lease in leases:
             roll = chance.random()

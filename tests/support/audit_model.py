@@ -1,11 +1,12 @@
-"""The judge of `GET S`: its counts are those that follow from what clients were told. Pure.
+"""The judge of `GET S`: its counts must follow from the answers that clients received. Pure.
 
-The model is a range for each count, because of what was left open: a publish, an ack or a rejection without an answer
-may have taken effect or not, and a pop without an answer may have leased anything for its seconds. A count is asked
-while no client is at work, and again until it fits (`audit_rest`), so what popgate still has to notice is no error.
+The model is a range for each count, because some outcomes are open: a publish, an ack or a rejection without an answer
+may have taken effect or not, and a pop without an answer may have leased any message for its seconds. Counts are read
+while no client is active, and read again until they fit (`audit_rest`), so a change that popgate has yet to notice is
+no error.
 
 A message whose ttl is over may be counted until a proxy meets it. One with a dedup_id whose publish was answered late
-may stand at the broker twice, which only the broker sees.
+may be stored twice at the broker; only the broker sees both copies.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from support.audit import DONE, SETTLED, Audit, History, Lease, Pop, Seen, Verb
 from support.audit_spans import live_spans
 
 SLACK_SECONDS = 2.0
-"""How late the end of a lease may show in the counts."""
+"""Maximum seconds after which the end of a lease must show in the counts."""
 
 
 class Range(NamedTuple):
@@ -29,13 +30,13 @@ class Range(NamedTuple):
 
 
 def wrong_counts(audit: Audit) -> Iterator[str]:
-    """What is wrong with the counts that were noted."""
+    """Return what is wrong with the recorded counts."""
     for seen in audit.seen:
         yield from unlike_model(audit, seen)
 
 
 def unlike_model(audit: Audit, seen: Seen) -> Iterator[str]:
-    """What is wrong with the counts of one answer. The dead letters are those that were listed with it."""
+    """Return what is wrong with the counts of one answer. The dead letters are those listed together with it."""
     dead = {letter.message_id for letter in seen.letters} | audit.redriven.keys()
     waiting = in_flight = Range(0, 0)
     for history in map(partial(_until, seen.answered), audit.histories.values()):
@@ -57,7 +58,7 @@ def unlike_model(audit: Audit, seen: Seen) -> Iterator[str]:
 
 
 def _until(at: float, history: History) -> History:
-    """What had been asked before."""
+    """Return the requests sent before that time."""
     leases = [
         replace(lease, settlements=[one for one in lease.settlements if one.sent < at])
         for lease in history.leases
@@ -71,7 +72,7 @@ def _sum(one: Range, other: Range) -> Range:
 
 
 def _waiting(history: History, seen: Seen, *, ended: bool) -> Range:
-    """The message, where it is neither settled nor dead nor expired; and its second copy, which may outlive it."""
+    """Count the message if it is neither settled nor dead nor expired, and its second copy, which may outlive it."""
     publish = history.publish
     if publish is None or publish.sent >= seen.answered:
         return Range(0, 0)
@@ -90,7 +91,9 @@ def _in_flight(history: History, seen: Seen) -> Range:
 
 
 def _may_last(audit: Audit, pop: Pop, seen: Seen) -> bool:
-    """Whether a lease of a pop without an answer may be live: it was carried out when all was back, if so late."""
+    """Tell whether a lease of a pop without an answer may be live; a late pop is carried out by the time all parts
+    work again.
+    """
     began = seen.sent if audit.healed_at > seen.sent else max(pop.sent, audit.healed_at)
     return began + pop.seconds + SLACK_SECONDS > seen.sent
 

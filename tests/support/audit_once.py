@@ -1,9 +1,9 @@
 """The judge of repeats: a repeated pop gets the same receipt handles, and a repeated publish makes one message. Pure.
 
-A request without an answer may have been carried out or not, so only answers are compared. A repeat of a pop has to be
-given what lives: leases that have not ended `CLOCK_ERROR_SECONDS` before the answer, and of which no settlement was
-sent by then. Two copies of a published message show in two hand-outs of the same number. A repeat is answered
-`published` again, with the same copy, where a fault kept the store from hearing of the first answer.
+A request without an answer may have been carried out or not, so only answers are compared. A repeated pop must return
+the live leases: those that have not ended `CLOCK_ERROR_SECONDS` before the answer and for which no settlement was sent
+by then. Two copies of a published message show as two hand-outs with the same delivery count. A repeated publish is
+answered `published` again, for the same copy, if a fault kept the first answer from the store.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from support.audit_spans import CLOCK_ERROR_SECONDS
 
 
 def unlike_repeats(audit: Audit) -> Iterator[tuple[str, str, Sequence[Lease]]]:
-    """Message, what, and the leases that show it, where an attempt was given other leases than before."""
+    """Return message, description and leases for each attempt whose repeat was given other leases than before."""
     attempts: dict[str, list[Pop]] = {}
     for pop in audit.pops:
         if pop.attempt_id is not None and pop.answered < float("inf"):
@@ -43,7 +43,7 @@ def _lives(lease: Lease, at: float) -> bool:
 
 
 def published_twice(audit: Audit, history: History) -> Iterator[tuple[str, Sequence[Lease]]]:
-    """What shows that there are two messages of one dedup_id."""
+    """Return the evidence of two messages with one dedup_id."""
     publish = history.publish
     if publish is None or publish.traits.dedup_id is None:
         return

@@ -1,8 +1,8 @@
-"""The judge of order: nobody gets a message of a key while an earlier one is in its way, the same answer aside.
+"""The judge of order: a message with a key is handed out only after all earlier ones, unless in the same answer.
 
-Pure. A message is out of the way from the moment when a settlement of it was sent that may have taken effect, from its
-ttl on, or, where it is a dead letter because it was handed out too often, from the end of its last lease on. Where
-nobody has looked at the dead letters, each is one that may have been handed out so often.
+Pure. A message no longer blocks its key once a settlement of it was sent that may have taken effect, once its ttl is
+over, or, if it is dead-lettered by its delivery count, once its last lease has ended. If the dead letters were not
+read, each message counts as one that may have reached the delivery limit.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from support.audit import LOST, Audit, History, Lease, Verb
 
 
 def out_of_order(audit: Audit) -> Iterator[tuple[History, Lease]]:
-    """Each lease of a later message with the earlier one that stood in its way."""
+    """Return each lease of a later message with the earlier one that blocked it."""
     worn_out = _worn_out(audit)
     for line in _lines(audit):
         free_at = [_free_at(audit, history, is_worn_out=history.message_id in worn_out) for history in line]
@@ -20,7 +20,7 @@ def out_of_order(audit: Audit) -> Iterator[tuple[History, Lease]]:
         for place, later in enumerate(line):
             for lease in later.leases:
                 before = place - 1
-                # All up to a place are free when the latest of them is: so long lines are not walked to their begin.
+                # A prefix is free when its latest message is: this avoids walking long keys from the beginning.
                 while before >= 0 and latest[before] >= lease.answered:
                     if free_at[before] >= lease.answered and not _is_with(line[before], lease):
                         yield line[before], lease
@@ -28,7 +28,7 @@ def out_of_order(audit: Audit) -> Iterator[tuple[History, Lease]]:
 
 
 def _worn_out(audit: Audit) -> set[str]:
-    """The ids of the messages that are, or may be, dead letters because they were handed out too often."""
+    """Return the ids of messages that are, or may be, dead letters because they reached the delivery limit."""
     if audit.dead_letters is not None:
         worn_out = {letter.message_id for letter in audit.dead_letters if letter.cause == "max_deliveries"}
         return worn_out | audit.redriven.keys()
@@ -53,7 +53,7 @@ def _lines(audit: Audit) -> Iterator[list[History]]:
 
 
 def _free_at(audit: Audit, history: History, *, is_worn_out: bool) -> float:
-    """When it may be out of the way, at the earliest."""
+    """Return the earliest time at which it may no longer block its key."""
     times = [float("inf")]
     if history.publish is not None:
         times.append(history.publish.is_kept_until)
@@ -69,11 +69,11 @@ def _free_at(audit: Audit, history: History, *, is_worn_out: bool) -> float:
 
 
 def _earliest_end(lease: Lease) -> float:
-    """When it may have ended, at the earliest."""
+    """Return the earliest time at which it may have ended."""
     released = [one.sent for one in lease.settlements if one.verb is Verb.RELEASE]
     return min([lease.ends_at, *released])
 
 
 def _is_with(earlier: History, lease: Lease) -> bool:
-    """Whether the same answer held them both."""
+    """Tell whether the same answer held both."""
     return any((one.client, one.answered) == (lease.client, lease.answered) for one in earlier.leases)

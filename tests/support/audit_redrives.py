@@ -1,7 +1,7 @@
-"""Dead letters that are moved to another topic while parts are disturbed, and taken there; all of it is written down.
+"""Dead letters that are redriven to another topic during faults, and consumed there; everything is recorded.
 
-A redriven message is new where it goes: it has an audit of its own, with every rule about leases. What it was before,
-the audit of its source knows, and asks what became of its dead letters (`audit_dead`).
+A redriven message is a new message in its target topic: a separate audit judges it there, with every rule about leases.
+The audit of its source knows its history and checks what became of its dead letters (`audit_dead`).
 """
 
 import asyncio
@@ -35,7 +35,7 @@ HABITS = Habits(
 
 
 class RedrivenAudit(Audit):
-    """Audits the topic that dead letters of ``source`` are moved to. No other publisher writes to it."""
+    """Audits the topic to which dead letters of ``source`` are redriven. No other publisher writes to it."""
 
     def __init__(self, source: Audit) -> None:
         super().__init__()
@@ -53,8 +53,9 @@ class RedrivenAudit(Audit):
 
 
 class Redrives:
-    """Redrives of the dead letters of ``client``'s group to ``target``'s topic, where consumers are at work, from
-    `async with` to `end`."""
+    """Redrives the dead letters of ``client``'s group to ``target``'s topic, where consumers run, from `async with`
+    to `end`.
+    """
 
     def __init__(self, client: AuditedClient, target: AuditedClient, seed: str) -> None:
         self._client = client
@@ -78,7 +79,8 @@ class Redrives:
         await self._stack.__aexit__(kind, error, trace)
 
     async def end(self, *, timeout_seconds: float, poll_seconds: float = POLL_SECONDS) -> None:
-        """When all parts are back: return when every redrive has ended, and what it has moved is taken.
+        """Return when every redrive has ended and every redriven message is consumed; call it once all parts work
+        again.
 
         Raises: TimeoutError.
         """
@@ -89,7 +91,7 @@ class Redrives:
         self._target.audit.drained()
 
     async def _redrive(self) -> None:
-        """Again and again; the last one, begun after all others have ended, moves what is left of theirs."""
+        """Redrive repeatedly; the last one, begun after all others have ended, moves what they left."""
         chance, topic = self._chance, self._target.topic
         while not self._ending.is_set():
             await asyncio.sleep(chance.uniform(*PAUSE_SECONDS))

@@ -1,4 +1,4 @@
-"""Counts while no client is at work, for the audit to compare with its model."""
+"""Counts that are read while no client is active, for the audit to compare with its model."""
 
 import asyncio
 
@@ -8,14 +8,16 @@ from support.audit_model import unlike_model
 
 REST_SECONDS_MAX = 60.0
 LATE_SECONDS = 1.5
-"""Half a second after the end of a lease of the least length."""
+"""Seconds from a pop to the late ack: half a second after the end of a lease of the minimum length."""
 HELD_MAX, HELD_SECONDS = 5, 60
-"""Leases that are live while the counts are asked."""
+"""Number and length in seconds of the leases that are live while the counts are read."""
 
 
 async def note_counts(load: Load, *, run_out_seconds: float, looks_max: int, look_seconds: float) -> None:
-    """Let the clients rest until their leases have run out. Then ack a few messages late, which no other client
-    can have got, lease a few more, and note the counts as soon as they fit, or the last ones. Raises: TimeoutError."""
+    """Keep the clients idle until their leases have run out. Then ack a few messages late, which no other client can
+    have got, lease a few more, and record the counts as soon as they fit, or else the last ones. Raises:
+    TimeoutError.
+    """
     client, audit = load.client, load.audit
     async with load.at_rest(timeout_seconds=REST_SECONDS_MAX):
         await asyncio.sleep(run_out_seconds)

@@ -1,8 +1,8 @@
 """The judge of an `Audit`: which promises were broken, each with the smallest history that shows it.
 
-Pure. Every rule holds whatever popgate did between a request and its answer, and whatever lay between the clocks of
-processes up to `CLOCK_ERROR_SECONDS`; so a violation is always one, and a test that passes has not proved more than
-what was answered in time.
+Pure. Every rule allows for anything popgate may have done between a request and its answer, and for clocks that differ
+by up to `CLOCK_ERROR_SECONDS`. So every reported violation is real, but a passing test proves only what was answered in
+time.
 """
 
 from bisect import bisect_right
@@ -35,7 +35,7 @@ HISTORIES_SHOWN_MAX = 10
 
 
 class Kind(StrEnum):
-    """The rules, by what breaks them; docs/chaos.md describes them."""
+    """The kinds of violation; docs/chaos.md describes the rules."""
 
     FATE = "not exactly one of acked, dead, expired and present"
     OVERLAP = "two live leases at once"
@@ -59,7 +59,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken promise. `history` is a line an event, in time order, times in seconds since the audit began."""
+    """A broken promise. `history` has one line an event, in time order, with times in seconds since the audit began."""
 
     kind: Kind
     message_id: str
@@ -71,7 +71,7 @@ class Violation:
 
 
 def judge(audit: Audit, *, drained: bool) -> list[Violation]:
-    """Every broken promise. `drained`: popgate says that nothing is left, so what was not settled is lost."""
+    """Return every broken promise. If `drained`, popgate reported nothing left, so any unsettled message is lost."""
 
     def violation(kind: Kind, message_id: str, what: str, leases: Sequence[Lease] = ()) -> Violation:
         told = history_lines(audit, audit.histories.get(message_id), leases)
@@ -114,7 +114,7 @@ def _findings(audit: Audit, *, drained: bool) -> "Iterator[_Finding]":
 
 
 def explain(violations: Sequence[Violation]) -> str:
-    """A text for an assertion: how many of each kind, and the first histories."""
+    """Return a text for an assertion: the number of each kind, and the first histories."""
     counts = {kind: sum(violation.kind is kind for violation in violations) for kind in Kind}
     summary = ", ".join(f"{count} x {kind}" for kind, count in counts.items() if count)
     shown = "\n".join(str(violation) for violation in violations[:HISTORIES_SHOWN_MAX])
@@ -124,12 +124,12 @@ def explain(violations: Sequence[Violation]) -> str:
 # ---------------------------------------------------------------- the rules
 
 _Finding = tuple[Kind, str, str, Sequence[Lease]]
-"""The message's id, what, and the leases that show it."""
+"""The message's id, a description, and the leases that show it."""
 _Broken = tuple[Kind, str, Sequence[Lease]]
 
 
 class _Unanswered:
-    """How many pops without an answer may have leased a message by some time."""
+    """Counts the pops without an answer that may have leased a message by a given time."""
 
     def __init__(self, audit: Audit) -> None:
         self._sent = sorted(pop.sent for pop in audit.pops if pop.answered == float("inf"))
@@ -154,7 +154,7 @@ def _broken(history: History, unanswered: _Unanswered) -> Iterator[_Broken]:
 def _wrong_fate(
     history: History, at: float, *, is_dead: bool, is_excused: bool
 ) -> Iterator[tuple[str, Sequence[Lease]]]:
-    """Of what popgate promised each message has one fate. It is not present: popgate says that nothing is.
+    """Return promised messages without exactly one fate; popgate reports that none are present.
 
     ``is_excused``: the broker may have dropped it.
     """
@@ -170,7 +170,7 @@ def _wrong_fate(
 
 
 def _expired(history: History) -> Iterator[_Broken]:
-    """Who asked for the first time after a message's ttl is not given it."""
+    """Return leases of messages that a pop, first sent after their ttl was over, should not have got."""
     publish = history.publish
     if publish is not None:
         for lease in history.leases:
@@ -189,7 +189,7 @@ def _early_at_first(history: History) -> Iterator[_Broken]:
 
 
 def _came_again(leases: Sequence[Lease]) -> Iterator[_Broken]:
-    """A settled lease was the message's last one: whoever popped after it was answered got what is gone."""
+    """Return messages that a pop leased although it was sent after their settlement was answered."""
     for first in leases:
         settlement = next((one for one in first.settlements if one.status in SETTLED), None)
         if settlement is None:
@@ -203,7 +203,7 @@ def _came_again(leases: Sequence[Lease]) -> Iterator[_Broken]:
 
 
 def _early(leases: Sequence[Lease]) -> Iterator[_Broken]:
-    """Whoever popped after a lease that was then released with a delay got it after the release, so after the delay.
+    """Return messages that were leased before the delay of their release was over.
 
     A repeated release changes nothing: its delay began with the first one that may have taken effect.
     """
@@ -232,7 +232,7 @@ def _wrong_counts(leases: Sequence[Lease], unanswered: _Unanswered) -> Iterator[
             yield Kind.COUNT, f"two hand-outs have the number {first.delivery_count}", [first, second]
             continue
         higher, lower = (first, second) if first.delivery_count > second.delivery_count else (second, first)
-        if lower.sent > higher.answered:  # the higher number was certainly given before
+        if lower.sent > higher.answered:  # the higher count was certainly granted earlier
             yield Kind.COUNT, f"fell from {higher.delivery_count} to {lower.delivery_count}", [higher, lower]
     for lease in leases:
         others = sum(other.sent <= lease.answered for other in leases if other is not lease)

@@ -1,7 +1,7 @@
-"""When a lease is certainly live, whatever popgate did between a request and its answer. Pure.
+"""The time spans in which a lease is certainly live, allowing for unknown times inside requests. Pure.
 
-From its pop's answer until `seconds` after its pop was sent, or until the first settlement of it was sent that may have
-taken effect. An extension that was answered starts a new such span. Clocks of processes differ by up to
+A span lasts from the pop's answer until `seconds` after the pop was sent, or until the first settlement was sent that
+may have taken effect. An extension that was answered starts a new span. Clocks of processes differ by up to
 `CLOCK_ERROR_SECONDS`.
 """
 
@@ -19,7 +19,7 @@ class Span(NamedTuple):
 
 
 def live_spans(lease: Lease, *, but: Verb | None = None) -> list[Span]:
-    """When the lease is certainly live. Settlements of the kind `but` are overlooked."""
+    """Return the spans in which the lease is certainly live. Settlements of the kind `but` are ignored."""
     spans: list[Span] = []
     start, end = lease.answered, lease.ends_at
     shortest = float("inf")
@@ -34,16 +34,17 @@ def live_spans(lease: Lease, *, but: Verb | None = None) -> list[Span]:
             spans.append(Span(start, min(end, earliest_end)))
             start, end = settlement.answered, earliest_end
         else:
-            shortest = min(shortest, settlement.seconds)  # it may take effect at any later time, after others
+            shortest = min(shortest, settlement.seconds)  # it may take effect at any later time, even after others
             end = min(end, earliest_end)
     spans.append(Span(start, end))
     return [Span(start, end - CLOCK_ERROR_SECONDS) for start, end in spans if start < end - CLOCK_ERROR_SECONDS]
 
 
 def must_succeed(lease: Lease, settlement: Settlement) -> bool:
-    """Whether the lease was certainly live all the time from the request to its answer.
+    """Tell whether the lease was certainly live from the request until its answer.
 
-    A repeated ack of a lease that was live when the first one was sent finds it live or acked by itself.
+    A repeated ack of a lease that was live when the first ack was sent finds it either live or already acked by that
+    ack.
     """
     earlier = lease.settlements[: lease.settlements.index(settlement)]
     overlooked = Verb.ACK if settlement.verb is Verb.ACK else None

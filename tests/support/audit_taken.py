@@ -1,19 +1,19 @@
 """The judge of `expired`: an ack or a rejection is refused only if the lease was taken over or settled. Pure.
 
-A lease that ran out can still be settled until its message is handed out again. Reasons for a refusal, each given the
-benefit of the doubt:
+A lease that ran out can still be settled until its message is handed out again. These reasons for a refusal are
+accepted, with every doubt in popgate's favour:
 
 - a later hand-out, whose pop was sent before the refusal arrived, answered or not: a pop without an answer may have
-  been carried out up to `LATE_SECONDS` after it was sent, but not `HEALED_SECONDS` after all was back;
-- a settlement of the message that may have taken effect, an extension aside, and for an ack another ack aside;
+  been carried out up to `LATE_SECONDS` after it was sent, but not `HEALED_SECONDS` after all parts worked again;
+- a settlement of the message that may have taken effect, except an extension, and for an ack except another ack;
 - the end of its ttl, or of its last allowed delivery.
 
-Where proxies lease from one another (`are_hand_outs_hidden`), a fault may hide such a hand-out from every client. But a
-hidden one has a number as well: where the message comes again, asked for after the refusal, and its delivery count has
-risen by one, nobody had taken it. That holds unless the hidden one was taken back, which uncounts it: a proxy does so
-where it had no answer from the store, in a span in which the two may have been cut off from each other (`Audit.away`).
-Releases and extensions have more reasons (a drain, the greatest age of a lease), and are not judged; neither is the
-refusal of a lease that was certainly live, which is another rule.
+If proxies lease from each other (`are_hand_outs_hidden`), a fault may hide such a hand-out from every client. But a
+hidden hand-out has a delivery count too: if the message is handed out again to a pop sent after the refusal, and its
+delivery count has risen by only one, there was no hidden hand-out. The exception is a hidden hand-out that was taken
+back, which uncounts it: a proxy takes one back if the store did not answer, in a span in which the two may have been
+disconnected (`Audit.away`). Releases and extensions have more reasons (a drain, the maximum age of a lease) and are not
+judged here; another rule judges refusals of certainly live leases.
 """
 
 from collections.abc import Iterator
@@ -22,16 +22,17 @@ from support.audit import LOST, Audit, History, Lease, Settlement, Verb
 from support.audit_spans import must_succeed
 
 LATE_SECONDS = 45.0
-"""A request is not carried out later than that after it was sent: longer than any pause and time limit of a run."""
+"""Maximum seconds after which a sent request is still carried out; longer than any pause and time limit of a run."""
 HEALED_SECONDS = 10.0
-"""Nor later than that after all was back, if it was sent before: longer than any pop waits."""
+"""The same, counted from when all parts worked again, for a request sent before; longer than any pop waits."""
 AWAY_SECONDS = 2.0
-"""A hand-out is taken back because of what happened so long after it at the latest, and is known to the nemesis so long
-after it happened."""
+"""Maximum seconds between a hand-out and the failure for which it is taken back, and before the nemesis reports that
+failure.
+"""
 
 
 class Takers:
-    """When some hand-out that no client knows of may have taken a message."""
+    """The times at which a hand-out unknown to all clients may have taken a message."""
 
     def __init__(self, audit: Audit) -> None:
         self.max_deliveries = audit.max_deliveries
@@ -45,7 +46,7 @@ class Takers:
         return any(at <= refused.answered and lease.sent <= self._latest(at) for at in self._times)
 
     def were_counted(self, lease: Lease, refused: Settlement) -> bool:
-        """Whether every hand-out between the lease and its refusal has raised the delivery count for good."""
+        """Tell whether every hand-out between the lease and its refusal permanently raised the delivery count."""
         since, until = lease.answered - AWAY_SECONDS, refused.answered + AWAY_SECONDS
         return not any(start <= until and since <= end for start, end in self._away)
 

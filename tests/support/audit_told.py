@@ -1,27 +1,27 @@
-"""The smallest history that shows a broken promise, as lines of text. Pure."""
+"""Formats the smallest history that shows a broken promise as lines of text. Pure."""
 
 from collections.abc import Iterable, Sequence
 
 from support.audit import PLAIN, Audit, History, Lease, Mark, Traits, Verb
 
 MARKS_AFTER_SECONDS = 5.0
-"""What was done to the servers so shortly after may be the cause, too."""
+"""Seconds before an event within which a disturbance of the servers is shown as a possible cause."""
 
 
 def tell(audit: Audit, message_id: str) -> str:
-    """Everything about one message."""
+    """Return everything about one message."""
     history = audit.histories[message_id]
     return "\n    ".join([message_id, *history_lines(audit, history, history.leases)])
 
 
 def raised(error: BaseException) -> list[str]:
-    """What was raised, by several tasks perhaps."""
+    """Return the exceptions that were raised, possibly by several tasks."""
     parts: Sequence[BaseException] = getattr(error, "exceptions", ())
     return [told for part in parts for told in raised(part)] if parts else [str(error)]
 
 
 def history_lines(audit: Audit, history: History | None, leases: Iterable[Lease] = ()) -> list[str]:
-    """The publish, the leases that matter, and what happened to the servers meanwhile."""
+    """Return the publish, the relevant leases, and the disturbances of the servers in that time."""
     lines: list[tuple[float, str]] = []
     began = audit.began
     if history is not None and (publish := history.publish) is not None:

@@ -1,6 +1,7 @@
-"""`python -m support.collecting_proxy` is `popgate` with the COLLECT_SECONDS of its environment.
+"""`python -m support.collecting_proxy` is `popgate` with COLLECT_SECONDS taken from its environment.
 
-With 0 no pop collects. For tests whose outcome must not depend on how fast a broker is, and for the benchmark.
+With 0, no pop waits to collect more messages. For tests whose result must not depend on the broker's speed, and for the
+benchmark.
 """
 
 import os
@@ -14,7 +15,7 @@ COLLECT_SECONDS = "COLLECT_SECONDS"
 
 
 def collecting_program(seconds: float) -> tuple[str, ...]:
-    """A program that takes the command line of `popgate`; its pops collect for `seconds` at most."""
+    """Return a program that takes the command line of `popgate` and whose pops collect for at most `seconds`."""
     path = os.pathsep.join(filter(None, sys.path))
     environment = (f"PYTHONPATH={path}", f"{COLLECT_SECONDS}={seconds}")
     return ("env", *environment, *python_program("-m", "support.collecting_proxy"))

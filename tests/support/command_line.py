@@ -1,4 +1,4 @@
-"""The `popgate` program as a user runs it: against one proxy, with what it prints and how it ends."""
+"""The `popgate` program as a user runs it against one proxy, with its output and exit status."""
 
 import base64
 import json
@@ -14,7 +14,7 @@ TIMEOUT_SECONDS = 60
 
 
 class Done(NamedTuple):
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -22,12 +22,12 @@ class Done(NamedTuple):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Standard output as JSON lines."""
+        """Return standard output as decoded JSON lines."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
     def bodies(self) -> list[bytes]:
-        """The bodies that a pop has printed."""
+        """Return the bodies that a pop printed."""
         rows = self.rows
         return [row["body"].encode() if "body" in row else base64.b64decode(row["body_base64"]) for row in rows]
 
@@ -40,7 +40,7 @@ class CommandLine:
         self.environment = {**own, "POPGATE_URL": url}
 
     def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Done:
-        """Run one command to its end."""
+        """Run one command until it ends."""
         done = subprocess.run(
             popgate_command(*arguments),
             input=stdin.encode() if isinstance(stdin, str) else stdin,
@@ -52,7 +52,7 @@ class CommandLine:
         return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def shell(self, script: str) -> Done:
-        """Run a bash script that calls `popgate`; pipes fail with the first command that does."""
+        """Run a bash script that calls `popgate`; a pipeline fails if any of its commands fails."""
         popgate = subprocess.list2cmdline(popgate_command())
         program = f'set -o pipefail; popgate() {{ {popgate} "$@"; }}; {script}'
         done = subprocess.run(
@@ -67,7 +67,7 @@ class CommandLine:
 
     @contextmanager
     def running(self, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
-        """A command that runs meanwhile, with its three streams as pipes; killed at the end."""
+        """Run a command inside the block with its three streams as pipes; kill it at the end."""
         with subprocess.Popen(
             popgate_command(*arguments),
             env=self.environment,
@@ -83,6 +83,6 @@ class CommandLine:
 
 
 def ended(process: subprocess.Popen[bytes]) -> Done:
-    """Wait for the end of a command that runs, and read the rest of what it prints."""
+    """Wait until a running command ends, and return the rest of its output."""
     out, err = process.communicate(timeout=TIMEOUT_SECONDS)
     return Done(process.returncode, out.decode(), err.decode())

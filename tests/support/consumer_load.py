@@ -1,5 +1,6 @@
-"""Consumers under load while somebody switches the consume mode, and what they may do then: nothing is lost, and the
-messages of each key are handled in order."""
+"""Consumers under load while the consume mode is switched, and the guarantees that must hold: no message is lost,
+and the messages of each key are handled in order.
+"""
 
 import asyncio
 import threading
@@ -18,11 +19,11 @@ QUEUES = 4
 KEYS = 12
 WAIT_SECONDS = 60
 RUN_END_SECONDS = 40
-"""Longer than any consumer's stop may take."""
+"""Maximum seconds for a consumer to stop; longer than any stop takes."""
 
 
 class Record:
-    """When each message was handled, from the handler's begin to its end; a message has a key and a number in it."""
+    """The start and end time of each handler call; a message contains its key and number."""
 
     def __init__(self) -> None:
         self.ended: list[tuple[str, int]] = []
@@ -56,7 +57,7 @@ class Record:
             return set(self.ended)
 
     def out_of_order(self) -> list[tuple[str, int]]:
-        """What was handled for the first time when a later one of its key had been handled."""
+        """Return messages that were first handled after a later one of their key."""
         latest: dict[str, int] = {}
         found: list[tuple[str, int]] = []
         known: set[tuple[str, int]] = set()
@@ -69,7 +70,7 @@ class Record:
 
 
 class Load:
-    """Publishes to every key in turn until it is told to end."""
+    """Publishes to every key in turn until it is stopped."""
 
     def __init__(self, client: Client, topic: str) -> None:
         self.published: set[tuple[str, int]] = set()
@@ -96,8 +97,9 @@ class Load:
 
 @contextmanager
 def under_load(urls: Sequence[str], topic: str) -> Generator[tuple[Client, Record, list[Consumer]]]:
-    """A consumer at each URL, and a publisher at the first; at the end all that was published has to be handled, that
-    of each key in order."""
+    """Run a consumer at each URL, and a publisher at the first. At the end, every published message must be handled,
+    in order for each key.
+    """
     record = Record()
     consumers = [
         Consumer(topic, GROUP, handler, base_url=url, concurrency=8, invisibility_seconds=60)
@@ -146,7 +148,7 @@ def is_empty(client: Client, topic: str) -> bool:
 
 
 def switched(client: Client, topic: str, mode: str, consumers: list[Consumer], drain_seconds: float) -> None:
-    """Switch, and wait until everybody works in the new mode."""
+    """Switch the mode, and wait until every consumer works in it."""
     client.set_consume_mode(topic, GROUP, mode, drain_timeout_seconds=drain_seconds)
     wait_until(
         lambda: all(consumer.mode == mode for consumer in consumers),
@@ -160,7 +162,7 @@ def modes(count: int) -> Iterator[str]:
 
 
 def work_goes_on(record: Record, consumers: Sequence[Consumer], mode: str) -> None:
-    """Return when more was handled, and every consumer got some of it by a pop or a pull, as the mode is."""
+    """Return when more messages were handled, and every consumer got some by a pop or a pull, according to the mode."""
     before, got_before = len(record.ended), [_got(consumer, mode) for consumer in consumers]
     wait_until(
         lambda: (
@@ -177,6 +179,6 @@ def _got(consumer: Consumer, mode: str) -> int:
 
 
 def assert_only_cuts_doubled(record: Record, consumers: Sequence[Consumer]) -> None:
-    """What was handled twice was cut off, and its consumer was told so."""
+    """Assert that each message handled twice was interrupted, and that its consumer was notified."""
     doubled = sum(count - 1 for count in Counter(record.ended).values())
     assert doubled <= sum(consumer.counters.leases_lost for consumer in consumers)

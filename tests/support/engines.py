@@ -1,6 +1,6 @@
-"""A real engine over real adapters, with its clock and its faults in the test's hands.
+"""A real engine over real adapters, with its clock and its faults under the test's control.
 
-Owns how an engine is put together for tests, and how one crashes. What it should do is the tests' affair.
+This module owns how an engine is assembled for tests and how it crashes; the tests own the expected behaviour.
 """
 
 import asyncio
@@ -45,14 +45,14 @@ from support.faulty import Faults, FaultyAssignments, FaultyBroker, FaultyDedupS
 DATABASE_FILE = "popgate.db"
 SECRET = b"a secret of the tests alone"
 PATIENCE_SECONDS = 20.0
-"""How long anything may take before a test gives up on it."""
+"""Seconds that any step may take before a test fails."""
 PREFETCH_MAX = 65_535
 
 _instances = count(1)
 
 
 def filtered(wanted: Mapping[str, Sequence[FilterValue]] | None) -> Selection:
-    """The selection of a pop with this filter; None: of one without a filter."""
+    """Return the selection of a pop with this filter; None for a pop without a filter."""
     return ANY if wanted is None else FilteredSelection(header_filter(wanted))
 
 
@@ -105,7 +105,7 @@ class ListJournal:
 
 
 class World:
-    """An engine with everything below it. Messages are told apart by their bodies."""
+    """An engine with all its adapters. Messages are identified by their bodies."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class World:
         self.context = context
         self.journal = journal
         self.failures = failures
-        """What background tasks and callbacks of the event loop failed with: bugs."""
+        """Exceptions of background tasks and event loop callbacks; each is a bug."""
 
     # ------------------------------------------------------------ what a client does
 
@@ -142,7 +142,7 @@ class World:
         delay: float = 0.0,
         ttl: float | None = None,
     ) -> list[str]:
-        """Publish, all or an error; the statuses."""
+        """Publish, all or an error; return the statuses."""
         new = [
             NewMessage(
                 body.encode(),
@@ -157,7 +157,7 @@ class World:
         return [result.status for result in await self.engine.publish(topic, new)]
 
     async def publish_once(self, topic: str, body: str, dedup_id: str | None = None) -> Published:
-        """Publish one message with a dedup_id, its body unless another one is given."""
+        """Publish one message with a dedup_id; its body is the id unless another one is given."""
         (result,) = await self.engine.publish(topic, [NewMessage(body.encode(), {}, dedup_id=dedup_id or body)])
         return result
 
@@ -193,7 +193,7 @@ class World:
         seconds: float | None = None,
         reason: str = "",
     ) -> list[str]:
-        """Settle leases; the statuses."""
+        """Settle leases; return the statuses."""
         orders = [SettleOrder(one.receipt_handle, seconds, reason) for one in leased]
         return [result.status for result in await self.engine.settle(topic, group, verb, orders)]
 
@@ -205,7 +205,7 @@ class World:
     async def create(
         self, topic: str, *, queues: int = 1, group: str = "default", policy: Policy | None = None
     ) -> None:
-        """A topic with one group."""
+        """Create a topic with one group."""
         await self.engine.topics.put_topic(topic, queues=queues, adopt=None)
         await self.engine.topics.put_group(topic, group, policy)
 
@@ -218,20 +218,20 @@ class World:
         return self.served(topic, group).layout.queues[index]
 
     async def dead_letters(self, topic: str, group: str = "default") -> list[Message]:
-        """What stands in the dead-letter queue, which stays as it is."""
+        """Return the content of the dead-letter queue without changing it."""
         return await read_queue(self.broker.wrapped, self.served(topic, group).layout)
 
     # ------------------------------------------------------------ time
 
     async def settle_down(self, rounds: int = 8) -> None:
-        """Let everything that is under way come to rest: the store's thread and the event loop by turns."""
+        """Let all pending work finish: alternate between the store's thread and the event loop."""
         for _ in range(rounds):
             await self.database.read(_nothing)
             for _ in range(4):
                 await asyncio.sleep(0)
 
     async def let_pass(self, seconds: float) -> None:
-        """Turn the clock and do what is due."""
+        """Advance the clock and run what is due."""
         assert isinstance(self.clock, ManualClock)
         self.clock.advance(seconds)
         await self.do_what_is_due()
@@ -257,9 +257,9 @@ async def open_world(
     dedup_seconds: float = 300.0,
     queues: int = 1,
 ) -> AsyncGenerator[World]:
-    """A started world in `folder`, on the embedded broker where no RabbitMQ is given; stopped in the end.
+    """Open a started world in `folder`, on the embedded broker unless a RabbitMQ is given; stop it at the end.
 
-    Raises, in the end: whatever a background task failed with.
+    Raises, at the end: any exception of a background task.
     """
     world = await start_world(
         folder,
@@ -291,7 +291,7 @@ async def start_world(
     queues: int = 1,
     store: LeaseStore | None = None,
 ) -> World:
-    """A started world in `folder`. Its leases are in `store` if one is given, and else in the folder."""
+    """Start a world in `folder`. Its leases are in `store` if one is given, otherwise in the folder."""
     failures: list[BaseException] = []
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: failures.append(context.get("exception") or RuntimeError(context["message"]))
@@ -344,16 +344,16 @@ async def start_world(
 
 
 async def stop_world(world: World) -> None:
-    """End it as a signal would."""
+    """Stop it as a signal would."""
     await world.engine.stop()
     await world.broker.stop()
     await world.database.close()
 
 
 async def crash(world: World, folder: Path, target: Path) -> None:
-    """Leave in `target` what a SIGKILL at this moment would leave in `folder`; the world itself is then of no use.
+    """Leave in `target` what a SIGKILL at this moment would leave in `folder`; the world is unusable afterwards.
 
-    The store's thread stands still meanwhile, between two commits.
+    The store's thread is stopped meanwhile, between two commits.
     """
     stopped, go_on = threading.Event(), threading.Event()
 
@@ -380,7 +380,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
 
 
 async def read_queue(broker: Broker, layout: Layout) -> list[Message]:
-    """What stands in the dead-letter queue of `layout`, which stays as it is."""
+    """Return the content of the dead-letter queue of `layout` without changing it."""
     found = _Reader()
     channel = await broker.consume(layout.dead, layout, PREFETCH_MAX, found)
     try:

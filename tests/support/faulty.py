@@ -1,6 +1,6 @@
-"""Ports that go wrong on demand: they wrap any real adapter and fail, stop or lose what a test asks for.
+"""Ports that fail on demand: they wrap any real adapter and fail, stop or lose the calls that a test chooses.
 
-Owns when something goes wrong. What the calls do otherwise is the wrapped adapter's affair.
+This module owns when a call fails. The wrapped adapter does everything else.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ REACHED_SECONDS_MAX = 20.0
 
 
 class Gate:
-    """A call that was stopped. `reached` returns when it is there; `open` lets it go on, `fail` makes it raise.
+    """A stopped call. `reached` returns once it is stopped; `open` lets it continue, `fail` makes it raise.
 
-    `reached` raises TimeoutError where the call never comes.
+    `reached` raises TimeoutError if the call never comes.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,9 @@ class Gate:
 
 
 class Faults:
-    """What goes wrong with which call. A call is named `port.method`, such as "leases.grant" or "channel.resize"."""
+    """Plans which fault happens to which call. A call is named `port.method`, such as "leases.grant" or
+    "channel.resize".
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -68,7 +70,9 @@ class Faults:
         self._planned: dict[tuple[str, bool], list[Callable[[], Awaitable[None]]]] = {}
 
     def fail(self, call: str, error: Exception, *, times: int = 1, after: bool = False) -> None:
-        """The next `times` such calls raise `error`: without having done anything, or `after` they have done it all."""
+        """Make the next `times` such calls raise `error`, before they do anything, or `after` they have done all of
+        it.
+        """
 
         async def fault() -> None:
             raise error
@@ -76,13 +80,13 @@ class Faults:
         self._planned.setdefault((call, after), []).extend([fault] * times)
 
     def stop(self, call: str, *, after: bool = False) -> Gate:
-        """The next such call stops before it does anything, or `after` it has done it all, until its gate opens."""
+        """Stop the next such call before it does anything, or `after` it has done all of it, until its gate opens."""
         gate = Gate()
         self._planned.setdefault((call, after), []).append(gate)
         return gate
 
     def heal(self) -> None:
-        """Forget what was planned and has not happened."""
+        """Forget all planned faults that have not happened."""
         self._planned.clear()
 
     async def around(self, call: str, work: Callable[[], Awaitable[T]]) -> T:
@@ -108,7 +112,8 @@ def _cancels(task: asyncio.Task[Any]) -> Callable[[object], None]:
 class Interrupted(Generic[T]):
     """Work whose task is cancelled at one of its awaits, counted from 1.
 
-    As soon as it waits; or, where `answered`, once what it waits for has come and before it has seen that.
+    The cancellation comes as soon as it waits, or, if `answered`, once the awaited result exists but before the task
+    sees it.
     """
 
     def __init__(self, work: Coroutine[Any, Any, T], at: int, *, answered: bool = False) -> None:
@@ -144,9 +149,9 @@ class Interrupted(Generic[T]):
 
 
 class FaultyBroker:
-    """A broker whose calls, deliveries and channels are in the test's hands.
+    """A broker whose calls, deliveries and channels the test controls.
 
-    `anonymous`: no delivery can be identified, as on an adopted queue with publishers that know nothing of popgate.
+    `anonymous`: no delivery has a stable id, as on an adopted queue whose publishers do not use popgate.
     """
 
     def __init__(self, broker: Broker, faults: Faults, *, anonymous: bool = False) -> None:
@@ -154,15 +159,15 @@ class FaultyBroker:
         self.faults = faults
         self.anonymous = anonymous
         self.says_returned = False
-        """From now on every delivery says that it came back, as those of RabbitMQ do where they have."""
+        """From now on every delivery is marked as redelivered, as RabbitMQ marks its redeliveries."""
         self.mixing: Random | None = None
-        """Mixes what comes together, from now on: RabbitMQ may deliver what came back in another order."""
+        """Shuffles deliveries that arrive together, from now on: RabbitMQ may redeliver messages in another order."""
         self.delays_count = 0
-        """So many of the next deliveries come late: when `FaultyChannel.deliver_late` lets them."""
+        """Number of coming deliveries that are delayed until `FaultyChannel.deliver_late` releases them."""
         self.channels: dict[BrokerQueue, FaultyChannel] = {}
         """The latest channel of each queue, ended ones included."""
         self.published: list[Outgoing] = []
-        """What was handed in, whatever became of it."""
+        """Every message passed to publish, regardless of the result."""
         self._refusals: list[tuple[PublishStatus, bool]] = []
 
     @property
@@ -206,7 +211,9 @@ class FaultyBroker:
         return [PublishOutcome(status=status, detail="says the test")] * len(messages)
 
     def refuse(self, status: PublishStatus, *, times: int = 1, stored: bool = False) -> None:
-        """The next `times` publishes answer `status` for each message: none of them is stored, or all if `stored`."""
+        """Answer the next `times` publishes with `status` for each message; none of them is stored, or all if
+        `stored`.
+        """
         self._refusals += [(status, stored)] * times
 
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
@@ -228,17 +235,17 @@ class FaultyBroker:
         return await self.faults.around("broker.depth", lambda: self.wrapped.depth(queues))
 
     async def lose(self, queue: BrokerQueue, *, queue_gone: bool = False) -> None:
-        """End the queue's channel as a broker would; what it held goes back to the queue."""
+        """End the queue's channel as a broker would; its unacknowledged messages return to the queue."""
         await self.channels[queue].lose("lost by the test", queue_gone=queue_gone)
 
 
 class FaultyChannel:
-    """A channel that can be lost, and that can keep acks from the broker, as a cut connection would."""
+    """A channel that can be lost, and that can withhold acks from the broker, as a cut connection would."""
 
     def __init__(self, queue: BrokerQueue, prefetch: int, listener: Listener, broker: FaultyBroker) -> None:
         self.queue = queue
         self.prefetches = [prefetch]
-        """What it was opened with, and every resize after that."""
+        """The prefetch it was opened with, followed by every resize."""
         self.wrapped: Channel | None = None
         self.drops_acks = False
         """From now on acks are lost on their way; none of them counts when the channel ends."""
@@ -246,7 +253,7 @@ class FaultyChannel:
         self._listener = listener
         self._late: list[Delivery] = []
         self._early: list[Delivery] | None = []
-        """What came before `consume` returned, which may be stopped on its way."""
+        """Deliveries that arrived before `consume` returned, which may be stopped on its way."""
         self._broker = broker
         self._faults = broker.faults
 
@@ -274,7 +281,7 @@ class FaultyChannel:
         self._pass_on(deliveries[len(late) :])
 
     def deliver_late(self) -> None:
-        """Deliver what was delayed: behind all that has come since."""
+        """Deliver the delayed messages, behind all that have arrived since."""
         late, self._late = self._late, []
         self._pass_on(late)
 
@@ -285,7 +292,7 @@ class FaultyChannel:
             self._listener.on_deliveries(deliveries)
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let the listener hear what came before, as soon as `consume` has returned."""
+        """Pass earlier deliveries to the listener as soon as `consume` has returned."""
         loop.call_soon(self._deliver_early)
 
     def _deliver_early(self) -> None:
@@ -334,13 +341,13 @@ class FaultyChannel:
         if not self.ended:
             self.ended = True
             closing = asyncio.ensure_future(self._channel.close())
-            await asyncio.sleep(0)  # the broker has it back before the engine knows: it may open the next one at once
+            await asyncio.sleep(0)  # the broker requeues before the engine notices: it may open the next channel
             self._listener.on_channel_lost(reason, queue_gone=queue_gone)
             await closing
 
 
 class FaultyLeaseStore:
-    """A lease store that fails when the test says so."""
+    """A lease store that fails on demand."""
 
     def __init__(self, leases: LeaseStore, faults: Faults) -> None:
         self.wrapped = leases
@@ -396,7 +403,7 @@ class FaultyLeaseStore:
 
 
 class FaultyDedupStore:
-    """A dedup store that fails when the test says so."""
+    """A dedup store that fails on demand."""
 
     def __init__(self, dedup: DedupStore, faults: Faults) -> None:
         self.wrapped = dedup
@@ -426,7 +433,7 @@ class FaultyDedupStore:
 
 
 class FaultyAssignments:
-    """A store of assignments that fails when the test says so."""
+    """A store of assignments that fails on demand."""
 
     def __init__(self, assignments: Assignments, faults: Faults) -> None:
         self.wrapped = assignments

@@ -1,4 +1,4 @@
-"""An exception at any line of chosen modules: it stands for any unforeseen fault there."""
+"""An exception at any line of chosen modules, which represents any unforeseen fault there."""
 
 import sys
 import threading
@@ -11,7 +11,9 @@ from zlib import crc32
 
 
 class Tried(set[str]):
-    """The lines at which a fault was tried. Unless ``all_lines`` are to be tried, the seed chooses a third of them."""
+    """The lines at which a fault was tried. The seed chooses a third of the lines unless ``all_lines`` are to be
+    tried.
+    """
 
     def __init__(self, seed: int, *, all_lines: bool) -> None:
         super().__init__()
@@ -23,15 +25,15 @@ class Tried(set[str]):
 
 
 class InjectedError(Exception):
-    """Raised where a test asked for it. Nothing handles this class by name."""
+    """Raised where a test injects a fault. No code handles this class by name."""
 
 
 class FaultAtLine:
-    """Raise InjectedError once inside of the block: at a line of ``modules`` that is not in ``tried``, the
+    """Raise InjectedError once inside the block: at a line of ``modules`` that is not in ``tried``, the
     ``repetition``th time that it runs.
 
-    Watches all coroutines and callbacks of this thread, and of those that start while they are ``watched``.
-    ``happened_in`` names the place, and stays empty where no such line runs that often.
+    Watches all coroutines and callbacks of this thread, and of threads started while they are ``watched``.
+    ``happened_in`` names the place; it stays empty if no such line runs that often.
     """
 
     def __init__(self, modules: Iterable[ModuleType], tried: Collection[str], repetition: int) -> None:
@@ -45,7 +47,7 @@ class FaultAtLine:
 
     @contextmanager
     def watched(self) -> Generator[None]:
-        """Watch the threads that start inside of this block."""
+        """Watch the threads that start inside this block."""
         before = threading.gettrace()
         threading.settrace(self._entered)
         try:

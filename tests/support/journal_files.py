@@ -1,4 +1,4 @@
-"""The journal's files as any reader of Parquet has them, and what must be true of each of them."""
+"""The journal's files as any Parquet reader sees them, and the properties that each must have."""
 
 import importlib
 from datetime import UTC, datetime
@@ -15,9 +15,9 @@ def finished_files(folder: Path) -> list[Path]:
 
 
 def rows_of(folder: Path) -> list[Row]:
-    """Every row of every finished file, by proxy and number.
+    """Return every row of every finished file, by proxy and number.
 
-    Each file is named for what is in it and lies where its hour belongs; no number of a proxy comes twice.
+    Each file's name matches its content, its folder matches its hour, and no number of a proxy occurs twice.
     """
     rows: list[Row] = []
     for file in finished_files(folder):
@@ -36,17 +36,17 @@ def rows_of(folder: Path) -> list[Row]:
 
 
 def assert_without_gaps(rows: list[Row]) -> None:
-    """Each proxy's numbers begin with 1, and none is missing."""
+    """Assert that each proxy's numbers begin with 1 and have no gaps."""
     for proxy in {row["proxy"] for row in rows}:
         numbers = [row["journal_seq"] for row in rows if row["proxy"] == proxy]
         assert numbers == [*range(1, len(numbers) + 1)]
 
 
 def in_order_of_time(rows: list[Row]) -> list[Row]:
-    """As one story; each proxy's own rows in their order."""
+    """Return all rows merged by time; each proxy's own rows keep their order."""
     return sorted(rows, key=lambda row: (row["at"], row["proxy"], row["journal_seq"]))
 
 
 def utc(seconds: float) -> datetime:
-    """As the files have it, to the microsecond."""
+    """Return the time as the files store it, in microseconds."""
     return datetime.fromtimestamp(round(seconds * 1e6) / 1e6, UTC)

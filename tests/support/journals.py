@@ -1,4 +1,4 @@
-"""The adapter that writes the journal, alone: started on a place, and what events may be about."""
+"""The journal adapter alone, started on a location, with sample subjects for events."""
 
 import asyncio
 import secrets

@@ -1,4 +1,4 @@
-"""Clients of locks on a real RabbitMQ, each on a connection of its own, and what tests ask of what they hold."""
+"""Lock clients on a real RabbitMQ, each on a separate connection, and checks of the locks they hold."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ class LockClients:
 
 
 async def lock(locks: Locks, kind: LockKind, *, fenced: bool = True) -> Lock:
-    """A lock of that kind that can be held by one."""
+    """Return a lock of that kind with a single holder."""
     if kind is LockKind.MUTEX:
         return locks.mutex("a", fenced=fenced)
     await locks.administration.set_slots("a", kind, 1, fenced=fenced)

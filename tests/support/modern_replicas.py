@@ -1,7 +1,8 @@
-"""RabbitMQ 4.3's management API, as far as it is about replicas, for what a real one can't be made to answer.
+"""The replica part of RabbitMQ 4.3's management API, for answers that a real broker can't be made to give.
 
-A real one does not stop half way through its catch-up, and gives no odd rows; ``contract/test_replicas_http`` has what
-real ones answer. The answers here are those of a real 4.3.6; what they leave out, the adapter does not read.
+A real broker does not stop half way through its catch-up, and returns no malformed rows;
+``contract/test_replicas_http`` covers real answers. The answers here are copied from a real 4.3.6, without the fields
+that the adapter does not read.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 LOOKS_TO_CATCH_UP = 3
-"""After so many looks at it a new member has copied the log, and gets its vote."""
+"""Number of looks at a new member after which it has copied the log and gets its vote."""
 END_OF_LOG = 5_000
 
 
@@ -24,28 +25,28 @@ class ModernQueue:
     online: list[str]
     arguments: dict[str, Any] = field(default_factory=dict[str, Any])
     joining: dict[str, int] = field(default_factory=dict[str, int])
-    """Members without a vote, and how often somebody has looked since."""
+    """Members without a vote, and the number of looks at each since it joined."""
     behind: dict[str, int] = field(default_factory=dict[str, int])
-    """By how many entries of the log members are behind."""
+    """Number of log entries by which each member is behind."""
     growth: int = 0
-    """Number of entries that come to the log between two looks."""
+    """Number of entries added to the log between two looks."""
     looks: int = 0
 
 
 @dataclass
 class ModernRabbit:
-    """``changes_allowed``: whether management.restrictions leave them on."""
+    """``changes_allowed``: whether management.restrictions permits changes."""
 
     running: list[str] = field(default_factory=lambda: ["rabbit@a", "rabbit@b", "rabbit@c"])
     queues: dict[str, ModernQueue] = field(default_factory=dict[str, ModernQueue])
     changes_allowed: bool = True
     odd: dict[str, tuple[int, Any]] = field(default_factory=dict[str, tuple[int, Any]])
-    """Status and body of what is answered in place of the right thing, by the first part of the path."""
+    """Status and body that replace the correct answer, by the first part of the path."""
     changes: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
     """Method, queue and node of each change that was made."""
 
     def answer(self, method: str, path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], Any]:
-        """Status, headers and body."""
+        """Return status, headers and body."""
         parts = [unquote(part) for part in urlsplit(path).path.split("/")[2:]]
         if parts[0] in self.odd:
             status, said = self.odd[parts[0]]
@@ -133,7 +134,7 @@ class ModernRabbit:
 
 
 class ModernManagement:
-    """Serves ``rabbit``; a context manager. ``url`` has credentials in it, and nobody without them is answered."""
+    """Serves ``rabbit``; a context manager. ``url`` contains credentials, and requests without them are refused."""
 
     def __init__(self, rabbit: ModernRabbit) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -159,7 +160,7 @@ class ModernManagement:
             do_POST = do_DELETE = do_OPTIONS = do_GET  # noqa: N815  # likewise
 
             def log_message(self, format: str, *args: Any) -> None:
-                """The test says what went wrong."""
+                """Log nothing; the test reports failures."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

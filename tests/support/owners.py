@@ -1,6 +1,6 @@
-"""Members that share queues over a real Redis, in one process, with nothing but numbers for their queues.
+"""Members that share queues over a real Redis, in one process, with plain numbers as queues.
 
-Everything that decides is the product's; only what RabbitMQ would see is written down instead of consumed.
+All decisions are made by the product's code; what RabbitMQ would see is recorded instead of consumed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ HAND_OVER_SECONDS = 0.02
 
 
 class Consumed:
-    """What RabbitMQ would see: who consumes which queue."""
+    """The view of RabbitMQ: which member consumes which queue."""
 
     def __init__(self, count: int) -> None:
         self.queues = [BrokerQueue(f"q{number:04}") for number in range(count)]
@@ -45,7 +45,7 @@ class Hosts:
         self.losses = 0
         self.taken: Counter[BrokerQueue] = Counter()
         self.stale: set[BrokerQueue] = set()
-        """What is to be taken again after a loss of data."""
+        """Queues that must be claimed again after a loss of data."""
 
     def queues(self) -> Collection[BrokerQueue]:
         return self.consumed.queues
@@ -86,7 +86,7 @@ class Hosts:
 
 
 class Proxy:
-    """A member. ``beat_seconds`` and ``gone_seconds`` are the claims port's."""
+    """A member. ``beat_seconds`` and ``gone_seconds`` are those of the claims port."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Proxy:
         await self.die()
 
     async def die(self) -> None:
-        """As SIGKILL: nobody is told, and the broker sees its consumers go."""
+        """End as by SIGKILL: no other member is notified, and the broker sees its consumers disappear."""
         await self.background.stop()
         assert not self.failures
         by = self.hosts.consumed.by
@@ -132,7 +132,7 @@ class Proxy:
 
 
 class Cluster:
-    """So many queues, and members that come and go; ``stack`` ends them."""
+    """A number of queues, and members that come and go; ``stack`` ends them."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Cluster:
         return proxy
 
     def took_again(self, before: Mapping[BrokerQueue, InstanceId], losses: int) -> bool:
-        """Whether each has taken what it had `before` after each of so many losses of data."""
+        """Tell whether each member has claimed its queues of `before` again after this many losses of data."""
         return all(
             proxy.hosts.losses == losses
             and dict(proxy.hosts.taken) == {queue: losses for queue, who in before.items() if who == proxy.me}
@@ -165,7 +165,7 @@ class Cluster:
         )
 
     async def settled(self, seconds: float = SETTLED_SECONDS) -> float:
-        """Return when all queues are consumed, evenly, which may take so long; how long it took."""
+        """Wait up to the limit until all queues are consumed evenly; return the seconds it took."""
         started = monotonic()
         size = sum(proxy.owns for proxy in self.proxies)
         share, extra = divmod(len(self.consumed.queues), size)

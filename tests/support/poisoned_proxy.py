@@ -1,10 +1,9 @@
 """`python -m support.poisoned_proxy` is `popgate` that fails on messages with the header `poison`, in one place.
 
-The place is in the environment. Each stands for a bug that such a message meets there, every time.
+The environment names the place. Each place stands for a bug that such a message triggers there every time.
 """
 
-# pyright: reportPrivateUsage=false
-# A bug has no manners.
+# pyright: reportPrivateUsage=false A planted bug may reach into private code.
 
 import os
 import sys
@@ -28,13 +27,13 @@ PLACE = "POISONED_PLACE"
 
 
 def poisoned_program(place: str) -> tuple[str, ...]:
-    """A program that takes the command line of `popgate`, and fails in `place`."""
+    """Return a program that takes the command line of `popgate` and fails in `place`."""
     path = os.pathsep.join(filter(None, sys.path))
     return ("env", f"PYTHONPATH={path}", f"{PLACE}={place}", *python_program("-m", "support.poisoned_proxy"))
 
 
 def _is_poison(value: object) -> bool:
-    """Whether an argument is such a message, its headers, or something that has it."""
+    """Tell whether an argument is such a message, its headers, or an object that contains it."""
     if isinstance(value, dict):
         return "poison" in value
     message: object = value if isinstance(value, Message) else getattr(value, "message", None)
@@ -42,7 +41,7 @@ def _is_poison(value: object) -> bool:
 
 
 def _poison(owner: Any, *names: str) -> None:
-    """Let functions of `owner` fail whenever they get such a message."""
+    """Make functions of `owner` fail whenever they receive such a message."""
 
     def failing(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -57,7 +56,7 @@ def _poison(owner: Any, *names: str) -> None:
 
 
 class _UnlessBare:
-    """Encoders that fail on poison, and not where it is shown bare."""
+    """Encoders that fail on poison, except when it is passed bare."""
 
     def __init__(self, show: Callable[[Any], Any]) -> None:
         self._show = show

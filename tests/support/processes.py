@@ -1,7 +1,7 @@
 """Child processes that never outlive the test run, and free ports for them.
 
-Owns: starting, signalling and ending one process, and keeping two test runs on one machine off each other's ports.
-Does not know what the process is.
+This module starts, signals and ends one process, and keeps two test runs on one machine from using the same ports. It
+does not know what the process is.
 
 A process ends with the run in one of three ways, so that none is left behind: its owner closes it; `atexit` kills it;
 the kernel kills it when this interpreter is killed with SIGKILL (Linux, through `setpriv --pdeathsig`).
@@ -23,15 +23,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-# Below the range from which Linux takes ports for outgoing connections: a killed server finds its port free again.
+# Below the range from which Linux takes ports for outgoing connections, so a killed server finds its port still free.
 PORT_MIN, PORT_MAX = 20_000, 32_000
 PORT_ATTEMPTS_MAX = 200
 LOG_TAIL_LINES = 40
 KILL_TIMEOUT_SECONDS = 10
 POLL_SECONDS = 0.02
 
-# The kernel's parent-death signal follows the *thread* that started the child, so that all are started from one thread
-# which lives as long as the interpreter.
+# The kernel's parent-death signal follows the *thread* that started the child, so one thread that lives as long as the
+# interpreter starts all children.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 
 
@@ -40,7 +40,7 @@ class ServerMissingError(Exception):
 
 
 class ServerFailedError(Exception):
-    """A server did not start, did not answer or did not stop in time; the message ends with the tail of its log."""
+    """A server did not start, answer or stop in time; the message ends with the tail of its log."""
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_seconds: float, what: str) -> None:
@@ -55,11 +55,12 @@ def wait_until(condition: Callable[[], bool], *, timeout_seconds: float, what: s
 class PortBlock:
     """`count` consecutive free TCP ports of 127.0.0.1 that no other test run chooses while this object lives.
 
-    The claim is the UDP port of the same number, which the servers leave alone: it holds also while they are down.
+    The UDP port with the same number serves as the claim. The servers do not use it, so the claim holds even while they
+    are down.
     """
 
     def __init__(self, count: int = 1) -> None:
-        # Not the shared generator: Hypothesis seeds that, and two runs would walk through the same ports.
+        # Not the shared generator: Hypothesis seeds it, and two runs would then try the same ports.
         chance = random.SystemRandom()
         for _ in range(PORT_ATTEMPTS_MAX):
             first = chance.randrange(PORT_MIN, PORT_MAX - count)
@@ -77,7 +78,7 @@ class PortBlock:
 
 
 def _claim(port: int) -> int | None:
-    """The descriptor that claims this port, or None where the port is taken."""
+    """Return the descriptor that claims this port, or None if the port is taken."""
     with socket.socket(type=socket.SOCK_STREAM) as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
         try:
             tcp.bind(("127.0.0.1", port))
@@ -88,7 +89,7 @@ def _claim(port: int) -> int | None:
 
 
 class Startable(ABC):
-    """What `start` brings up and `close` ends for good: a context manager of the two."""
+    """An object that `start` brings up and `close` ends for good; also the context manager of the two."""
 
     @abstractmethod
     def start(self) -> None: ...
@@ -113,8 +114,8 @@ class Startable(ABC):
 class Server(Startable):
     """A server process that can be started, stopped, killed, paused, and started again on the same ports and data.
 
-    A context manager that starts it and ends it. `folder` belongs to the caller and is made where it is missing;
-    what the server prints (both streams) is appended to `output.log` there.
+    As a context manager it starts and closes the process. `folder` belongs to the caller and is made if it is missing;
+    the server's output (both streams) is appended to `output.log` there.
     """
 
     ready_timeout_seconds: ClassVar[float]
@@ -127,7 +128,7 @@ class Server(Startable):
         self.name = name
         self.folder = folder
         self._arguments = arguments
-        # Nothing of the developer's own settings but what finding programs needs.
+        # Keep only the part of the developer's environment that is needed to find programs.
         self._environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **(environment or {})}
         self._log = folder / "output.log"
         self._log_start = 0
@@ -135,17 +136,17 @@ class Server(Startable):
 
     @abstractmethod
     def _answers(self) -> bool:
-        """Whether clients can work with it now; False, never an exception, where it can't be reached."""
+        """Tell whether clients can use it now; returns False, never raises, if it can't be reached."""
 
     # ------------------------------------------------------------ start
 
     def start(self) -> None:
-        """Start it and return when clients can work with it. Raises: ServerFailedError."""
+        """Start it and return when clients can use it. Raises: ServerFailedError."""
         self.launch()
         self.wait_ready()
 
     def launch(self) -> None:
-        """Start the process without waiting for it. Does nothing where it runs."""
+        """Start the process without waiting for it. Does nothing if it runs."""
         if self.is_running():
             return
         setpriv = shutil.which("setpriv")
@@ -165,7 +166,7 @@ class Server(Startable):
         atexit.register(self.kill)
 
     def wait_ready(self) -> None:
-        """Return when clients can work with it. Raises: ServerFailedError, at once where the process ends."""
+        """Return when clients can use it. Raises: ServerFailedError, immediately if the process ends."""
         try:
             wait_until(
                 lambda: not self.is_running() or self._answers(),
@@ -184,18 +185,18 @@ class Server(Startable):
         return self._process.pid
 
     def is_running(self) -> bool:
-        """Whether the process lives; a paused one does."""
+        """Tell whether the process lives, even if it is paused."""
         return self._popen is not None and self._popen.poll() is None
 
     @property
     def output(self) -> str:
-        """What it has printed since it was last started."""
+        """Return its output since it was last started."""
         with self._log.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
 
     def failure(self, what: str) -> ServerFailedError:
-        """The error to raise: what happened, and the last lines that it printed."""
+        """Return the error to raise: the failure, and the last lines of output."""
         state = f"pid {self.pid}, " + ("running" if self.is_running() else f"exit status {self._process.returncode}")
         tail = "\n".join(self.output.splitlines()[-LOG_TAIL_LINES:])
         return ServerFailedError(f"{self.name} ({state}) {what}; its last lines:\n{tail}")
@@ -203,7 +204,7 @@ class Server(Startable):
     # ------------------------------------------------------------ end, and worse
 
     def wait(self, timeout_seconds: float) -> int:
-        """The exit status (negative: the signal that ended it). Raises: ServerFailedError if it runs on."""
+        """Return the exit status (negative: the signal that ended it). Raises: ServerFailedError if it does not end."""
         try:
             status = self._process.wait(timeout_seconds)
         except subprocess.TimeoutExpired as error:
@@ -212,19 +213,19 @@ class Server(Startable):
         return status
 
     def stop(self) -> int:
-        """End it in order (SIGTERM) and return its exit status. Raises: ServerFailedError if it does not end."""
+        """End it with SIGTERM and return its exit status. Raises: ServerFailedError if it does not end."""
         self.signal(signal.SIGTERM)
         return self.wait(self.stop_timeout_seconds)
 
     def kill(self) -> None:
-        """SIGKILL to it and to what it started. Does nothing where it does not run."""
+        """Send SIGKILL to it and to its child processes. Does nothing if it does not run."""
         if self._popen is not None:
             if self.is_running():
                 os.killpg(self.pid, signal.SIGKILL)
             self.wait(KILL_TIMEOUT_SECONDS)
 
     def pause(self) -> None:
-        """SIGSTOP: it hangs, its connections stay open. Returns when all its threads stand still."""
+        """Send SIGSTOP: it hangs, its connections stay open. Returns when all its threads are stopped."""
         self.signal(signal.SIGSTOP)
         tasks = Path(f"/proc/{self.pid}/task")
         wait_until(
@@ -234,16 +235,16 @@ class Server(Startable):
         )
 
     def resume(self) -> None:
-        """SIGCONT after `pause`."""
+        """Send SIGCONT after `pause`."""
         self.signal(signal.SIGCONT)
 
     def restart(self) -> None:
-        """`stop`, then `start`."""
+        """Call `stop`, then `start`."""
         self.stop()
         self.start()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; nothing happens where it has ended."""
+        """Send it a signal; do nothing if it has ended."""
         self._process.send_signal(number)
 
     def close(self) -> None:
@@ -258,7 +259,7 @@ class Server(Startable):
 
 
 def _state(stat: Path) -> str:
-    """The one letter by which the kernel calls a thread's state; T for one that has ended meanwhile."""
+    """Return the kernel's one-letter state of a thread; T if it has ended meanwhile."""
     try:
         return stat.read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -266,7 +267,7 @@ def _state(stat: Path) -> str:
 
 
 def accepts(port: int, *, say: bytes = b"", expect: bytes = b"") -> bool:
-    """Whether 127.0.0.1:`port` takes a connection and answers `say` with what begins with `expect`."""
+    """Tell whether 127.0.0.1:`port` accepts a connection and answers `say` with bytes that begin with `expect`."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
             connection.sendall(say)

@@ -13,7 +13,7 @@ REQUEST_TIMEOUT_SECONDS = 40  # longer than the longest pop waits
 
 
 def python_program(*arguments: str) -> tuple[str, ...]:
-    """A program under this interpreter."""
+    """Return the command line of a program under this interpreter."""
     return (sys.executable, *arguments)
 
 
@@ -21,21 +21,23 @@ POPGATE = python_program("-m", "popgate.cli")
 
 
 def popgate_command(*arguments: str) -> list[str]:
-    """The command line of the `popgate` program under this interpreter, for `subprocess.run` and the like."""
+    """Return the command line of `popgate` under this interpreter, for `subprocess.run` and the like."""
     return [*POPGATE, *arguments]
 
 
 def plain_client(url: str, *, timeout_seconds: float) -> httpx.Client:
-    """A client for http alone: it does not read the machine's certificates, which takes longer than most requests."""
+    """Return a client for http only: it does not read the machine's certificates, which takes longer than most
+    requests.
+    """
     return httpx.Client(base_url=url, timeout=timeout_seconds, trust_env=False, verify=False)
 
 
 class ProxyProcess(Server):
-    """One proxy. Data folder and port are the same over `stop`, `kill` and `restart`.
+    """One proxy. It keeps its data folder and port over `stop`, `kill` and `restart`.
 
-    `arguments` follow `popgate serve`; `environment` comes on top of this process' own without its `POPGATE_*`.
-    `data_folder` (in `folder` where not given) lets two proxies, one after the other, share their data. `program` is
-    another one that takes the same command line.
+    `arguments` follow `popgate serve`; `environment` is added to this process' own without its `POPGATE_*`.
+    `data_folder` (in `folder` if not given) lets two proxies, one after the other, share their data. `program` replaces
+    `popgate` by one that takes the same command line.
     """
 
     ready_timeout_seconds = 20

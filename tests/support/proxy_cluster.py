@@ -11,12 +11,11 @@ from support.redis import RedisServer
 
 
 class ProxyCluster(Startable):
-    """`size` proxies; a context manager that starts and ends them. Stop, kill, pause and restart each as it is.
+    """`size` proxies, as a context manager that starts and ends them. Stop, kill, pause and restart each one directly.
 
-    The virtual host and the namespace are new, and have the same name: `vhost`. `arguments` follow `popgate serve` for
-    every proxy. Each knows all `nodes` of RabbitMQ, and prefers another one than the proxy before it. `redis` is one,
-    or the URL under which one is reached; `program` as for a `ProxyProcess`. `environments`: of the
-    first proxies.
+    The virtual host and the Redis namespace are new and share one name: `vhost`. `arguments` follow `popgate serve` for
+    every proxy. Each knows all `nodes` of RabbitMQ, and prefers a different one than the proxy before it. `redis` is a
+    server, or the URL of one; `program` as for a `ProxyProcess`. `environments` apply to the first proxies, in order.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class ProxyCluster(Startable):
             self.add()
 
     def add(self, *arguments: str) -> ProxyProcess:
-        """One more, not yet started, with flags of its own on top of those that all have."""
+        """Add one more, not yet started, with extra flags after the common ones."""
         number = len(self.proxies)
         first = number % len(self.nodes)
         urls = ",".join(node.amqp_url(self.vhost) for node in (*self.nodes[first:], *self.nodes[:first]))
@@ -61,6 +60,6 @@ class ProxyCluster(Startable):
             proxy.wait_ready()
 
     def close(self) -> None:
-        """End all, whatever state they are in. The virtual host stays, and goes with its RabbitMQ."""
+        """End all, whatever their state. The virtual host stays until its RabbitMQ ends."""
         for proxy in self.proxies:
             proxy.close()

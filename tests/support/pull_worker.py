@@ -1,9 +1,9 @@
-"""A pull client as a process of its own, which may be killed and paused, and writes down all that it is told.
+"""A pull client as a separate process that may be killed and paused, and records every answer it receives.
 
     python -m support.pull_worker LOG TOPIC GROUP NAME PATIENCE URL [URL ...]
 
-It pulls, works for a moment, and commits, queue after queue; of each answer it writes one line before it goes on. Up to
-PATIENCE pulls of a queue are committed together. A proxy that does not answer is left for the next one.
+It pulls, works for a moment, and commits, queue after queue; it writes one line for each answer before it continues. Up
+to PATIENCE pulls of a queue are committed together. If a proxy does not answer, it uses the next one.
 """
 
 import json
@@ -23,7 +23,7 @@ BATCH = 5
 
 
 class PullWorker(Server):
-    """One such process. `log` is what it wrote."""
+    """One such process. `log` is the file it writes."""
 
     ready_timeout_seconds = 20
     stop_timeout_seconds = 20
@@ -39,7 +39,7 @@ class PullWorker(Server):
         return self.log.exists()
 
     def lines(self) -> list[Json]:
-        """All that it wrote, but for a line that it was killed over."""
+        """Return all lines it wrote, without an incomplete last line left by a kill."""
         if not self.log.exists():
             return []
         return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -55,7 +55,7 @@ class _Worker:
         self.beat_at = 0.0
 
     def post(self, path: str, body: Json) -> httpx.Response | None:
-        """The answer; None where there was none, or it has to be repeated."""
+        """Return the answer; None if there was none, or the request must be repeated."""
         try:
             response = self._clients[0].post(f"{self._path}/{path}", json={"client_id": self._name, **body})
         except httpx.HTTPError:

@@ -1,7 +1,7 @@
-"""Private RabbitMQ nodes and clusters on 127.0.0.1, to be stopped, killed, paused and restarted by tests.
+"""Private RabbitMQ nodes and clusters on 127.0.0.1, which tests stop, kill, pause and restart.
 
-Owns the nodes' folders, ports, configuration and name server (epmd); never talks to a RabbitMQ that it did not start.
-Data is kept over `stop`, `kill` and `restart`, and belongs to the caller's folder.
+This module owns the nodes' folders, ports, configuration and name server (epmd); it never talks to a RabbitMQ that it
+did not start. Data is kept over `stop`, `kill` and `restart`, and belongs to the caller's folder.
 
 Measured on two cores: a node of 3.10 is ready in 6-8 s, one of 4.3 in 5 s, a cluster of three in 15-22 s, SIGTERM takes
 6 s; share them.
@@ -33,14 +33,13 @@ QUIET_ERLANG = "-kernel inet_dist_use_interface {127,0,0,1} +S 1:1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RabbitSettings:
-    """What a test may change of its nodes' configuration.
+    """The node configuration that a test may change.
 
-    `consumer_timeout_seconds` closes channels that hold an unacked delivery for longer (30 minutes where not given);
-    the broker looks every `channel_tick_interval_seconds` (60). Nodes give one up that is silent for about
-    `net_tick_seconds` (60), and one that they can't connect to after `net_setup_seconds` (7); both are whole seconds.
-    A message that expired and did not reach its next queue, whose node was just lost, is sent there again after
-    `dead_letter_confirm_seconds` (180).
-    `configuration` is more lines for rabbitmq.conf.
+    `consumer_timeout_seconds` closes channels that hold an unacked delivery for longer (default 30 minutes); the broker
+    checks every `channel_tick_interval_seconds` (60). A node considers another one down after about `net_tick_seconds`
+    of silence (60), or if it can't connect within `net_setup_seconds` (7); both are whole seconds. A message that
+    expired but did not reach its next queue, because that queue's node was just lost, is sent there again after
+    `dead_letter_confirm_seconds` (180). `configuration` is more lines for rabbitmq.conf.
     """
 
     consumer_timeout_seconds: float | None = None
@@ -69,7 +68,7 @@ def _erlang(settings: Mapping[str, int | None]) -> str:
 
 
 class RabbitNode(Server):
-    """One node. `RabbitCluster` makes it, and starts all its nodes in the right order the first time."""
+    """One node. `RabbitCluster` creates it, and the first time starts all its nodes in the right order."""
 
     ready_timeout_seconds = 90
     stop_timeout_seconds = 60
@@ -105,7 +104,7 @@ class RabbitNode(Server):
             "ERL_EPMD_PORT": str(epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_CRASH_DUMP_SECONDS": "0",
-            "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the Erlang machine: our child is the node itself
+            "RUNNING_UNDER_SYSTEMD": "true",  # the script is replaced by the Erlang VM: our child is the node itself
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": QUIET_ERLANG,
             "RABBITMQ_CTL_ERL_ARGS": f"{QUIET_ERLANG} +sbwt none",
             "RABBITMQ_CTL_DIST_PORT_MIN": str(ctl_ports[0]),
@@ -133,7 +132,7 @@ class RabbitNode(Server):
             "log.file": "false",
             "vm_memory_high_watermark.absolute": "1GB",
             "disk_free_limit.absolute": "50MB",
-            # The management API's view is then at most a second old, not five. All three are needed.
+            # The management API's data is then at most one second old, not five. All three settings are needed.
             "management.sample_retention_policies.global.minute": 5,
             "management.sample_retention_policies.global.hour": 60,
             "management.sample_retention_policies.basic.minute": 1,
@@ -143,19 +142,19 @@ class RabbitNode(Server):
         if len(peers) > 1:
             entries |= {
                 "cluster_formation.peer_discovery_backend": "classic_config",
-                "cluster_formation.discovery_retry_limit": 1,  # the first node waits for nobody
+                "cluster_formation.discovery_retry_limit": 1,  # the first node waits for no other
                 "cluster_formation.discovery_retry_interval": 100,
                 "cluster_partition_handling": "pause_minority",
             }
             if self.release.version < (4,):
                 entries |= {f"cluster_formation.randomized_startup_delay_range.{end}": 0 for end in ("min", "max")}
-            # Whoever is named and not up is waited for, ten seconds each: the first node joins nobody, the others it.
+            # A node waits ten seconds for each named node that is down: the first node joins none, the others join it.
             joined = dict.fromkeys((peers[0], self.name))
             entries |= {f"cluster_formation.classic_config.nodes.{i}": node for i, node in enumerate(joined, 1)}
         return "".join(f"{key} = {value}\n" for key, value in {**entries, **settings.configuration}.items())
 
     def _answers(self) -> bool:
-        # The listeners answer a little earlier: a virtual host added then never starts on this node.
+        # The listeners answer a little earlier, but a virtual host added then never starts on this node.
         if "Server startup complete" not in self.output:
             return False
         if not accepts(self.amqp_port, say=b"AMQP\x00\x00\x09\x01", expect=b"\x01"):
@@ -167,7 +166,7 @@ class RabbitNode(Server):
         self._api.close()
 
     def amqp_url(self, vhost: str = "/") -> str:
-        """The URL of a virtual host, with credentials."""
+        """Return the URL of a virtual host, with credentials."""
         return f"amqp://{USER}:{USER}@127.0.0.1:{self.amqp_port}/{quote(vhost, safe='')}"
 
     @property
@@ -178,7 +177,7 @@ class RabbitNode(Server):
         """Run `rabbitmqctl` (or `tool`, such as `rabbitmq-queues`) against this node and return its output.
 
         Takes half a second, for example `ctl("set_vm_memory_high_watermark", "0.0000001")`.
-        Raises: ServerFailedError with what the tool said.
+        Raises: ServerFailedError with the tool's output.
         """
         done = run(
             self.release.script(tool, *arguments),
@@ -193,7 +192,9 @@ class RabbitNode(Server):
         return done.stdout
 
     def command_prefix(self) -> Path:
-        """A program that runs RabbitMQ's tools against this node, as `ssh HOST` does: `PREFIX rabbitmqctl ...`."""
+        """Write a program that runs RabbitMQ's tools against this node, as `ssh HOST` does: `PREFIX rabbitmqctl
+        ...`.
+        """
         program = self._folder_of_node / "on-this-node"
         lines = [f"export {name}={shlex.quote(value)}" for name, value in self._environment.items()]
         run_tool = self.release.command("/bin/sh", "-c", f'cd {self.release.scripts} && exec "./$@"', "tool")
@@ -202,7 +203,7 @@ class RabbitNode(Server):
         return program
 
     def api(self, method: str, *path: str, body: object = None) -> Any:
-        """Call the management API; every part of `path` is quoted. Returns what it answered, decoded.
+        """Call the management API with every part of `path` quoted; return the decoded answer.
 
         Raises: httpx.HTTPError, httpx.HTTPStatusError included.
         """
@@ -211,14 +212,14 @@ class RabbitNode(Server):
         return answer.json() if answer.content else None
 
     def running_nodes(self) -> set[str]:
-        """The names of the cluster's running nodes, as this node sees them; none where it can't be asked."""
+        """Return the names of the cluster's running nodes, as this node sees them; none if it does not answer."""
         try:
             return {node["name"] for node in self._rows("nodes") if node["running"]}
         except httpx.HTTPError:
             return set()
 
     def add_vhost(self, vhost: str) -> None:
-        """Make a virtual host that only this harness's user can use."""
+        """Create a virtual host that only this harness's user can use."""
         self.api("PUT", "vhosts", vhost, body={})
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
         self.api("PUT", "permissions", vhost, USER, body=everything)
@@ -228,11 +229,11 @@ class RabbitNode(Server):
         self.api("DELETE", "vhosts", vhost)
 
     def queues(self, vhost: str) -> list[dict[str, Any]]:
-        """The queues of a virtual host as the management API describes them, up to a second old."""
+        """Return the queues of a virtual host as the management API describes them, up to a second old."""
         return self._rows("queues", vhost)
 
     def consumers(self, vhost: str) -> list[dict[str, Any]]:
-        """The consumers of a virtual host as the management API describes them, up to a second old."""
+        """Return the consumers of a virtual host as the management API describes them, up to a second old."""
         return self._rows("consumers", vhost)
 
     def close_connections(self, vhost: str) -> None:
@@ -240,11 +241,12 @@ class RabbitNode(Server):
         self.ctl("close_all_connections", "--vhost", vhost, "closed by the test")
 
     def sync(self) -> None:
-        """Write at once what RabbitMQ otherwise keeps back for half a second. Takes as long.
+        """Write to disk what RabbitMQ would otherwise keep in memory for half a second. Takes as long.
 
         A quorum queue that was declared less than that before a `kill` never gets a leader again (3.10).
         """
-        # Each virtual host has a table of its own. One that is deleted meanwhile takes it along, which is no failure.
+        # Each virtual host has a separate table. It disappears with a virtual host that is deleted meanwhile, which is
+        # no failure.
         sync = (
             "case catch dets:sync(Table) of ok -> ok; Told -> {false, _} = {lists:member(Table, dets:all()), Told} end"
         )
@@ -258,8 +260,8 @@ class RabbitNode(Server):
 class RabbitCluster(Startable):
     """`size` nodes that form one cluster, with a private name server; a context manager that starts and ends them.
 
-    `folder` is a new folder of the caller's. Every node can serve every client. The newest release is started where
-    `release` names no other.
+    `folder` is a new folder of the caller's. Every node can serve every client. The newest release is started unless
+    `release` names another.
     """
 
     def __init__(
@@ -292,7 +294,7 @@ class RabbitCluster(Startable):
     def start(self) -> None:
         """Start all nodes and return when each of them sees all. Raises: ServerFailedError, TimeoutError."""
         self._epmd.start()
-        # The first one alone, so that the others find it: side by side, each could form a cluster of its own.
+        # The first one starts alone, so that the others find it: started together, each could form a separate cluster.
         self.nodes[0].start()
         for node in self.nodes[1:]:
             node.launch()
@@ -316,7 +318,7 @@ class RabbitCluster(Startable):
 
 
 class _Epmd(Server):
-    """Erlang's name server. A node would otherwise start one itself, which then stays behind."""
+    """Erlang's name server. Otherwise a node would start one itself, which would then stay behind."""
 
     ready_timeout_seconds = 10
     stop_timeout_seconds = 10

@@ -1,8 +1,8 @@
-"""Which releases of RabbitMQ there are to test with, and how to run a program of one.
+"""The releases of RabbitMQ to test with, and how to run a program of one.
 
 `.ci/install-test-servers` unpacks releases into a cache, each with the whole `/usr` that it needs; only root can run
-those. Without them there is the installed one. A series that is missing is replaced by the next best release, and the
-run's last lines say so.
+them. Otherwise the installed release is used. A missing series is replaced by the next best release, and the last lines
+of the run say so.
 """
 
 import os
@@ -15,11 +15,11 @@ from pathlib import Path
 from support.processes import ServerMissingError
 
 NEWEST = "4.3"
-"""What everything is tested with."""
+"""The series that all tests use."""
 SERIES = (NEWEST, "4.0", "3.10")
-"""What is tested where a broker's version matters (the marker `rabbitmq_versions`)."""
+"""The series for tests that depend on the broker's version (the marker `rabbitmq_versions`)."""
 WITH_USR = Path(__file__).parents[2] / ".ci" / "with-usr"
-# Debian's wrappers in /usr/sbin change the user and can't reach a private node: the scripts beneath them can.
+# Debian's wrappers in /usr/sbin change the user and can't reach a private node; the scripts that they call can.
 SCRIPTS_PATTERN = "lib/rabbitmq/lib/rabbitmq_server-*/sbin"
 
 
@@ -29,25 +29,25 @@ class RabbitRelease:
 
     version: tuple[int, ...]
     scripts: Path
-    """The folder of RabbitMQ's own scripts, as its programs see it."""
+    """Return the folder of RabbitMQ's own scripts, as its programs see it."""
     usr: Path | None = None
 
     def __str__(self) -> str:
         return ".".join(map(str, self.version))
 
     def command(self, program: str, *arguments: str) -> list[str]:
-        """The command line that runs a program of this release; one without a slash is found in PATH."""
+        """Return the command line that runs a program of this release; a name without a slash is found in PATH."""
         return [*([] if self.usr is None else [str(WITH_USR), str(self.usr)]), program, *arguments]
 
     def script(self, name: str, *arguments: str) -> list[str]:
-        """The command line that runs one of RabbitMQ's own scripts, such as `rabbitmqctl`."""
+        """Return the command line that runs one of RabbitMQ's own scripts, such as `rabbitmqctl`."""
         return self.command(str(self.scripts / name), *arguments)
 
 
 def find_release(series: str | None = None) -> RabbitRelease:
-    """The newest release of a series; where there is none, of a later one, then of any.
+    """Return the newest release of a series, or else of a later series, or else of any.
 
-    The series is the one that the run asks for (``RABBITMQ=4.0``), or `NEWEST`. Raises: ServerMissingError.
+    The series is the one that the run requests (``RABBITMQ=4.0``), or `NEWEST`. Raises: ServerMissingError.
     """
     found = releases()
     if not found:
@@ -59,7 +59,9 @@ def find_release(series: str | None = None) -> RabbitRelease:
 
 
 def series_asked_for() -> str | None:
-    """The one series to test with, which ``make test RABBITMQ=4.0`` puts into the environment. Raises: ValueError."""
+    """Return the only series to test with, which ``make test RABBITMQ=4.0`` puts into the environment. Raises:
+    ValueError.
+    """
     series = os.environ.get("RABBITMQ") or None
     if series is not None and not re.fullmatch(r"\d+(\.\d+)*", series):
         raise ValueError(f"RABBITMQ must be a version, such as 4.0, not {series!r}")
@@ -67,10 +69,9 @@ def series_asked_for() -> str | None:
 
 
 def series_to_test() -> dict[str, RabbitRelease]:
-    """The releases that a run tests, each once, by series: the one asked for, or those of `SERIES`.
+    """Return the releases that a run tests, each once, by series: the requested one, or those of `SERIES`.
 
-    The first is for every test, the others for those that are marked `rabbitmq_versions`. Empty where RabbitMQ is
-    missing.
+    The first is for every test, the others for tests marked `rabbitmq_versions`. Empty if RabbitMQ is missing.
     """
     asked_for = series_asked_for()
     found: dict[str, RabbitRelease] = {}
@@ -86,7 +87,7 @@ def series_to_test() -> dict[str, RabbitRelease]:
 
 @cache
 def releases() -> list[RabbitRelease]:
-    """All that can be run here, the oldest first."""
+    """Return all releases that can be run here, the oldest first."""
     cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "popgate" / "rabbitmq"
     unpacked = sorted(cache_folder.glob(f"*/usr/{SCRIPTS_PATTERN}")) if os.geteuid() == 0 else []
     found: list[RabbitRelease] = []

@@ -1,6 +1,6 @@
-"""A private Redis on 127.0.0.1 with append-only persistence and `noeviction`, as popgate asks for.
+"""A private Redis on 127.0.0.1 with append-only persistence and `noeviction`, as popgate requires.
 
-And one with a replica and a Sentinel, and one that speaks TLS only to those it knows.
+Also one with a replica and a Sentinel, and one that requires TLS with a client certificate.
 """
 
 import shutil
@@ -14,14 +14,14 @@ from support.processes import PortBlock, Server, ServerMissingError, Startable, 
 from support.tls import Authority
 
 REPLICATED_SECONDS = 45
-"""A Sentinel takes ten to look at one that has come back."""
+"""Maximum seconds for replication to recover; a Sentinel takes ten to notice a returned server."""
 
 
 TORN_COMMAND = b"*3\r\n$3\r\nSET\r\n$9\r\nhalf-writ"
 
 
 class RedisServer(Server):
-    """One Redis server; what it has answered is kept over `stop` and `restart`, and nearly all of it over `kill`."""
+    """One Redis server; acknowledged writes survive `stop` and `restart`, and nearly all of them survive `kill`."""
 
     ready_timeout_seconds = 20
     stop_timeout_seconds = 20
@@ -43,13 +43,13 @@ class RedisServer(Server):
         super().__init__("redis", folder, arguments=arguments)
 
     def url(self, database: int = 0) -> str:
-        """The URL of one of its 16 databases."""
+        """Return the URL of one of its 16 databases."""
         return f"redis://127.0.0.1:{self.port}/{database}"
 
     def cut_power(self) -> None:
-        """Kill it, and leave behind what a power cut does: a command that was half on its way to the disk.
+        """Kill it, and leave a half-written command at the end of its file, as a power cut would.
 
-        With `appendfsync always` all that it has answered is in front of that.
+        With `appendfsync always`, everything acknowledged comes before that.
         """
         self.kill()
         latest = max((self.folder / "appendonlydir").glob("*.incr.aof"), key=lambda file: file.stat().st_mtime_ns)
@@ -57,11 +57,11 @@ class RedisServer(Server):
             file.write(TORN_COMMAND)
 
     def ask(self, *words: str) -> Any:
-        """What it answers to one command, as `redis-py` has it."""
+        """Return its answer to one command, as `redis-py` decodes it."""
         return _ask(self.port, *words)
 
     def hearers(self, namespace: str) -> int:
-        """How many proxies listen there to what changes in their cluster."""
+        """Return how many proxies subscribe there to changes in their cluster."""
         _, count = self.ask("PUBSUB", "NUMSUB", f"popgate:{namespace}:changes")
         return int(count)
 
@@ -70,7 +70,9 @@ class RedisServer(Server):
 
 
 class SecretiveRedis(RedisServer):
-    """One that speaks TLS beside `port`, which is for the tests, and only to who has a certificate of `authority`."""
+    """A Redis that accepts TLS, from clients with a certificate of `authority` only, beside the plain `port` for
+    tests.
+    """
 
     def __init__(self, folder: Path, authority: Authority) -> None:
         self.tls_block = PortBlock()
@@ -92,7 +94,7 @@ class SecretiveRedis(RedisServer):
 
 
 class RedisSentinel(Server):
-    """One Sentinel that watches `master` and replaces it half a second after it went. Start it after the replicas."""
+    """One Sentinel that watches `master` and replaces it half a second after it fails. Start it after the replicas."""
 
     ready_timeout_seconds = 20
     stop_timeout_seconds = 20
@@ -115,11 +117,11 @@ class RedisSentinel(Server):
 
     @property
     def url(self) -> str:
-        """The URL of its master, whichever that is."""
+        """Return the URL of the current master."""
         return f"redis+sentinel://127.0.0.1:{self.port}/{self.master_name}/0"
 
     def master_port(self) -> int:
-        """The port of who is master by its decision."""
+        """Return the port of the server that the Sentinel considers the master."""
         _, port = _ask(self.port, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.master_name)
         return int(port)
 
@@ -128,9 +130,9 @@ class RedisSentinel(Server):
 
 
 class ReplicatedRedis(Startable):
-    """Two servers, of which the second one has all that the first has, and a Sentinel that replaces one by the other.
+    """Two servers, of which the second replicates the first, and a Sentinel that fails over between them.
 
-    A server that was killed may be started again: the Sentinel makes it a replica.
+    A killed server may be started again: the Sentinel makes it a replica.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -147,18 +149,18 @@ class ReplicatedRedis(Startable):
         self.sentinel.start()
 
     def wait_replicated(self, replica: RedisServer) -> None:
-        """Return when `replica` is one, and has all that its master has."""
+        """Return when `replica` is a replica and has all data of its master."""
 
         def is_replicated() -> bool:
             try:
                 return bool(replica.ask("INFO", "replication").get("master_link_status") == "up")
-            except redis.ConnectionError:  # who becomes a replica closes its connections
+            except redis.ConnectionError:  # a server that becomes a replica closes its connections
                 return False
 
         wait_until(is_replicated, timeout_seconds=REPLICATED_SECONDS, what="the replica to have all data")
 
     def master(self) -> RedisServer:
-        """Who is it by the Sentinel's decision."""
+        """Return the server that the Sentinel considers the master."""
         port = self.sentinel.master_port()
         return next(server for server in self.servers if server.port == port)
 
@@ -168,6 +170,6 @@ class ReplicatedRedis(Startable):
 
 
 def _ask(port: int, *words: str) -> Any:
-    client: Any = redis.Redis  # it has few types
+    client: Any = redis.Redis  # the library is only partly typed
     with client.from_url(f"redis://127.0.0.1:{port}") as connected:
         return connected.execute_command(*words)

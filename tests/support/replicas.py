@@ -1,4 +1,4 @@
-"""The replica keeper as operators run it, and what becomes of RabbitMQ's queues meanwhile."""
+"""The replica keeper as operators run it, and its effect on RabbitMQ's queues."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from support.rabbitmq import RabbitNode
 def keeper_environment(
     nodes: Sequence[RabbitNode], vhost: str, *, management: bool = True, tools: bool = True
 ) -> dict[str, str]:
-    """What ``popgate replicas`` has to be told of these nodes."""
+    """Return the settings that ``popgate replicas`` needs for these nodes."""
     urls = ",".join(f"http://guest:guest@127.0.0.1:{node.management_port}" for node in nodes)
     return {
         "POPGATE_AMQP_URL": ",".join(node.amqp_url(vhost) for node in nodes),
@@ -32,7 +32,7 @@ def keeper_environment(
 
 
 class ReplicaCommands:
-    """``popgate replicas``, run to its end."""
+    """Runs ``popgate replicas`` commands to completion."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._popgate = CommandLine("http://127.0.0.1:1")
@@ -42,14 +42,14 @@ class ReplicaCommands:
         return self._popgate("replicas", *arguments)
 
     def rows(self, *arguments: str) -> dict[str, dict[str, Any]]:
-        """What it shows, by queue, without those of the keeper's own lock."""
+        """Return the rows it shows, by queue, without the queues of the keeper's own lock."""
         done = self(*arguments)
         assert done.code in (0, 1), done.err
         return {row["queue"]: row for row in done.rows if not row["queue"].startswith("popgate:mutex:")}
 
 
 def program(folder: Path, name: str, script: str) -> str:
-    """A shell script that can be run by what is returned."""
+    """Write a shell script; return the command that runs it."""
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o700)
@@ -57,7 +57,7 @@ def program(folder: Path, name: str, script: str) -> str:
 
 
 class KeeperProcess(Server):
-    """``popgate replicas watch``; it looks often, and waits for less than an operator would."""
+    """``popgate replicas watch``, with shorter intervals and waits than an operator would use."""
 
     ready_timeout_seconds = 60
     stop_timeout_seconds = 20
@@ -79,7 +79,7 @@ class KeeperProcess(Server):
         return self.output.count("event='term_began'") > self.output.count("event='term_ended'")
 
     def changes(self, event: str = "started") -> list[str]:
-        """The log's lines about changes that were ``started``, ``done``, ``dropped`` or ``failed``."""
+        """Return the log's lines about changes that were ``started``, ``done``, ``dropped`` or ``failed``."""
         return [line for line in self.output.splitlines() if f"event='{event}'" in line]
 
 
@@ -93,8 +93,9 @@ def declare(
     size: int = 1,
     arguments: Mapping[str, object] | None = None,
 ) -> None:
-    """A quorum queue, or a stream, with exactly these members; with ``size``, so many of RabbitMQ's choice at first.
-    The first one leads."""
+    """Declare a quorum queue, or a stream, with exactly these members; with ``size``, RabbitMQ first chooses that
+    many. The first one leads.
+    """
     wanted = {"quorum": "x-quorum-initial-group-size", "stream": "x-initial-cluster-size"}[kind]
     given = {"x-queue-type": kind, wanted: size, **(arguments or {})}
     body = {"durable": True, "node": members[0].name, "arguments": given}
@@ -107,7 +108,7 @@ def declare(
 
 
 def replicas_of(node: RabbitNode, vhost: str) -> dict[str, tuple[set[str], set[str]]]:
-    """Members and online members of each queue as they are now, read without the keeper's code."""
+    """Return the current members and online members of each queue, read without the keeper's code."""
     answer = httpx.get(
         f"http://127.0.0.1:{node.management_port}/api/queues/{quote(vhost, safe='')}",
         params={"disable_stats": "true", "enable_queue_totals": "true"},
@@ -135,7 +136,7 @@ def wait_for_replicas(
 
 
 class Publisher(threading.Thread):
-    """Publishes to some queues, one message after the other, each confirmed, and knows how long that took at most."""
+    """Publishes to some queues, one confirmed message after the other, and records the longest publish."""
 
     def __init__(self, node: RabbitNode, vhost: str, queues: Sequence[str]) -> None:
         super().__init__(name="publisher", daemon=True)
@@ -166,12 +167,12 @@ class Publisher(threading.Thread):
         connection.close()
 
     def longest_seconds(self) -> float:
-        """The longest that a publish took since the last ``forget``, the one under way included."""
+        """Return the longest publish in seconds since the last ``forget``, including one in progress."""
         began = self._began
         return max(self._longest, 0.0 if began is None else time.monotonic() - began)
 
     def forget(self) -> None:
-        """Begin to measure anew: what a killed node costs by itself is not the keeper's doing."""
+        """Restart the measurement: the cost of a killed node alone is not caused by the keeper."""
         self._longest = 0.0
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
-"""Clients that ask another proxy once where one does not answer, and take note of all that they are given.
+"""Clients that retry once with another proxy if one does not answer, and record everything they receive.
 
-Unlike `audit_load`, they allow popgate nothing: what is done to the proxies meanwhile is planned, and so no request may
-fail twice, no message be handed out twice, none be missing and none be out of order.
+Unlike `audit_load`, they accept no failures: the disturbances of the proxies are planned, so no request may fail twice,
+no message may be handed out twice or missing or out of order.
 """
 
 import itertools
@@ -22,13 +22,13 @@ CONSUMERS = 3
 KEYS = 5
 REST_SECONDS = 0.005
 LEASE_SECONDS = 60
-"""Longer than any test: no lease ends by itself."""
+"""Lease length in seconds; longer than any test, so no lease expires."""
 WAITS_SECONDS = (0, 1, 5)
 EXTENDED_SHARE = 0.3
 
 
 class _Retrying:
-    """A client of all proxies, one request after the other through the next one."""
+    """A client of all proxies; each request goes to the next one."""
 
     def __init__(self, urls: Sequence[str], first: int) -> None:
         self._clients = [plain_client(url, timeout_seconds=30) for url in urls]
@@ -40,7 +40,7 @@ class _Retrying:
             client.close()
 
     def post(self, path: str, body: Json) -> Json | None:
-        """The answer of the one that is asked, or of the next one; None where there was none."""
+        """Return the answer of the chosen proxy, or of the next one; None if neither answered."""
         why = ""
         for _ in range(2):
             client = self._clients[next(self._turn) % len(self._clients)]
@@ -59,7 +59,7 @@ class _Retrying:
 
 
 class RollingLoad:
-    """One publisher and some consumers in threads of their own, from `with` until all was consumed at its end."""
+    """One publisher and some consumers in separate threads; leaving `with` waits until everything is consumed."""
 
     def __init__(self, urls: Sequence[str], *, topic: str, group: str) -> None:
         self._topic = f"/v1/topics/{topic}"
@@ -72,7 +72,7 @@ class RollingLoad:
             self._threads.append(threading.Thread(target=self._consume, args=(client, number)))
         self.published: list[str] = []
         self.delivered: list[str] = []
-        """Bodies, in the order in which clients got them."""
+        """Bodies, in the order in which clients received them."""
         self.settled: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
@@ -93,11 +93,11 @@ class RollingLoad:
 
     @property
     def failures(self) -> list[str]:
-        """Requests that failed twice, and why."""
+        """Return the requests that failed twice, and why."""
         return [failure for client in self._clients for failure in client.failures]
 
     def assert_kept(self) -> None:
-        """Nothing failed, nothing is missing, nothing came twice, and each key's messages came in order."""
+        """Assert that no request failed, no message is missing or duplicated, and each key's messages came in order."""
         assert not self.failures
         times = Counter(self.delivered)
         assert {body: count for body, count in times.items() if count > 1} == {}, "handed out twice"

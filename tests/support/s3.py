@@ -1,4 +1,4 @@
-"""A private S3 that nobody here wrote (moto's server), on 127.0.0.1. What it was given is gone when it ends."""
+"""A private S3 by a third party (moto's server) on 127.0.0.1. Its data is deleted when it ends."""
 
 import importlib
 import importlib.util
@@ -11,7 +11,7 @@ import httpx
 from support.processes import PortBlock, Server, ServerMissingError
 
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-"""For the environment of whoever writes there: it takes any."""
+"""Environment with credentials for programs that write there; it accepts any."""
 
 
 class S3Server(Server):
@@ -31,11 +31,11 @@ class S3Server(Server):
         )
 
     def url(self, path: str) -> str:
-        """Of an object or a folder of the bucket, as pyarrow has it."""
+        """Return the URL of an object or a folder of the bucket, in pyarrow's form."""
         return f"s3://{path}?endpoint_override={self.address}&region=us-east-1"
 
     def filesystem(self) -> Any:
-        """pyarrow's own client of it."""
+        """Return pyarrow's own client of it."""
         s3: Any = importlib.import_module("pyarrow.fs").S3FileSystem
         return s3(access_key="key", secret_key="secret", endpoint_override=self.address, region="us-east-1")
 

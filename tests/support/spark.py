@@ -1,4 +1,4 @@
-"""A quiet Spark of the tests' own: no UI, no files outside of a folder, nothing that listens beyond this machine."""
+"""A quiet Spark for the tests: no UI, no files outside one folder, no listener beyond this machine."""
 
 import os
 import shutil
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 END_SECONDS = 30
 QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 QUICK_JAVA = f"{QUICK_COMPILER} -XX:+UseSerialGC"
-"""Nearly all that these Sparks do is to start, and to do something for the first time: without the second compiler and
-the threads that collect garbage that costs half as much."""
+"""JVM options that halve the cost of short sessions, which mostly start up and do everything once: no second
+compiler, no garbage collection threads.
+"""
 TESTS_FOLDER = Path(__file__).parents[1]
 LOGGING = """
 rootLogger.level = error
@@ -31,13 +32,15 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 
 def require_java() -> None:
-    """Raises: ServerMissingError."""
+    """Check that Java is installed. Raises: ServerMissingError."""
     if shutil.which("java") is None and not (Path(os.environ.get("JAVA_HOME", "/nowhere")) / "bin" / "java").exists():
         raise ServerMissingError("no Java is installed (Debian: openjdk-17-jre-headless)")
 
 
 def environment() -> dict[str, str]:
-    """What Spark's own Python processes need on top of this one's environment: this interpreter and these sources."""
+    """Return what Spark's own Python processes need in addition to this environment: this interpreter and these
+    sources.
+    """
     paths = [str(TESTS_FOLDER), *(os.environ.get("PYTHONPATH") or "").split(os.pathsep)]
     return {
         "PYSPARK_PYTHON": sys.executable,
@@ -48,7 +51,7 @@ def environment() -> dict[str, str]:
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """What every session of the tests is started with; `folder` is for what it writes."""
+    """Return the settings with which every session of the tests starts; `folder` is for its files."""
     folder.mkdir(parents=True, exist_ok=True)
     logging = folder / "log4j2.properties"
     logging.write_text(LOGGING)
@@ -66,7 +69,7 @@ def settings(folder: Path) -> dict[str, str]:
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
-        # To compile a plan takes longer than to run it over a few rows. Commands and programs of their own do compile.
+        # Compiling a plan takes longer than running it over a few rows. Separate commands and programs do compile.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.session.timeZone": "UTC",
@@ -76,9 +79,9 @@ def settings(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def started_spark(folder: Path, *, master: str = "local[2]", **more: str) -> "Generator[SparkSession]":
-    """The session of this process, of which there can be one at a time; `more` are further settings, `__` for a dot.
+    """Start the session of this process, which can have one at a time; `more` are further settings, `__` for a dot.
 
-    Raises: ServerMissingError: there is no Java.
+    Raises: ServerMissingError: Java is not installed.
     """
     require_java()
     from pyspark.sql import SparkSession
@@ -95,7 +98,7 @@ def started_spark(folder: Path, *, master: str = "local[2]", **more: str) -> "Ge
 
 
 def end(session: "SparkSession") -> None:
-    """Stop the session and its JVM, so that the next one of this process may have other settings."""
+    """Stop the session and its JVM, so that the next session of this process may have other settings."""
     from pyspark import SparkContext
 
     context: Any = SparkContext  # there is no public way to end the JVM
@@ -103,6 +106,6 @@ def end(session: "SparkSession") -> None:
     session.stop()
     if gateway is not None:
         gateway.shutdown()
-        gateway.proc.stdin.close()  # on which it ends
+        gateway.proc.stdin.close()  # which makes it end
         gateway.proc.wait(timeout=END_SECONDS)
     context._gateway = context._jvm = None

@@ -1,4 +1,4 @@
-"""The files of a journal that nobody wrote (`synthetic_journal`): one a proxy and hour, as proxies write them."""
+"""The files of a generated journal (`synthetic_journal`): one a proxy and hour, as proxies write them."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ ROWS_A_FILE = 250_000
 
 
 def write_journal(folder: Path, plan: Plan, topic: str = TOPIC) -> Planted:
-    """Write the journal's files below `folder`. Proxies of another topic than the usual have names of their own."""
+    """Write the journal's files below `folder`. Proxies of a topic other than the default have different names."""
     chance, messages, story, planted = told(plan, topic)
     return _write(folder, plan, chance, messages, story, planted)
 
@@ -84,7 +84,7 @@ def _write(
 def _files(
     folder: Path, plan: Plan, messages: Messages, kind: npt.NDArray[np.int8], columns: list[Any], hidden: int | None
 ) -> int:
-    """One file a proxy, hour and `ROWS_A_FILE`; how many events they have."""
+    """Yield one file a proxy, hour and `ROWS_A_FILE`, with its number of events."""
     proxies, events = columns[5], 0
     for number, proxy in enumerate(PROXIES):
         name = proxy if messages.topic == TOPIC else f"{messages.topic}-{proxy}"

@@ -1,9 +1,9 @@
-"""Journals that nobody wrote: what a cluster of proxies would have noted, with faults planted where one asks for them.
+"""Generated journals: what a cluster of proxies would have recorded, with planted faults on request.
 
-Vectorised: ten million events take half a minute. The same `Plan` gives the same journal. Everything that popgate
-admits is in it: leases that ran out, releases, rejections and what becomes of the dead letters, extensions, delays,
-messages that are still on their way when the journal ends, proxies whose clocks differ by milliseconds, settlements
-noted by another proxy than the hand-out; and what failures leave, where one asks for it. `Planted` names what is not.
+Vectorised: ten million events take half a minute. The same `Plan` gives the same journal. It contains everything that
+popgate admits: leases that ran out, releases, rejections and the further life of the dead letters, extensions, delays,
+messages still in progress when the journal ends, proxies whose clocks differ by milliseconds, settlements recorded by a
+different proxy than the hand-out; and, on request, what failures leave. `Planted` lists what popgate does not admit.
 """
 
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 SECOND = 1_000_000
-"""Times are in microseconds."""
+"""Microseconds in a second; all times are in microseconds."""
 HOUR = 3_600 * SECOND
 TOPIC = "orders"
 GROUPS = ("billing", "shipping")
 PROXIES = ("proxy-1", "proxy-2", "proxy-3")
 SKEWS = np.array([0, 3_000, -2_000])
-"""How far each proxy's clock is off."""
+"""Clock error of each proxy."""
 KINDS = (
     *("published", "delivered", "acked", "released", "extended", "expired", "rejected", "dead_lettered", "redriven"),
     *("discarded", "duplicate", "purged", "found_settled"),
@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`messages` over `hours`. Each of the others is how many faults of a kind are planted."""
+    """`messages` over `hours`. Each other field is the number of planted faults of one kind."""
 
     messages: int = 2_000
     hours: float = 1.0
@@ -54,12 +54,13 @@ class Plan:
     hung_client: bool = False
     hot_queue: bool = False
     gap_rows: int = 0
-    """So many rows of one proxy are missing."""
+    """Number of rows of one proxy that are missing."""
     troubles: int = 0
-    """So many of each kind that failures and patience leave, none of which is a fault: acks that only a repeat or the
-    store tells of, and that are repeated hours later; leases of hours; leases whose end is told late by a proxy that
-    slept; ends of any kind that are told twice; publishes that are repeated when their first attempt was discarded. And
-    a queue that nobody consumes for three quarters of the time."""
+    """Number of each kind of trouble that failures and patience leave, none of which is a fault: acks that only a
+    repeat or the store reports, and that are repeated hours later; leases of hours; leases whose end is reported
+    late by a proxy that slept; ends of any kind that are reported twice; publishes that are repeated after their
+    first attempt was discarded. Also one queue that is not consumed for three quarters of the time.
+    """
 
 
 Subject = tuple[str, str]
@@ -68,7 +69,7 @@ Subject = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """What the jobs have to find. `events` is how many there are."""
+    """The faults that the jobs must find. `events` is the number of events."""
 
     events: int
     lost: frozenset[Subject]
@@ -83,8 +84,9 @@ class Planted:
 
 
 class Rows(NamedTuple):
-    """Events of one kind. `group` is -1 where none is concerned, `client` where there is none, `new` where there is no
-    new copy."""
+    """Events of one kind. `group` is -1 if none is concerned, `client` if there is none, `new` if there is no new
+    copy.
+    """
 
     kind: int
     message: Ints
@@ -99,7 +101,7 @@ class Rows(NamedTuple):
     new: Ints
 
     def only(self, kind: int, which: Ints) -> "Rows":
-        """Those of them, as another kind."""
+        """Return a selection of them, as another kind."""
         return Rows(kind, *(column[which] for column in self._columns()))
 
     def _columns(self) -> tuple[Any, ...]:
@@ -108,7 +110,7 @@ class Rows(NamedTuple):
 
 @dataclass(slots=True)
 class Story:
-    """One row a message and group: its latest hand-out, and where the next event goes."""
+    """One row a message and group: its latest hand-out, and the time of the next event."""
 
     message: Ints
     group: Ints
@@ -130,7 +132,7 @@ class Story:
         proxy: Ints | None = None,
         new: Ints | None = None,
     ) -> None:
-        """`which` stories have an event at `at`."""
+        """Record an event of the stories `which` at `at`."""
         size = len(which)
         self.rows.append(
             Rows(
@@ -149,7 +151,7 @@ class Story:
 
 
 class Messages:
-    """What was published: a message a row."""
+    """The published messages, one a row."""
 
     def __init__(self, plan: Plan, chance: np.random.Generator, topic: str) -> None:
         self.topic = topic
@@ -177,7 +179,7 @@ class Messages:
 
 
 def told(plan: Plan, topic: str) -> tuple[np.random.Generator, Messages, Story, dict[str, Ints]]:
-    """What happened to the messages of `plan`, and which of its stories have which fault; chance goes on from there."""
+    """Generate the events of the messages of `plan`, and which story has which fault; continues the random sequence."""
     chance = np.random.default_rng(plan.seed)
     messages = Messages(plan, chance, topic)
     story = _stories(plan, chance, messages)
@@ -185,7 +187,7 @@ def told(plan: Plan, topic: str) -> tuple[np.random.Generator, Messages, Story, 
 
 
 def _stories(plan: Plan, chance: np.random.Generator, messages: Messages) -> Story:
-    """First hand-outs, in order in each queue; how long each is held, by whom."""
+    """Generate first hand-outs, in order in each queue, with the client and duration of each."""
     count = plan.messages
     message = np.tile(np.arange(count), len(GROUPS))
     group = np.repeat(np.arange(len(GROUPS)), count)
@@ -197,7 +199,7 @@ def _stories(plan: Plan, chance: np.random.Generator, messages: Messages) -> Sto
     order = np.lexsort((messages.visible[message], place))
     far = place[order] * (1 << 44)
     delivered = np.empty_like(ready)
-    # Two of a queue are 10 microseconds apart at least.
+    # Two of a queue are at least 10 microseconds apart.
     rank = np.arange(len(order)) * 10
     delivered[order] = np.maximum.accumulate(ready[order] + far - rank) + rank - far
     median = 0.2 + 0.1 * (messages.queue[message] % 5)
@@ -208,7 +210,7 @@ def _stories(plan: Plan, chance: np.random.Generator, messages: Messages) -> Sto
 
 
 def _deliver(plan: Plan, chance: np.random.Generator, messages: Messages, story: Story) -> dict[str, Ints]:
-    """Note the events of all stories, faults included; which stories were chosen for which fault."""
+    """Record the events of all stories, faults included; return which stories were chosen for which fault."""
     count = len(story.message)
     hung = np.zeros(count, np.bool_)
     if plan.hung_client:
@@ -256,7 +258,7 @@ def _deliver(plan: Plan, chance: np.random.Generator, messages: Messages, story:
 
 
 def _choose(plan: Plan, chance: np.random.Generator, messages: Messages, story: Story, plain: Bools) -> dict[str, Ints]:
-    """Stories for each kind of fault, each for one only, from the middle of the journal."""
+    """Choose stories for each kind of fault, each for one only, from the middle of the journal."""
     at = story.delivered
     middle = plain & (at > messages.end // 10) & (at < messages.end * 6 // 10)
     chosen: dict[str, Ints] = {}
@@ -268,9 +270,9 @@ def _choose(plan: Plan, chance: np.random.Generator, messages: Messages, story: 
         wanted = plan.troubles if name in TROUBLES else getattr(plan, name)
         if wanted:
             chosen[name], pool = np.sort(pool[:wanted]), pool[wanted:]
-        if name == "lost" and wanted:  # what waits behind a lease of its key is not lost: none of these may last
+        if name == "lost" and wanted:  # a message behind a lease of its key is not lost: none of these may last
             pool = pool[~np.isin(lines[pool], lines[chosen[name]]) | (lines[pool] < 0)]
-    if "doubled" in chosen:  # what ends within the clocks' error proves nothing
+    if "doubled" in chosen:  # ends that differ by less than the clocks' error prove nothing
         story.held[chosen["doubled"]] = np.maximum(story.held[chosen["doubled"]], 2.0)
     if len(pairs):
         earlier, later = pairs[:, 0], pairs[:, 1]
@@ -280,13 +282,13 @@ def _choose(plan: Plan, chance: np.random.Generator, messages: Messages, story: 
 
 
 def _lines(plan: Plan, messages: Messages, story: Story) -> Ints:
-    """Of each story a number of its group and key; -1 without a key."""
+    """Return a number of its group and key for each story; -1 without a key."""
     key = messages.key[story.message]
     return np.where(key >= 0, key + story.group * plan.keys, -1)
 
 
 def _pairs(plan: Plan, chance: np.random.Generator, messages: Messages, story: Story, free: Bools) -> Ints:
-    """Stories that follow each other in their key and are far enough apart, earlier and later one."""
+    """Return pairs of stories that follow each other in their key and are far enough apart, earlier and later one."""
     if not plan.reordered:
         return np.empty((0, 2), np.int64)
     key = _lines(plan, messages, story)
@@ -307,7 +309,7 @@ def _ack(chance: np.random.Generator, story: Story, which: Ints, count: int) -> 
 
 
 def _again(plan: Plan, chance: np.random.Generator, story: Story, expired: Ints, released: Ints) -> None:
-    """Their leases end, and somebody else gets them, for the second time or the third."""
+    """End their leases, and hand them to another client, for the second or third time."""
     for which, kind in ((expired, "expired"), (released, "released")):
         count = 1
         held = np.full(len(which), INVISIBILITY_SECONDS) if kind == "expired" else story.held[which]
@@ -319,7 +321,7 @@ def _again(plan: Plan, chance: np.random.Generator, story: Story, expired: Ints,
         while len(which):
             count += 1
             story.delivered[which] = ended + chance.integers(2_000, 90_000, len(which))
-            share = chance.integers(0, plan.clients - 1, len(which))  # never the last one, which may hang
+            share = chance.integers(0, plan.clients - 1, len(which))  # never the last one, which may still be open
             story.client[which] = story.group[which] * plan.clients + share
             story.note("delivered", which, story.delivered[which], count, lease=INVISIBILITY_SECONDS)
             is_over = chance.random(len(which)) < 0.9
@@ -331,11 +333,11 @@ def _again(plan: Plan, chance: np.random.Generator, story: Story, expired: Ints,
 
 
 def _reject(plan: Plan, chance: np.random.Generator, messages: Messages, story: Story, which: Ints) -> None:
-    """They become dead letters; some are redriven as new copies, and acked, and some purged."""
+    """Make them dead letters; some are redriven as new copies and acked, and some purged."""
     total = len(messages.published)
     at = story.delivered[which] + (story.held[which] * SECOND).astype(np.int64)
     story.note("rejected", which, at, held=story.held[which])
-    # A message is rejected by each of its groups: two dead letters and two redriven copies have ids of their own.
+    # Each group of a message rejects it: two dead letters and two redriven copies have separate ids.
     letter = total * (1 + story.group[which]) + story.message[which]
     story.note("dead_lettered", which, at + 2_000, new=letter)
     both = which[: plan.troubles]
@@ -348,7 +350,7 @@ def _reject(plan: Plan, chance: np.random.Generator, messages: Messages, story: 
     as_letter = Story(
         letter, story.group[which], at, story.held[which], np.full(len(which), -1), story.owner[which], story.rows
     )
-    one_group = story.group[redriven] == 0  # of the others the letters stay where they are
+    one_group = story.group[redriven] == 0  # the letters of the others stay where they are
     mine = np.flatnonzero(share < 0.4)[one_group]
     as_letter.note("redriven", mine, later[one_group], 0, new=fresh[one_group])
     as_letter.note(
@@ -375,11 +377,11 @@ def _reject(plan: Plan, chance: np.random.Generator, messages: Messages, story: 
 
 
 def _misdeeds(chance: np.random.Generator, story: Story, chosen: dict[str, Ints]) -> None:
-    """What popgate does not admit, after the ordinary events of the same stories."""
+    """Record faults that popgate does not admit, after the ordinary events of the same stories."""
     for name, which in chosen.items():
         other = story.group[which] * ((story.client.max() + 1) // len(GROUPS)) + chance.integers(0, 3, len(which))
         held = (story.held[which] * SECOND).astype(np.int64)
-        if name == "doubled":  # a second client has it while the first one does
+        if name == "doubled":  # a second client has it at the same time as the first
             story.note("delivered", which, story.delivered[which] + held // 2, 2, lease=30.0, client=other)
         elif name == "acked_twice":
             story.note("acked", which, story.delivered[which] + 2 * held + SECOND, 1, held=story.held[which] * 2 + 1)
@@ -389,14 +391,14 @@ def _misdeeds(chance: np.random.Generator, story: Story, chosen: dict[str, Ints]
 
 
 def _other(story: Story, which: Ints) -> Ints:
-    """Proxies that do not own their queues, or not any more."""
+    """Return proxies that do not own their queues, or no longer own them."""
     return (story.owner[which] + 1) % len(PROXIES)
 
 
 def _troubles(
     plan: Plan, chance: np.random.Generator, messages: Messages, story: Story, chosen: dict[str, Ints]
 ) -> None:
-    """What a failure leaves of ordinary stories: see `Plan.troubles`."""
+    """Record what a failure leaves of ordinary stories: see `Plan.troubles`."""
     hours = messages.end * 3 // 10
     unanswered, repeated, long, slept, republished = (chosen[name] for name in TROUBLES)
     half = len(unanswered) // 2
@@ -410,7 +412,7 @@ def _troubles(
     story.note("delivered", long, story.delivered[long], lease=hours / SECOND + 60.0)
     story.held[long] = hours / SECOND
     _ack(chance, story, long, 1)
-    # The next owner ends the lease and gives another, which lasts, before the one that slept knows.
+    # The next owner ends the lease and grants another, which lasts, before the slow proxy learns of it.
     ended = story.delivered[slept] + int(INVISIBILITY_SECONDS * SECOND) + 1_000
     new_owner = _other(story, slept)
     story.note("expired", slept, ended, held=np.full(len(slept), INVISIBILITY_SECONDS), proxy=new_owner)

@@ -1,4 +1,4 @@
-"""A certificate authority of the tests' own."""
+"""A private certificate authority for the tests."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"
 
 
 class Authority:
-    """Vouches for servers on 127.0.0.1, and for clients. Raises: ServerMissingError."""
+    """Issues certificates for servers on 127.0.0.1, and for clients. Raises: ServerMissingError."""
 
     def __init__(self, folder: Path) -> None:
         if shutil.which("openssl") is None:
@@ -25,7 +25,7 @@ class Authority:
         )
 
     def certify(self, name: str) -> tuple[Path, Path]:
-        """A new certificate for 127.0.0.1, and its key."""
+        """Create a new certificate for 127.0.0.1, and its key."""
         certificate, key, request = (self._folder / f"{name}{suffix}" for suffix in (".pem", "-key.pem", ".csr"))
         names = self._folder / f"{name}.names"
         names.write_text("subjectAltName=IP:127.0.0.1\n")

@@ -1,7 +1,7 @@
-"""Which tests run beside each other, where several processes share a run.
+"""Decides which tests run in parallel when several processes share a run.
 
-More processes than cores use the time in which tests wait. But a test that bounds how many seconds something takes
-wants the machine as two processes leave it: beside it at most one other runs, however many processes there are.
+More processes than cores use the time in which tests wait. But a test with a time limit expects the machine as two
+processes leave it, so at most one other test runs beside it, however many processes there are.
 """
 
 import fcntl
@@ -24,13 +24,13 @@ class Turns:
         self._count = 0
 
     def take(self, *, quiet: bool) -> None:
-        """Wait until this process has a place, and all but one for a quiet test. Those that it kept count."""
+        """Wait until this process has one place, or all but one for a quiet test. Places it already holds count."""
         wanted = max(1, len(self._places) - 1) if quiet else 1
         if self._count == wanted:
             return
         self.give_back()
         with self._door.open("w") as door:  # closing the file unlocks it
-            fcntl.flock(door, fcntl.LOCK_EX)  # so a test that wants many places is not overtaken by those that want one
+            fcntl.flock(door, fcntl.LOCK_EX)  # so a test that needs many places is not overtaken by those that need one
             while self._count < wanted:
                 for place in self._places:
                     if self._count < wanted and (locked := _locked(place)) is not None:
@@ -39,13 +39,13 @@ class Turns:
                 sleep(LOOK_SECONDS if self._count < wanted else 0)
 
     def give_back(self) -> None:
-        """Free the places of this process for the others."""
+        """Free the places of this process."""
         self._taken.close()
         self._count = 0
 
 
 def _locked(path: Path) -> IO[str] | None:
-    """None: another process has locked it."""
+    """Lock the file; return None if another process has locked it."""
     file = path.open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

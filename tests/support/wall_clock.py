@@ -1,4 +1,4 @@
-"""The wall clock of processes that are started under it, to be set forward and back while they run."""
+"""The wall clock of processes that are started under it; it can be set forward and back while they run."""
 
 import mmap
 import os
@@ -15,7 +15,7 @@ real_time, real_time_ns = time.time, time.time_ns
 time.time = lambda: real_time() + struct.unpack("d", offset[:8])[0]
 time.time_ns = lambda: real_time_ns() + int(struct.unpack("d", offset[:8])[0] * 1e9)
 """
-"""Run by Python at its start: the proxy's wall clock is off by what the test writes into a file."""
+"""Code that Python runs at startup: the proxy's wall clock deviates by the number in a file that the test writes."""
 
 
 class WallClock:
@@ -32,11 +32,11 @@ class WallClock:
         self.environment = {"PYTHONPATH": os.pathsep.join(paths), "WALL_OFFSET_FILE": str(file)}
 
     def set(self, seconds: float) -> None:
-        """Be that far ahead of the machine's clock, from now on."""
+        """Set the clock that far ahead of the machine's clock, from now on."""
         self._offset[:8] = struct.pack("d", seconds)
 
     def shown(self) -> float:
-        """What a process takes for the time under it."""
+        """Return the time that a process under it sees."""
         command = [sys.executable, "-c", "import time; print(time.time())"]
         return float(
             subprocess.run(command, env={**os.environ, **self.environment}, capture_output=True, check=True).stdout
