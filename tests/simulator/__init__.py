@@ -1,1 +1,3 @@
-"""`make simulate`: several engines in one thread and in virtual time, under a nemesis; a seed says all of it."""
+"""`make simulate`: several engines in one thread and in virtual time, under a nemesis; a seed determines the whole
+run.
+"""

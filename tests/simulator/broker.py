@@ -1,7 +1,7 @@
-"""The broker port on a ``BrokerServer``, over connections that take time and may be cut.
+"""The broker port on a ``BrokerServer``, over connections that have latency and may be cut.
 
-What a channel knows of its deliveries, and what it writes about them, is the RabbitMQ adapter's own bookkeeping
-(``Settlements``): its frames are what is sent.
+Each channel keeps its deliveries in the RabbitMQ adapter's own bookkeeping (``Settlements``) and sends the frames that
+it produces.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ T = TypeVar("T")
 UNKNOWN = PublishOutcome(status=PublishStatus.FAILED, detail="the connection was lost before the confirmation")
 RECONNECT_SECONDS = 0.1, 1.5
 HOLD_SECONDS = 0.05
-"""How often a proxy asks whether another one has let go of a queue."""
+"""Seconds between two checks whether another proxy has released a queue."""
 _NACK = 120
 _frame = Struct(">BHIHHQBB")
 _LOST = "the connection to RabbitMQ was lost"
 
 
 class Connection:
-    """One connection of a process to the server, from its beginning to its end. ``context``: the process's."""
+    """Connection of a process to the server, from its beginning to its end. ``context``: the process's."""
 
     def __init__(self, server: BrokerServer, weather: Weather, context: Context, lost: Callable[[], None]) -> None:
         self.server = server
@@ -57,7 +57,7 @@ class Connection:
         self.at_server: list[ServerChannel] = []
 
     async def call(self, work: Callable[[], T]) -> T:
-        """What ``work`` answers, done at the server. Raises: BrokerUnavailable, where the connection ends before."""
+        """Run ``work`` at the server and return its answer. Raises: BrokerUnavailable, if the connection ends first."""
         if not self.is_open:
             raise BrokerUnavailable(_LOST)
         answered: asyncio.Future[T] = self._loop.create_future()
@@ -73,8 +73,9 @@ class Connection:
             del self.waiting[answered]
 
     def cut(self, *, loses: int | None = None) -> None:
-        """The connection ends. What the process has sent last is lost: all that is under way, or ``loses`` messages of
-        it. What the server has sent is lost, too."""
+        """End the connection. The process's latest messages are lost: all that are under way, or ``loses`` of them.
+        The server's messages under way are lost, too.
+        """
         self.up.cut(loses=loses, then=self._close_at_server)
         self.down.cut()
         self._loop.call_soon(self._end, context=self._context)
@@ -85,7 +86,7 @@ class Connection:
         self.server.ended(self)
 
     def _end(self) -> None:
-        """In the process."""
+        """Runs in the process."""
         if not self.is_open:
             return
         self.is_open = False
@@ -103,7 +104,7 @@ def _answer(answered: asyncio.Future[T], answer: T) -> None:
 
 
 class SimulatedBroker:
-    """``chance`` says how long it takes to connect anew. ``context``: in which its process runs."""
+    """``chance`` decides how long a reconnect takes. ``context``: the one its process runs in."""
 
     def __init__(
         self, server: BrokerServer, weather: Weather, seconds: Callable[[float, float], float], context: Context
@@ -137,7 +138,7 @@ class SimulatedBroker:
         return None if len(self.connections()) == 2 else _LOST
 
     def connections(self) -> list[Connection]:
-        """Those that are open."""
+        """Return the open connections."""
         return [one for one in (self._consuming, self._publishing) if one is not None and one.is_open]
 
     def _connect(self, *, consuming: bool) -> None:
@@ -203,7 +204,7 @@ class SimulatedBroker:
         return channel
 
     async def _held(self, queue: BrokerQueue) -> Connection:
-        """As the RabbitMQ adapter's ``holds``."""
+        """Same as the RabbitMQ adapter's ``holds``."""
         self._wanted.add(queue)
         while queue in self._wanted:
             connection = self._open(self._consuming)
@@ -223,7 +224,7 @@ class SimulatedBroker:
 
 
 class SimulatedChannel:
-    """The port's ``Channel``."""
+    """Implements the port's ``Channel``."""
 
     _numbers = count(1)
 
@@ -247,7 +248,7 @@ class SimulatedChannel:
         return self._connection.server.unsettled_seconds_max
 
     async def open(self, prefetch: int) -> None:
-        """Raises: QueueGone, BrokerUnavailable."""
+        """Open the channel. Raises: QueueGone, BrokerUnavailable."""
         self._connection.channels.append(self)
         down = self._connection.down
         self._prefetch = prefetch
@@ -314,7 +315,7 @@ class SimulatedChannel:
                     self._at_server.consume(prefetch)
 
             await self._call(cancel)
-            # What is still under way to the former consumer arrives before the answer.
+            # Deliveries under way to the former consumer arrive before the answer.
             answered = self._call(consume)
             self._settlements.begin(prefetch)
             await answered
@@ -379,7 +380,7 @@ class SimulatedChannel:
         self._connection.up.send(partial(self._read, frames))
 
     def _read(self, frames: bytes) -> None:
-        """At the server."""
+        """Runs at the server."""
         channel = self._at_server
         if channel is None:
             return
@@ -398,7 +399,7 @@ class SimulatedChannel:
             self._connection.channels.remove(self)
 
     def lost(self, reason: str, *, queue_gone: bool) -> None:
-        """The server, or the connection, has ended it."""
+        """Handle the end of the channel by the server or the connection."""
         if self._is_ended:
             return
         was_opening = self._is_opening

@@ -1,10 +1,10 @@
 """A RabbitMQ in memory: quorum queues with a single active consumer, as far as popgate's port sees them.
 
-Theory of operation. What a consumer is sent stays with its channel until it is acked. What comes back, for a nack or
-because its channel ended, joins the end of the returned ones, which all come ahead of those that were never delivered,
-and its count grows: as in a quorum queue. The consumer that came first is the active one; the next becomes it when that
-one has gone. A channel that ends gives back at once. Nothing here takes time, and nothing is lost: what lies between
-this and a process is ``broker``'s.
+Theory of operation. A delivered message stays with its channel until it is acked. A message that returns, because of a
+nack or because its channel ended, joins the end of the returned messages, which all precede messages never delivered,
+and its count grows, as in a quorum queue. The first consumer is the active one; the next becomes active when it has
+gone. A channel that ends requeues immediately. The server itself has no latency and loses nothing: ``broker`` models
+the way between it and a process.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus, QueueD
 from simulator.wires import NOBODYS
 
 LOOK_SECONDS = 1.0
-"""How often it is looked whether a channel has held something too long."""
+"""Seconds between two checks for deliveries that a channel has held too long."""
 
 PUBLISHED, UNROUTED = PublishOutcome(status=PublishStatus.PUBLISHED), PublishOutcome(status=PublishStatus.UNROUTED)
 
 
 class Pushed(NamedTuple):
-    """A delivery as it goes out. ``consumer``: the how many-th of its channel got it."""
+    """An outgoing delivery. ``consumer``: the number of the consumer, counted in its channel, that got it."""
 
     tag: int
     message: Message
@@ -42,7 +42,7 @@ class _Stored:
 
 
 class ServerChannel:
-    """One consumption. ``push`` and ``end`` reach the process, in time; ``end`` says whether the queue is gone."""
+    """One consumption. ``push`` and ``end`` reach the process with latency; ``end`` says whether the queue is gone."""
 
     def __init__(
         self, queue: "_Queue", push: Callable[[Sequence[Pushed]], None], end: Callable[[str, bool], None]
@@ -52,19 +52,19 @@ class ServerChannel:
         self.consumer = 0
         self.window = 0
         self.unsettled: dict[int, tuple[_Stored, int, float]] = {}
-        """By tag: the message, its consumer, and since when."""
+        """By tag: the message, its consumer, and the time of its delivery."""
         self.own_count = 0
-        """Of the present consumer's unsettled ones."""
+        """Number of unsettled messages of the present consumer."""
         self._queue = queue
         self._end = end
         self._tags = 0
 
     def cancel(self) -> None:
-        """Consume no more; what is held stays held."""
+        """Stop consuming; unsettled messages stay with the channel."""
         self._queue.leave(self)
 
     def consume(self, window: int) -> None:
-        """A new consumer, where there is no other."""
+        """Add a new consumer, if there is no other."""
         self.consumer += 1
         self.window, self.own_count = window, 0
         if window and self.is_open:
@@ -94,7 +94,7 @@ class ServerChannel:
         return len(self._queue)
 
     def close(self, reason: str = "", *, queue_gone: bool = False, tells: bool = False) -> None:
-        """Give back what is unsettled. ``tells``: the process hears of it."""
+        """Requeue the unsettled messages. ``tells``: notify the process."""
         if not self.is_open:
             return
         self.is_open = False
@@ -113,9 +113,9 @@ class _Queue:
         self.returned: deque[_Stored] = deque()
         self.fresh: deque[_Stored] = deque()
         self.channels: list[ServerChannel] = []
-        """All that are open."""
+        """All open channels."""
         self.consumers: list[ServerChannel] = []
-        """The first is the active one, where only one is."""
+        """With a single active consumer, the first one is active."""
         self.delayed_count = 0
         self._is_pushing = False
 
@@ -190,7 +190,7 @@ class BrokerServer:
                     channel.close("the queue was deleted", queue_gone=True, tells=True)
 
     def publish(self, one: Outgoing) -> PublishOutcome:
-        """Store a message, or see to it that it is stored later."""
+        """Store a message, now or after its delay."""
         if one.delay_seconds:
             self._loop.call_later(one.delay_seconds, partial(self._store, one), context=NOBODYS)
             for queue in self._targets(one):
@@ -204,7 +204,7 @@ class BrokerServer:
         push: Callable[[Sequence[Pushed]], None],
         end: Callable[[str, bool], None],
     ) -> ServerChannel | None:
-        """A channel on a queue, which consumes nothing yet; None where there is no such queue."""
+        """Open a channel on a queue, without consuming yet; return None if there is no such queue."""
         queue = self._queues.get(name)
         if queue is None:
             return None
@@ -215,7 +215,7 @@ class BrokerServer:
         return channel
 
     def hold(self, name: BrokerQueue, holder: object) -> bool:
-        """As an exclusive queue beside it: whether ``holder``, a connection, has it now."""
+        """Tell whether ``holder``, a connection, now holds the queue, as with an exclusive queue beside it."""
         return self._holders.setdefault(name, holder) is holder
 
     def let_go(self, name: BrokerQueue, holder: object) -> None:
@@ -223,7 +223,7 @@ class BrokerServer:
             del self._holders[name]
 
     def ended(self, holder: object) -> None:
-        """A connection has: nothing is its any more."""
+        """Drop all holds of a connection that has ended."""
         self._holders = {name: one for name, one in self._holders.items() if one is not holder}
 
     def depth(self, name: BrokerQueue) -> QueueDepth:
@@ -236,11 +236,11 @@ class BrokerServer:
         return name in self._queues
 
     def open_channels(self) -> list[ServerChannel]:
-        """All, in a fixed order: for faults."""
+        """Return all open channels in a fixed order, for faults."""
         return [channel for queue in self._queues.values() for channel in queue.channels]
 
     def left(self) -> dict[BrokerQueue, int]:
-        """How many messages each queue still has, unsettled ones included; empty ones are left out."""
+        """Return how many messages each queue still has, unsettled ones included; empty queues are left out."""
         counts = {
             name: len(queue) + sum(len(channel.unsettled) for channel in queue.channels)
             for name, queue in self._queues.items()

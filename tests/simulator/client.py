@@ -1,4 +1,4 @@
-"""A client of the simulation: asks one proxy after the other, and writes down what it is told."""
+"""A client of the simulation: tries one proxy after the other, and records the answers."""
 
 import asyncio
 import random
@@ -15,12 +15,12 @@ from support.audit import Audit
 from support.audit_client import NOT_SENT, AuditedClient
 
 TIMEOUT_SECONDS = 9.0
-"""Longer than any pop waits, and shorter than the longest pauses."""
+"""Seconds; longer than any pop waits, and shorter than the longest pauses."""
 REST_SECONDS = 0.1, 0.6
 
 
 class SimulatedClient(AuditedClient):
-    """``up``: the proxies that listen just now."""
+    """``up``: the proxies that listen at the moment."""
 
     def __init__(
         self, audit: Audit, face: Face, network: Network, up: Callable[[], Sequence[Served]], chance: random.Random
@@ -48,7 +48,7 @@ class SimulatedClient(AuditedClient):
             answer: dict[str, Any] | None = NOT_SENT
         except OSError:
             answer = None
-        except WrongMode:  # it is being switched; a pop that is told so got nothing
+        except WrongMode:  # the mode is being switched; a pop with this answer got nothing
             answer = NOT_SENT
         except RetryLater as error:
             self.refusals[error.code] = self.refusals.get(error.code, 0) + 1

@@ -1,4 +1,4 @@
-"""All proxies of a run, by slots: in each one process at a time, which is started again under a new name."""
+"""All proxies of a run, by slots: each slot has one process at a time, which is restarted under a new name."""
 
 import asyncio
 from collections import Counter
@@ -11,7 +11,7 @@ START_AGAIN_SECONDS = 0.5
 
 
 class SimulatedCluster:
-    """``proxies``: all that ever were. ``slots``: which one is in each, None where there is none."""
+    """``proxies``: all since the start of the run. ``slots``: the proxy in each slot, None if it is empty."""
 
     def __init__(self, servers: Servers, slot_count: int) -> None:
         self.proxies: dict[InstanceId, Proxy] = {}
@@ -20,11 +20,11 @@ class SimulatedCluster:
         self._starts = count(1)
 
     def up(self) -> list[Proxy]:
-        """Those that listen: one that is paused does, too."""
+        """Return the proxies that listen, paused ones included."""
         return [proxy for proxy in self.slots if proxy is not None and proxy.is_up]
 
     async def start(self, slot: int) -> Proxy:
-        """Start a proxy in a slot, again and again where it can't start, until it is up or killed."""
+        """Start a proxy in a slot, and retry if it can't start, until it is up or killed."""
         while True:
             proxy = self.slots[slot] = Proxy(f"{chr(ord('a') + slot)}{next(self._starts)}", self._servers)
             self.proxies[proxy.me] = proxy
@@ -40,7 +40,7 @@ class SimulatedCluster:
             proxy.process.bury()
 
     def unowned(self, queues: list[BrokerQueue]) -> str:
-        """What is wrong with who owns what, in the eyes of all that are up; empty where nothing is."""
+        """Return what is wrong with the ownership of queues, as all running proxies see it; empty if it is right."""
         for proxy in self.up():
             view = proxy.ownership.view
             if sorted(view.members) != sorted(one.me for one in self.up()):

@@ -36,9 +36,9 @@ PROXIES = 3, 3, 3, 4
 QUEUES = 6, 6, 8
 REDRIVEN_QUEUES = 2
 IN_FLIGHT_MAX = 20
-"""In some runs."""
+"""Maximum messages in flight, in some runs."""
 UNSETTLED_SECONDS = 20.0
-"""RabbitMQ's consumer_timeout, in some runs."""
+"""RabbitMQ's consumer_timeout in seconds, in some runs."""
 
 
 def simulate(seed: int) -> Outcome:
@@ -108,7 +108,7 @@ async def _create(loop: VirtualLoop, cluster: SimulatedCluster, queue_count: int
 
 
 async def _until_empty(broker: BrokerServer) -> None:
-    """Return when RabbitMQ has nothing left but dead letters, or after a while."""
+    """Return when RabbitMQ has nothing left but dead letters, or after a time limit."""
     for _ in range(LOOKS_MAX):
         if all(queue.endswith(":dead") for queue in broker.left()):
             return

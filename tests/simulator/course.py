@@ -21,12 +21,12 @@ from support.audit_told import raised
 TOPIC, GROUP = "audit", "default"
 MAX_DELIVERIES = 3
 SECONDS = 45.0
-"""How long parts are disturbed, in virtual time."""
+"""Seconds of faults, in virtual time."""
 DRAIN_SECONDS_MAX = 90.0
-"""From the end of the faults on; nothing is published any more."""
+"""Maximum seconds from the end of the faults until the group is drained; nothing is published in that time."""
 GIVE_UP_SECONDS, MISSING_SECONDS, POLL_SECONDS = 120.0, 20.0, 1.0
 RUN_OUT_SECONDS = 12.0
-"""Longer than any lease of the load."""
+"""Seconds; longer than any lease of the load."""
 LOOKS_MAX, LOOK_SECONDS = 40, 1.0
 HABITS = Habits.with_everything(
     publishers=2,
@@ -50,7 +50,7 @@ HABITS = Habits.with_everything(
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What became of one seed. ``complaint`` is empty where every promise was kept."""
+    """The result of one seed. ``complaint`` is empty if every promise was kept."""
 
     seed: int
     world: str
@@ -60,7 +60,7 @@ class Outcome:
     figures: dict[str, int] = field(default_factory=dict[str, int])
     faults: dict[str, int] = field(default_factory=dict[str, int])
     kinds: set[Kind] = field(default_factory=set[Kind])
-    """The rules that were broken."""
+    """Return the rules that were broken."""
     complaint: str = ""
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ Course = Callable[[VirtualLoop, Outcome, ExitStack], Coroutine[Any, Any, None]]
 
 
 def run_course(world: str, seed: int, course: Course) -> Outcome:
-    """Run ``course`` in virtual time. It notes in the outcome what it finds, and on the stack what is to be ended."""
+    """Run ``course`` in virtual time. It records its findings in the outcome, and on the stack what must be closed."""
     outcome = Outcome(seed=seed, world=world)
     loop = VirtualLoop()
     with _all_chance_from(seed):
@@ -97,8 +97,9 @@ async def go_through(
     disturb: Callable[[], Awaitable[None]],
     empty: Callable[[], Awaitable[None]],
 ) -> None:
-    """Note in ``outcome`` what becomes of a load while the parts are disturbed. Its dead letters are moved to the topic
-    of ``redriven`` meanwhile. ``empty`` returns when the broker has nothing left."""
+    """Record in ``outcome`` the result of a load during faults. Its dead letters are redriven to the topic of
+    ``redriven`` in that time. ``empty`` returns when the broker has nothing left.
+    """
     audit, seed = client.audit, f"{outcome.seed}"
     stuck = ""
     try:
@@ -113,7 +114,7 @@ async def go_through(
             audit.drained()
             await empty()
             await client.note_dead_letters(looks_max=LOOKS_MAX, look_seconds=LOOK_SECONDS)
-            await client.pop("who asks last")  # long polls were sent long ago: what expired since may be gone
+            await client.pop("who asks last")  # long polls began before: messages expired since may be gone
     except* (TimeoutError, PopgateError) as error:
         stuck = f"stuck: {'; '.join(raised(error))}\n"
     violations = judge(audit, drained=not stuck) + judge(redriven.audit, drained=not stuck)
@@ -124,7 +125,7 @@ async def go_through(
 
 @contextmanager
 def _all_chance_from(seed: int) -> Generator[None]:
-    """popgate draws all random numbers from the seed."""
+    """Draw all of popgate's random numbers from the seed."""
     chance = random.Random(f"secrets {seed}")
     random.seed(f"popgate {seed}")
     with (
@@ -136,7 +137,7 @@ def _all_chance_from(seed: int) -> Generator[None]:
 
 @contextmanager
 def quietly() -> Generator[None]:
-    """Without popgate's log: it says much of what is done to it here."""
+    """Silence popgate's log, which reports much of what the simulation does to it."""
     logging.disable(logging.CRITICAL)
     try:
         yield

@@ -1,6 +1,5 @@
-"""The simulation's servers without any delay, for the suites that hold their like against the ports."""
-# pyright: reportPrivateUsage=false
-# A connection to Redis makes its own PipelinedConnection, which is another one here.
+"""The simulation's servers without any delay, for the contract suites that run over the real ones, too."""
+# pyright: reportPrivateUsage=false A connection to Redis creates a PipelinedConnection itself; this module replaces it.
 
 import asyncio
 import random
@@ -32,7 +31,7 @@ class DirectConnection:
         return self._redis.do(*words)
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing; there is nothing to close."""
 
 
 def memory_connection(redis: MemoryRedis, namespace: str = "default") -> RedisConnection:
@@ -43,7 +42,7 @@ def memory_connection(redis: MemoryRedis, namespace: str = "default") -> RedisCo
 
 @asynccontextmanager
 async def memory_broker() -> AsyncGenerator[Broker]:
-    """A started broker."""
+    """Return a started broker."""
     chance = random.Random(1)
     broker = SimulatedBroker(BrokerServer(), Weather(chance), chance.uniform, copy_context())
     await broker.start()

@@ -1,9 +1,9 @@
-"""The disk below SQLite: what of its files is on stable storage, and what a power cut leaves of them.
+"""The disk below SQLite: which file content is on stable storage, and what a power cut leaves of it.
 
 Theory of operation. SQLite reaches its files through the VFS of its library, a table of functions. While a ``Disk`` is
-mounted, that table opens files whose functions for writing, cutting off and syncing tell the disk first. So the disk
+mounted, that table opens files whose functions for writing, truncating and syncing notify the disk first. So the disk
 knows what was written since the last sync of each file. After a power cut any of that may be there or not, in pieces of
-a sector; what was synced is there. Nothing is asked of the code above: where it forgets a sync, its data is lost.
+a sector; synced data is there. The code above is unmodified: if it forgets a sync, its data is lost.
 
 Formats: sqlite.org/c3ref/vfs.html and sqlite.org/c3ref/io_methods.html.
 """
@@ -20,11 +20,11 @@ from typing import Any, Final, NamedTuple, Self
 
 SECTOR_BYTES = 512
 ARRIVES_SHARES = 0.0, 0.5, 1.0
-"""Of what was written since the last sync, so much has arrived: nothing, some sectors, all."""
+"""Shares of the unsynced writes that reach the disk: none, some sectors, all."""
 FULL = sqlite3.SQLITE_FULL
 
 _Pointer: Final = ctypes.c_void_p
-# The name as a pointer: SQLite's own functions keep it, and read what stands behind it.
+# The name as a pointer: SQLite's own functions keep it, and read what follows it in memory.
 _OPEN = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, _Pointer, ctypes.c_int, _Pointer)
 _WRITE = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, ctypes.c_int, ctypes.c_int64)
 _TRUNCATE = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, ctypes.c_int64)
@@ -56,14 +56,14 @@ class _Methods(ctypes.Structure):
 
 
 class _Write(NamedTuple):
-    """``data`` was written at ``place``; None: the file was cut off there."""
+    """``data`` was written at ``place``; None: the file was truncated there."""
 
     place: int
     data: bytes | None
 
 
 class _File:
-    """``stable``: as it was at the last sync. ``writes``: those since."""
+    """``stable``: the content at the last sync. ``writes``: those since then."""
 
     def __init__(self, stable: bytes, written_at: int) -> None:
         self.stable = bytearray(stable)
@@ -104,25 +104,25 @@ def _apply(content: bytearray, write: _Write) -> None:
 
 
 class Disk:
-    """Mounted inside of its block. ``is_full``: no write is possible. Serves the thread that mounted it."""
+    """A simulated disk, mounted inside its block. ``is_full``: every write fails. Serves the thread that mounted it."""
 
     def __init__(self) -> None:
         self.is_full = False
         self.failures: list[BaseException] = []
-        """What ``at`` has called failed with."""
+        """Exceptions of the functions that ``at`` called."""
         self._files: dict[str, _File] = {}
         self._open: dict[int, _File] = {}
         self._kept: list[object] = []
-        """What SQLite has pointers to."""
+        """Objects to which SQLite has pointers."""
         self._operations_left = 0
         self._happens: Callable[[], None] | None = None
 
     def at(self, operation: int, happens: Callable[[], None]) -> None:
-        """Call ``happens`` right before the so many-th write or sync from now on."""
+        """Call ``happens`` right before that write or sync, counted from now on."""
         self._operations_left, self._happens = operation, happens
 
     def not_any_more(self) -> None:
-        """Nothing happens at an operation."""
+        """Cancel ``at``."""
         self._operations_left = 0
 
     # -- what it leaves -------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Disk:
         return status
 
     def _watch(self, file: Any) -> None:
-        """Let the open ``file`` have functions that tell the disk first."""
+        """Give the open ``file`` functions that notify the disk first."""
         pointer = ctypes.cast(file, ctypes.POINTER(ctypes.POINTER(_Methods)))
         own = _Methods.from_buffer_copy(pointer.contents.contents)
         write, truncate = ctypes.cast(own.write, _WRITE), ctypes.cast(own.truncate, _TRUNCATE)
@@ -185,7 +185,7 @@ class Disk:
         def syncing(file: Any, flags: int) -> int:
             self._count()
             self._open[file].sync()
-            return sqlite3.SQLITE_OK  # the disk of the test's machine has nothing to do with it
+            return sqlite3.SQLITE_OK  # the physical disk is not involved
 
         functions = _WRITE(writing), _TRUNCATE(truncating), _SYNC(syncing)
         own.write, own.truncate, own.sync = functions
@@ -197,5 +197,5 @@ class Disk:
         if self._operations_left == 0 and self._happens is not None:
             try:
                 self._happens()
-            except BaseException as error:  # SQLite, which has called, knows of no exceptions
+            except BaseException as error:  # the caller is SQLite, which has no exceptions
                 self.failures.append(error)

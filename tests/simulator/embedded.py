@@ -1,8 +1,8 @@
 """One proxy with everything embedded, over a real SQLite file on a simulated disk.
 
-Owns the order of its start and of its end, and the store's way into virtual time: what production does on the store's
-thread happens on the event loop, a moment after it was handed in. Each life of the proxy has a folder of its own: what
-the one before has left.
+This module owns the order of its start and stop, and runs the store in virtual time: jobs that production runs on the
+store's thread run on the event loop, a moment after they were submitted. Each process of the proxy has a separate
+folder with what the process before has left.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ from simulator.proxy import BUFFER_BYTES, GRACE_SECONDS, PART_SECONDS, SECRET, W
 
 COMMIT_SECONDS = 0.0002, 0.02
 LOG_PAGES = 40
-"""So often the log is folded into the file: production has 50 times as many."""
+"""Pages after which the log is checkpointed into the file: production has 50 times as many."""
 
 T = TypeVar("T")
 
 
 class SimulatedDatabase(Database):
-    """The store without a thread. Its jobs run ``seconds()`` after they were handed in."""
+    """The store without a thread. Its jobs run ``seconds()`` after they were submitted."""
 
     def __init__(self, path: Path, clock: Clock, seconds: Callable[[], float]) -> None:
         super().__init__(path, clock)
@@ -64,7 +64,7 @@ class SimulatedDatabase(Database):
         self._let_go()
 
     def abandon(self) -> None:
-        """Its process is dead: close what the machine has open."""
+        """Close the machine's open handles, because the process is dead."""
         self._let_go()
 
     def submit(
@@ -94,7 +94,7 @@ class SimulatedDatabase(Database):
 
 
 class EmbeddedProxy:
-    """One start of a process, on the files in ``folder``. ``name`` is never used again."""
+    """One start of a process, on the files in ``folder``. ``name`` is never reused."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class EmbeddedProxy:
         self.process = Process(loop, name)
         self.is_up = False
         self.refusal: PopgateError | None = None
-        """Why it does not start."""
+        """The reason why it does not start."""
         background = Background(lambda error: failures.append(f"{name}: a background task failed: {error!r}"))
         self.clock = VirtualClock(loop, zero=chance.uniform(-500.0, 500.0), wall=WALL)
         self.database = SimulatedDatabase(folder / "popgate.db", self.clock, lambda: chance.uniform(*COMMIT_SECONDS))
@@ -135,7 +135,7 @@ class EmbeddedProxy:
     # -- life, in the process -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Serve; end the process where that can't be done."""
+        """Serve; end the process if it can't start."""
         try:
             await self.database.open()
             await self.broker.start()
@@ -147,7 +147,7 @@ class EmbeddedProxy:
         self.is_up = True
 
     async def leave(self) -> None:
-        """A planned end, as after SIGTERM."""
+        """Stop in order, as after SIGTERM."""
         await in_time(self.engine.drain(), GRACE_SECONDS)
         self.is_up = False
         await in_time(self.engine.stop(), PART_SECONDS)
@@ -158,7 +158,7 @@ class EmbeddedProxy:
     # -- what is done to it ---------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """End the process as by SIGKILL."""
         self.is_up = False
         self.process.kill()
 

@@ -1,4 +1,4 @@
-"""One seed of a machine with an embedded proxy, whose power is cut, whose disk is full, and whose process is killed."""
+"""One seed of a machine with an embedded proxy: its power is cut, its disk fills up, and its process is killed."""
 
 import asyncio
 import random
@@ -66,9 +66,9 @@ SECONDS_OF = {
 QUEUES = 1, 2, 4
 PAUSE_SECONDS = 0.2, 5.0
 OPERATIONS = 1, 80
-"""The power is cut before one of so many writes and syncs..."""
+"""The power is cut before one of this many writes and syncs..."""
 OPERATIONS_SECONDS = 3.0
-"""...or after so long, where there are fewer."""
+"""...or after this many seconds, if there are fewer."""
 CLOCK_SECONDS = 3_600.0
 LOSS = 0.3
 
@@ -105,7 +105,7 @@ async def _course(loop: VirtualLoop, outcome: Outcome, cleanup: ExitStack) -> No
 
 
 class Machine:
-    """Has one proxy at a time; the next one finds what the one before has left on the disk."""
+    """Runs one proxy at a time; the next one finds what the previous one left on the disk."""
 
     def __init__(
         self,
@@ -127,15 +127,15 @@ class Machine:
 
     @property
     def proxy(self) -> EmbeddedProxy:
-        """The latest one."""
+        """Return the latest proxy."""
         return self._lives[-1]
 
     def up(self) -> Sequence[EmbeddedProxy]:
-        """The one that listens, if one does."""
+        """Return the proxy if it listens."""
         return [self.proxy] if self.proxy.is_up else []
 
     async def start(self) -> None:
-        """Return when a proxy is up. Raises: PopgateError, where it refuses to start."""
+        """Return when a proxy is up. Raises: PopgateError, if it refuses to start."""
         if self._lives:
             self.proxy.bury()
         proxy = EmbeddedProxy(
@@ -154,7 +154,7 @@ class Machine:
             raise proxy.refusal
 
     async def stop(self) -> None:
-        """In order."""
+        """Stop the proxy in order."""
         proxy = self.proxy
         if not proxy.process.is_dead:
             proxy.process.spawn(proxy.leave(), "leave")
@@ -163,7 +163,7 @@ class Machine:
         shutil.copytree(proxy.folder, self._next_folder)
 
     def kill(self) -> None:
-        """The process alone: the machine keeps what was written."""
+        """Kill only the process: the machine keeps what was written."""
         if not self.proxy.process.is_dead:
             self.proxy.kill()
             shutil.copytree(self.proxy.folder, self._next_folder)
@@ -196,7 +196,7 @@ class Machine:
         await created
 
     async def until_empty(self, queue_count: int) -> None:
-        """Return when the store has nothing left but dead letters, or after a while."""
+        """Return when the store has nothing left but dead letters, or after a time limit."""
         layout = own_layout(Subscription(TopicName(TOPIC), GroupName(GROUP)), queue_count)
         for _ in range(LOOKS_MAX):
             depths = await self.proxy.broker.depth(layout.queues)
@@ -206,7 +206,7 @@ class Machine:
 
 
 class Nemesis:
-    """``faults``: how often each was done. One at a time."""
+    """Injects one fault at a time. ``faults``: how often each was injected."""
 
     def __init__(self, machine: Machine, disk: Disk, network: Network, audit: Audit, chance: random.Random) -> None:
         self.faults: Counter[Fault] = Counter()
@@ -217,7 +217,7 @@ class Nemesis:
         self._chance = chance
 
     async def disturb(self) -> None:
-        """Return when everything is back."""
+        """Inject faults for that long; return when everything works again."""
         loop, chance = asyncio.get_running_loop(), self._chance
         ends_at = loop.time() + SECONDS
         while loop.time() < ends_at:
@@ -254,7 +254,7 @@ class Nemesis:
             await machine.start()
 
     async def _cut_power(self) -> None:
-        """In the middle of what SQLite does."""
+        """Cut the power in the middle of SQLite's work."""
         self._disk.at(self._chance.randint(*OPERATIONS), self._machine.cut_power)
         ends_at = asyncio.get_running_loop().time() + OPERATIONS_SECONDS
         process = self._machine.proxy.process

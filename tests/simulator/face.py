@@ -1,4 +1,4 @@
-"""What clients ask of a proxy, and how a pop goes from one proxy to another: the part of ``api`` without HTTP.
+"""Client requests to a proxy, and pops forwarded from one proxy to another: the part of ``api`` without HTTP.
 
 Each request runs in the proxy's process. Answers are those of the HTTP interface, as far as the audit reads them.
 """
@@ -54,7 +54,7 @@ _Answer = dict[str, Any]
 
 
 class Face:
-    """The requests of one group of one topic. ``proxies``: all that ever were, by instance."""
+    """The requests of one group of one topic. ``proxies``: all since the start of the run, by instance."""
 
     def __init__(
         self, topic: str, group: str, audit: Audit, network: Network, proxies: Mapping[InstanceId, Served]
@@ -112,7 +112,7 @@ class Face:
             undo = None if request.attempt_id is not None else partial(self._abandon, other, leased)
             return Answered((leased, arrivals), undo)
 
-        # Where its answer is lost it may have leased, unknown to all, and the client's pop goes on elsewhere.
+        # If its answer is lost, it may have leased messages unknown to all, and the client's pop continues elsewhere.
         asked = self._audit.popping(f"{proxy.me} for a client", request.invisibility_seconds or 0.0)
         try:
             leased, arrivals = await self._network.exchange(
@@ -121,7 +121,7 @@ class Face:
         except ConnectionRefusedError as error:
             self._audit.not_popped(asked)
             raise PeerUnavailable(f"proxy {to} is not there") from error
-        except OSError as error:  # of which a TimeoutError is one
+        except OSError as error:  # TimeoutError is a subclass
             raise PeerUnavailable(f"proxy {to} can't be reached: {error}") from error
         except TooManyInFlight:
             self._audit.not_popped(asked)
@@ -158,7 +158,7 @@ class Face:
     async def _at_their_owner(
         self, proxy: Served, work: Callable[[Served], Awaitable[Answered[_Answer]]]
     ) -> Answered[_Answer]:
-        """By the proxy that sees to the dead letters. Raises: PeerUnavailable."""
+        """Ask the proxy that owns the dead letters. Raises: PeerUnavailable."""
         to = proxy.engine.dead_letters_at(self.topic, self._group)
         if to is None:
             return await work(proxy)

@@ -1,11 +1,10 @@
-"""An event loop in virtual time: when nothing is ready, the time of the next timer has come.
+"""An event loop in virtual time: when nothing is ready, time jumps to the next timer.
 
-Owns time and order. No selector, no threads, no clock of the machine: the same callbacks run in the same order each
-time. Who belongs to a process (``processes``) is told by the context that a callback runs in; what belongs to a process
-that is paused is held back until it goes on, and what belongs to one that is dead never runs.
+This module owns time and order. It uses no selector, no threads and no real clock: the same callbacks run in the same
+order each time. The context of a callback says to which process (``processes``) it belongs; callbacks of a paused
+process are held back until it resumes, and callbacks of a dead process never run.
 """
-# pyright: reportPrivateUsage=false
-# What asyncio's own loops and handles keep to themselves is a loop's to use.
+# pyright: reportPrivateUsage=false An event loop must use private parts of asyncio's loops and handles.
 
 import asyncio
 from asyncio.events import Handle, TimerHandle
@@ -22,35 +21,35 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 STEPS_MAX = 400_000
-"""A loop that has made so many steps runs in a circle."""
+"""Maximum number of steps; a loop that exceeds it is considered endless."""
 
 
 TASKS_MIN = 100
-"""With fewer it is not worth while to look which have ended."""
+"""Number of tasks below which ended ones are not removed."""
 TICK_SECONDS = 1e-7
-"""Time always passes between two timers: who reckons with another zero may be off by a rounding, and asks again."""
+"""Seconds that always pass between two timers: a clock with another zero may be off by a rounding, and wait again."""
 
 
 class DeadlockError(Exception):
-    """Nothing is ready, and no timer is left: everybody would wait for ever."""
+    """Nothing is ready and no timer is left, so every task would wait forever."""
 
 
 class Gate(Protocol):
-    """What decides whether a callback of its process may run."""
+    """Decides whether a callback of its process may run."""
 
     mark: bytes
-    """Its name, for the trace."""
+    """Return its name, for the trace."""
     is_open: bool
     tasks: "Tasks"
-    """All of its own."""
+    """Return all its tasks."""
 
     def hold(self, handle: "VirtualHandle") -> None:
-        """Keep it for later, or for never."""
+        """Keep it until later, or discard it."""
         ...
 
 
 class Tasks:
-    """Tasks that may never end, and must not be collected before ``bury``: their last words would be heard."""
+    """Tasks that may never end, and must not be collected before ``bury``: their final code would run."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[Any]] = []
@@ -63,16 +62,16 @@ class Tasks:
             self._look_at = TASKS_MIN + 2 * len(self._tasks)
 
     def left(self) -> list[asyncio.Task[Any]]:
-        """Those that have not ended."""
+        """Return the tasks that have not ended."""
         return [task for task in self._tasks if not task.done()]
 
     def bury(self) -> None:
-        """They will never run again: end them without a sound, lest the interpreter complains of them."""
+        """Close the tasks, which will never run again, without a warning from the interpreter."""
         for task in self.left():
             setattr(task, "_log_destroy_pending", False)  # noqa: B010  # asyncio's own switch, which has no type
             try:
                 cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
-            except BaseException:  # what its last words meet is not there any more
+            except BaseException:  # what its final code uses is no longer there
                 continue
         self._tasks.clear()
 
@@ -81,14 +80,14 @@ belongs_to: ContextVar[Gate | None] = ContextVar("belongs_to", default=None)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Begins at ``start`` (seconds). ``trace`` is a checksum of all that ran: equal runs have equal ones."""
+    """Begins at ``start`` (seconds). ``trace`` is a checksum of all callbacks: equal runs have equal ones."""
 
     def __init__(self, start: float = 1_000.0) -> None:
         super().__init__()
         self.steps = 0
         self.trace = 0
         self.errors: list[str] = []
-        """What callbacks and forgotten tasks failed with: bugs."""
+        """Exceptions of callbacks and forgotten tasks; each is a bug."""
         self._now = start
         self._queue: deque[VirtualHandle] = deque()
         self._timers: list[tuple[float, int, VirtualHandle]] = []
@@ -112,7 +111,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
     ) -> Handle:
-        """There is one thread."""
+        """Same as ``call_soon``: there is only one thread."""
         return self.call_soon(callback, *args, context=context)
 
     def call_at(
@@ -181,7 +180,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         try:
             context.run(callback, *handle._args)
         except Exception as error:
-            if gate is None:  # of the simulation itself
+            if gate is None:  # an error of the simulation itself
                 raise
             self.errors.append(f"{callback!r}: {error!r}")
 
@@ -214,7 +213,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class VirtualHandle(TimerHandle):
-    """asyncio's own, made and cancelled with less ado."""
+    """asyncio's own handle with cheaper creation and cancellation."""
 
     __slots__ = ()
     _context: Context
@@ -234,7 +233,7 @@ class VirtualHandle(TimerHandle):
 
 
 class VirtualClock:
-    """The clock port. Each process has another zero of its monotonic readings."""
+    """The clock port. The monotonic clocks of processes have different zeros."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, zero: float, wall: float) -> None:
         self._loop = loop

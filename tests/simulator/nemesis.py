@@ -1,6 +1,6 @@
-"""What is done to the proxies, the servers and the network, as the seed says.
+"""Faults of the proxies, the servers and the network, as the seed determines.
 
-Owns what, to whom, when and for how long. One thing is done to a part at a time.
+This module owns which fault happens to which part, when and for how long. A part has one fault at a time.
 """
 
 import asyncio
@@ -66,13 +66,13 @@ OF_PROXIES = frozenset(
 CUTS_FROM_STORE = frozenset(
     {Fault.PAUSE, Fault.RESTART, Fault.LEAVE, Fault.REDIS_DOWN, Fault.REDIS_HANG, Fault.REDIS_CUT, Fault.SLOW}
 )
-"""A proxy may lose the store's answer to a hand-out by these, and take it back."""
+"""Faults by which a proxy may lose the store's answer to a hand-out, and take the hand-out back."""
 CLOCK_SECONDS = 3_600.0
 FAULTS = 5, 10
 AWAY_MAX = 2
-"""So many proxies are paused or gone at a time."""
+"""Maximum number of proxies paused or gone at a time."""
 HEARTBEAT_SECONDS = 7.5, 15.0
-"""So late RabbitMQ closes the connections of a process that hangs."""
+"""Seconds after which RabbitMQ closes the connections of a hanging process."""
 
 
 class Step(NamedTuple):
@@ -81,11 +81,11 @@ class Step(NamedTuple):
     slot: int
     seconds: float
     draw: float
-    """Whatever else is left to chance."""
+    """Draw the remaining random properties of a run."""
 
 
 def schedule(chance: random.Random, slot_count: int, seconds: float) -> list[Step]:
-    """What happens within ``seconds``, in order."""
+    """Return the faults within ``seconds``, in order."""
     steps: list[Step] = []
     for _ in range(chance.randint(*FAULTS)):
         (fault,) = chance.choices([*WEIGHTS], [*WEIGHTS.values()])
@@ -96,7 +96,7 @@ def schedule(chance: random.Random, slot_count: int, seconds: float) -> list[Ste
 
 
 class Nemesis:
-    """Carries a schedule out. ``faults``: how often each was done; a step whose part is busy is left out."""
+    """Carries out a schedule. ``faults``: how often each happened; a step is skipped if its part is busy."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Nemesis:
         self._busy: set[str] = set()
 
     async def disturb(self, seconds: float) -> None:
-        """For so long. Returns when everything is back."""
+        """Inject faults for that long; return when everything works again."""
         begun = asyncio.get_running_loop().time()
         steps = schedule(self._chance, len(self._cluster.slots), seconds)
         async with asyncio.TaskGroup() as tasks:
@@ -186,7 +186,7 @@ class Nemesis:
         await self._cluster.start(step.slot)
 
     async def _pause(self, proxy: Proxy, seconds: float) -> None:
-        """RabbitMQ takes one that hangs for dead after a while; what it had sent by then has arrived."""
+        """Pause a proxy. RabbitMQ considers a hanging one dead after a while; what it had sent by then has arrived."""
         limit = self._chance.uniform(*HEARTBEAT_SECONDS)
         proxy.process.pause()
         await asyncio.sleep(min(seconds, limit))
@@ -231,5 +231,5 @@ class Nemesis:
 
 
 def _losing(draw: float) -> int | None:
-    """How many of the messages under way are lost: none, all, or some."""
+    """Draw how many of the messages under way are lost: none, all, or some."""
     return 0 if draw < 0.4 else None if draw < 0.7 else 1 + int(draw * 10) % 4

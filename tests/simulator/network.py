@@ -1,6 +1,6 @@
-"""Requests from one process to another: late, lost on the way there or back, refused by who is dead.
+"""Requests from one process to another: delayed, lost in either direction, or refused because the target is dead.
 
-Owns the way of a request and of its answer. What is asked and how it is answered is nobody's business here.
+This module owns the transport of a request and of its answer, not their content.
 """
 
 import asyncio
@@ -18,21 +18,22 @@ T = TypeVar("T")
 
 
 class Answered(NamedTuple, Generic[T]):
-    """``undo`` is called in the answering process where the answer does not arrive."""
+    """``undo`` is called in the answering process if the answer does not arrive."""
 
     answer: T
     undo: Callable[[], object] | None = None
 
 
 class Network:
-    """``loss``: the share of requests of which the way there, and again the way back, is lost with the connection.
-    ``failures``: what was raised that nobody may raise."""
+    """``loss``: the share of requests lost with the connection on the way there, and the same share again on the way
+    back. ``failures``: unexpected exceptions, which are bugs.
+    """
 
     def __init__(self, chance: random.Random, weather: Weather, failures: list[str]) -> None:
         self.weather = weather
         self.loss = 0.0
         self.apart: set[frozenset[str]] = set()
-        """Pairs of processes, by name, that do not reach one another: what one sends the other is never answered."""
+        """Pairs of processes, by name, that can't reach each other: requests between them are never answered."""
         self._chance = chance
         self._failures = failures
 
@@ -45,8 +46,10 @@ class Network:
         asker: Process | None = None,
         leave: Callable[[], object] | None = None,
     ) -> T:
-        """What ``to`` answers; ``leave`` is called there as soon as the asker waits no more. Raises:
-        ConnectionRefusedError: nobody was asked. OSError, TimeoutError: it may have been done. PopgateError."""
+        """Return the answer of ``to``; ``leave`` is called there as soon as the caller stops waiting. Raises:
+        ConnectionRefusedError: the request reached no process. OSError, TimeoutError: it may have been carried out.
+        PopgateError.
+        """
         request: _Request[T] = _Request(self, to, asker, leave)
         if to is None or asker is None or frozenset((to.name, asker.name)) not in self.apart:
             arrive = partial(request.arrive, work)
@@ -65,7 +68,7 @@ class Network:
 
 
 class _Request(Generic[T]):
-    """One on its way to ``to``."""
+    """One request on its way to ``to``."""
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class _Request(Generic[T]):
             to.spawn(self._serve(to, work), "a request")
 
     def end(self) -> None:
-        """The asker has its answer, or waits no more."""
+        """End the request: the caller has its answer, or stops waiting."""
         if self._to is not None:
             self._to.not_at_death(self._reset)
         if self._asker is not None:
@@ -113,7 +116,7 @@ class _Request(Generic[T]):
         self._tell_gone()
 
     def _reset(self) -> None:
-        """The answering process has died."""
+        """Handle the death of the answering process."""
         self._later(partial(self._fail, ConnectionResetError("the connection was closed")), NOBODYS)
 
     def _fail(self, error: BaseException) -> None:
@@ -121,12 +124,12 @@ class _Request(Generic[T]):
             self.answered.set_exception(error)
 
     async def _serve(self, to: Process, work: Callable[[], Awaitable[Answered[T]]]) -> None:
-        """In the answering process."""
+        """Runs in the answering process."""
         try:
             found = await work()
         except PopgateError as error:
             self._later(partial(self._fail, error), NOBODYS)
-        except Exception as error:  # a bug, to be told
+        except Exception as error:  # a bug, to be reported
             self._network.note_failure(f"a request failed: {error!r}")
             self._later(partial(self._fail, ConnectionResetError("it failed")), NOBODYS)
         else:

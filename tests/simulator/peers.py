@@ -1,4 +1,4 @@
-"""The peers port between the processes of the simulation: each message as bytes, as production has it on its wire."""
+"""The peers port between the processes of the simulation: each message is encoded as bytes, as on production's wire."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -17,13 +17,13 @@ from simulator.processes import Process
 AnswerT = TypeVar("AnswerT")
 
 ANSWER_SECONDS = 10.0
-"""As ``HttpPeers`` has it."""
+"""Seconds, as in ``HttpPeers``."""
 DEATH_SECONDS = 0.05
-"""How long it takes to be sure of a death, at least."""
+"""Minimum seconds until a death is certain."""
 
 
 class Address:
-    """Where one instance is reached: its process, once it listens, and what answers there."""
+    """The address of one instance: its process, once it listens, and the handler that answers there."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -36,7 +36,7 @@ class Address:
 
 
 class SimulatedPeers:
-    """The peers of ``me``, which runs in ``process``. ``members``: as ``me`` sees the cluster."""
+    """The peers of ``me``, which runs in ``process``. ``members``: the cluster as ``me`` sees it."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class SimulatedPeers:
             return CODEC.decode_answer(message, answer)
         except (NotUnderstood, NoCommonVersion) as error:
             raise PeerUnavailable(error.detail) from error
-        except OSError as error:  # of which a TimeoutError is one
+        except OSError as error:  # TimeoutError is a subclass
             raise PeerUnavailable(f"proxy {to} can't be reached: {error}") from error
 
     async def forward(
@@ -97,11 +97,11 @@ class SimulatedPeers:
         await asyncio.sleep(DEATH_SECONDS + self._network.weather.seconds())
 
     def version(self) -> int:
-        """In which the cluster speaks now. Raises: NoCommonVersion."""
+        """Return the cluster's present protocol version. Raises: NoCommonVersion."""
         return common_version(CODEC.protocols, self._members().values())
 
     def address(self, to: InstanceId) -> Address:
-        """Raises: PeerUnavailable, where it is no member."""
+        """Return the address of a member. Raises: PeerUnavailable, if it is no member."""
         address = self._addresses.get(to)
         if to not in self._members() or address is None:
             raise PeerUnavailable(f"proxy {to} is no longer a member of the cluster")

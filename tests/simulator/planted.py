@@ -1,6 +1,5 @@
-"""Bugs on purpose, of kinds that popgate's guarantees stand or fall with: the simulation has to find them."""
-# pyright: reportPrivateUsage=false
-# A bug has no manners.
+"""Deliberate bugs that break popgate's central guarantees; the simulation has to find them."""
+# pyright: reportPrivateUsage=false A planted bug may reach into private code.
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
@@ -32,7 +31,7 @@ from support.audit_rules import Kind
 
 @contextmanager
 def acked_before_it_is_written() -> Generator[None]:
-    """An ack is answered before the store has it."""
+    """Answer an ack before the store has it."""
     settle = Settler.settle
 
     async def hasty(
@@ -54,7 +53,9 @@ def acked_before_it_is_written() -> Generator[None]:
 
 @contextmanager
 def letters_get_new_ids() -> Generator[None]:
-    """A move that is made again makes another letter; the confirm of every second letter is lost, so that it is."""
+    """Give a letter a new id when its move is repeated; the confirm of every second letter is lost to cause a
+    repeat.
+    """
     letter, stored = Mover._dead_letter, Mover._stored
     numbers = count()
 
@@ -71,7 +72,7 @@ def letters_get_new_ids() -> Generator[None]:
 
 @contextmanager
 def redrives_get_new_ids() -> Generator[None]:
-    """A redrive that is made again makes another copy; the confirm of every second one is lost, so that it is."""
+    """Give a copy a new id when its redrive is repeated; the confirm of every second one is lost to cause a repeat."""
     outgoing, publish = DeadMoves._outgoing, DeadMoves._publish
     numbers = count()
 
@@ -89,7 +90,7 @@ def redrives_get_new_ids() -> Generator[None]:
 
 @contextmanager
 def keys_are_overlooked() -> Generator[None]:
-    """A message does not wait for the earlier ones of its key."""
+    """Hand out a message without waiting for the earlier ones of its key."""
     append = OrderingKeys.append
 
     def jump(self: OrderingKeys, message: BufferedMessage, key: str) -> None:
@@ -102,7 +103,7 @@ def keys_are_overlooked() -> Generator[None]:
 
 @contextmanager
 def leases_are_not_counted() -> Generator[None]:
-    """``GET S`` counts no message as in flight."""
+    """Count no message as in flight in ``GET S``."""
     counts = counting._counts
 
     def fewer(host: QueueHost, dead_held: int) -> QueueCounts:
@@ -127,7 +128,7 @@ def _other_script(name: str, line: str, instead: str) -> Generator[None]:
 
 
 def in_script(name: str, line: str, instead: str) -> Callable[[], AbstractContextManager[None]]:
-    """A slip in what Redis runs as ``name``."""
+    """Plant a bug in the script that Redis runs as ``name``."""
     return partial(_other_script, name, line, instead)
 
 
@@ -151,16 +152,16 @@ PLANTED: dict[Kind, Callable[[], AbstractContextManager[None]]] = {
     Kind.DRAIN: in_script("settle", _VISIBLE_AT, _FOR_EVER),
     Kind.STATE: leases_are_not_counted,
 }
-"""A slip that breaks each rule, and maybe others as well."""
+"""Bugs by the rule that each breaks; a bug may break other rules, too."""
 
 
 any_lease_may_settle = in_script("settle", "r.lease_id ~= ask[1] and not rule.of_any_lease", "false")
-"""The store does not ask whose lease it is that settles."""
+"""Let the store settle without checking whose lease it is."""
 
 
 @contextmanager
 def each_by_its_own_clock() -> Generator[None]:
-    """What proxies compare is in the time of each one's machine."""
+    """Compare times between proxies by each machine's own clock."""
 
     def own(self: SharedClock) -> float:
         return self._own.wall()
@@ -174,7 +175,7 @@ def each_by_its_own_clock() -> Generator[None]:
 
 @contextmanager
 def nothing_is_synced() -> Generator[None]:
-    """What is answered is with the operating system, and not on the disk."""
+    """Answer when data is with the operating system, but not on the disk."""
     tuning = tuple(pragma.replace("synchronous = FULL", "synchronous = OFF") for pragma in opening.TUNING)
     assert tuning != opening.TUNING
     with patch.object(opening, "TUNING", tuning):
@@ -183,7 +184,7 @@ def nothing_is_synced() -> Generator[None]:
 
 @contextmanager
 def answered_before_it_is_committed() -> Generator[None]:
-    """A group of writes is answered when it has run, and committed with the next one."""
+    """Answer a group of writes when it has run, and commit it with the next one."""
 
     def hasty(self: Committer, group: Sequence[PendingJob[Any]]) -> tuple[list[Any], float | None]:
         connection = self._connection
@@ -198,6 +199,6 @@ def answered_before_it_is_committed() -> Generator[None]:
 
 @contextmanager
 def an_old_checksum_counts() -> Generator[None]:
-    """The checksum of the closed file is believed when the file has been opened since."""
+    """Trust the checksum of the closed file even if the file has been opened since."""
     with patch.object(opening, "_forget_closed"):
         yield

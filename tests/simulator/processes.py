@@ -1,7 +1,7 @@
-"""A process of the simulation: what runs in it, and its end.
+"""A process of the simulation: the code that runs in it, and its end.
 
-Owns whether its callbacks run. A paused one (SIGSTOP) keeps what arrives and does it all when it goes on; of a killed
-one (SIGKILL) nothing ever runs again, no ``finally`` either, and all its memory is gone.
+This module owns whether its callbacks run. A paused process (SIGSTOP) keeps what arrives and handles it all when it
+resumes; in a killed one (SIGKILL) nothing ever runs again, not even a ``finally``, and all its memory is gone.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from simulator.loop import Tasks, VirtualHandle, VirtualLoop, belongs_to
 
 
 class Process:
-    """Runs until it is killed. ``context``: whatever is scheduled with it belongs to this process."""
+    """Runs until it is killed. ``context``: callbacks scheduled with it belong to this process."""
 
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.name = name
@@ -70,7 +70,7 @@ class Process:
         self._at_death.pop(tell, None)
 
     def kill(self) -> None:
-        """Idempotent."""
+        """Kill the process. Idempotent."""
         if self.is_dead:
             return
         self.is_open, self.is_dead = False, True
@@ -79,7 +79,7 @@ class Process:
             tell()
 
     def bury(self) -> None:
-        """After the run: it is dead, and so are its tasks."""
+        """End the dead process's tasks, after the run."""
         self._at_death.clear()
         self.kill()
         self.tasks.bury()

@@ -1,9 +1,10 @@
-"""One proxy of the simulation: put together as ``bootstrap`` does it, over the simulated servers.
+"""One proxy of the simulation: assembled as ``bootstrap`` does it, over the simulated servers.
 
-Owns the order of its start and of its end. Everything above the ports is production's, and so are the Redis adapters.
+This module owns the order of its start and stop. Everything above the ports is production code, and so are the Redis
+adapters.
 """
-# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
-# A PipelinedConnection makes its connections of a pool, which is another one here.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false A PipelinedConnection makes its connections from a
+# pool, which is replaced here.
 
 import asyncio
 import random
@@ -43,7 +44,7 @@ from simulator.redis_line import RedisServer, SimulatedPool
 from simulator.wires import Weather
 
 GRACE_SECONDS, PART_SECONDS = 1.0, 0.3
-"""As in ``bootstrap``."""
+"""Seconds, as in ``bootstrap``."""
 REDIS = parse_address("redis://simulated:6379")
 SECRET = b"a secret of the simulation alone, long enough"
 BUFFER_BYTES = 256 * 1024
@@ -52,7 +53,7 @@ WALL = 1_700_000_000.0
 
 @dataclass(frozen=True, kw_only=True)
 class Servers:
-    """What all proxies share."""
+    """The servers that all proxies share."""
 
     loop: VirtualLoop
     chance: random.Random
@@ -64,7 +65,7 @@ class Servers:
 
 
 class Proxy:
-    """One start of a process. ``name`` is never used again."""
+    """One start of a process. ``name`` is never reused."""
 
     def __init__(self, name: str, servers: Servers) -> None:
         self.me = InstanceId(name)
@@ -123,7 +124,7 @@ class Proxy:
     # -- life, in the process -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Serve; end the process where that can't be done."""
+        """Serve; end the process if it can't start."""
         try:
             await self._redis.cluster()
             self._background.spawn(self._redis.watch(), name="watch Redis")
@@ -140,7 +141,7 @@ class Proxy:
         self.is_up = True
 
     async def leave(self) -> None:
-        """A planned end, as after SIGTERM."""
+        """Stop in order, as after SIGTERM."""
         self.address.is_leaving = True
         await in_time(self.engine.drain(), GRACE_SECONDS)
         self.is_up = False
@@ -152,13 +153,15 @@ class Proxy:
     # -- what is done to it ---------------------------------------------------------------------------------------
 
     def kill(self, *, loses: int | None = 0) -> None:
-        """SIGKILL. Of what was just sent to RabbitMQ so many messages never leave the machine (None: all)."""
+        """End the process as by SIGKILL. This many of the latest messages to RabbitMQ never leave the machine (None:
+        all).
+        """
         for connection in self.broker.connections():
             connection.cut(loses=loses)
         self._end()
 
     def cut_broker(self, *, loses: int | None) -> None:
-        """Its connections to RabbitMQ are cut."""
+        """Cut its connections to RabbitMQ."""
         for connection in self.broker.connections():
             connection.cut(loses=loses)
 

@@ -1,7 +1,7 @@
-"""Redis's commands over a dictionary, as far as popgate's adapters and their scripts give them.
+"""Redis's commands over a dictionary, as far as popgate's adapters and their scripts use them.
 
-Owns what each command does to the keys and answers, in Python's types: bytes, int, list, None. What it is not asked for
-here it does not know. Whether it does it right, the contract of the state's ports says, on a real Redis as well.
+This module owns the effect of each command on the keys and its answer, in Python's types: bytes, int, list, None.
+Unused commands are missing. The contract suite of the state's ports checks it against a real Redis.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ Answer: TypeAlias = Any
 
 
 class Keyspace:
-    """All keys of one Redis. ``wall``: Unix seconds. ``publish`` is told of each message on a channel."""
+    """All keys of one Redis. ``wall``: Unix seconds. ``publish`` is called for each message on a channel."""
 
     def __init__(self, wall: Callable[[], float], publish: Callable[[bytes, bytes], None]) -> None:
         self._wall = wall
@@ -27,7 +27,7 @@ class Keyspace:
         return self._commands[command](*words)
 
     def wipe(self) -> None:
-        """All data are lost."""
+        """Delete all data."""
         self._keys.clear()
 
     # -- keys ---------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Keyspace:
         return self._taken_out(key, names)
 
     def do_hscan(self, key: Word, cursor: Word, *options: Word) -> Answer:
-        """All at once: as Redis does with hashes that are small."""
+        """Return everything at once, as Redis does for small hashes."""
         return [b"0", self.do_hgetall(key)]
 
     # -- lists --------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def _span(first: bytes, last: bytes, length: int) -> slice:
 
 
 def _bound(word: bytes) -> tuple[float, bool]:
-    """A score, and whether it is itself out of the range."""
+    """Return a score, and whether it is excluded from the range."""
     return float(word.removeprefix(b"(")), word.startswith(b"(")
 
 

@@ -1,6 +1,6 @@
 """The way from a process to the ``MemoryRedis``: the real ``PipelinedConnection`` over a simulated connection.
 
-Owns what is on its way, and what happens to it while Redis is away, hangs or is cut off.
+This module owns the data under way, and its fate while Redis is down, hangs or is cut off.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from simulator.redis_memory import MemoryRedis
 from simulator.wires import Pipe, Weather
 
 SUBSCRIBE_SECONDS = 1.0
-"""How long it takes who listens to listen anew, at most (``change_signals.AGAIN_SECONDS``)."""
+"""Maximum seconds that a subscriber takes to subscribe again (``change_signals.AGAIN_SECONDS``)."""
 
 
 class RedisServer:
-    """One Redis, and who is connected to it. It ``is_up``, and may hang: then it does everything later."""
+    """One Redis and its connections. It ``is_up``, and may hang: then it does everything later."""
 
     def __init__(self, wall: Callable[[], float], chance: random.Random) -> None:
         self.redis = MemoryRedis(wall, self._publish)
@@ -34,12 +34,12 @@ class RedisServer:
         self._listeners: dict[Process, tuple[Weather, dict[bytes, ChangeSignal]]] = {}
 
     def listen(self, process: Process, weather: Weather, prefix: str, *signals: ChangeSignal) -> None:
-        """``process`` hears of what is told on the channels of ``signals``, for as long as it lives."""
+        """Deliver messages on the channels of ``signals`` to ``process``, as long as it lives."""
         self._listeners[process] = weather, {f"{prefix}{one.channel}".encode(): one for one in signals}
         process.at_death(partial(self._listeners.pop, process, None))
 
     def when_it_works(self, work: Callable[[], None]) -> None:
-        """Do ``work``, later where it hangs."""
+        """Do ``work``, later if Redis hangs."""
         if self._hangs:
             self._held.append(work)
         else:
@@ -48,7 +48,7 @@ class RedisServer:
     # -- faults -------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """It ends, and all connections with it."""
+        """Stop Redis; all its connections end."""
         self.is_up = False
         for connection in list(self.connections):
             connection.cut(None if self._chance.random() < 0.5 else 0)
@@ -67,7 +67,7 @@ class RedisServer:
             self._held.popleft()()
 
     def cut(self, process: Process) -> None:
-        """The connections of one process end."""
+        """End the connections of one process."""
         for connection in [one for one in self.connections if one.process is process]:
             connection.cut(None if self._chance.random() < 0.5 else 0)
         self._tell_all()
@@ -80,7 +80,7 @@ class RedisServer:
                 _later(weather.seconds(), process, signals[channel])
 
     def _tell_all(self) -> None:
-        """Who listens anew takes it that something was missed."""
+        """Notify each subscriber, because one that subscribes again assumes that it missed something."""
         for process, (_, signals) in self._listeners.items():
             for one in signals.values():
                 _later(self._chance.uniform(0.0, SUBSCRIBE_SECONDS), process, one)
@@ -91,7 +91,7 @@ def _later(seconds: float, process: Process, signal: ChangeSignal) -> None:
 
 
 class SimulatedPool:
-    """What a ``PipelinedConnection`` makes its connections of."""
+    """The pool that provides a ``PipelinedConnection``'s connections."""
 
     def __init__(self, server: RedisServer, process: Process, weather: Weather) -> None:
         self._made = partial(SimulatedConnection, server, process, weather)
@@ -101,7 +101,7 @@ class SimulatedPool:
 
 
 class SimulatedConnection:
-    """As much of redis-py's connection as a ``PipelinedConnection`` uses."""
+    """The part of redis-py's connection that a ``PipelinedConnection`` uses."""
 
     def __init__(self, server: RedisServer, process: Process, weather: Weather) -> None:
         self.process = process
@@ -125,7 +125,7 @@ class SimulatedConnection:
             self.process.at_death(self._died)
 
     async def can_read(self) -> bool:
-        """Whether the connection was closed."""
+        """Tell whether the connection was closed."""
         return self._is_cut
 
     async def send_packed_command(self, packed: list[bytes], *, check_health: bool) -> None:
@@ -151,7 +151,7 @@ class SimulatedConnection:
         self._is_cut = True
 
     def cut(self, loses: int | None) -> None:
-        """It ends; of what is under way to Redis so many messages are lost (None: all), and all answers."""
+        """End the connection; this many of the messages under way to Redis are lost (None: all), and all answers."""
         self._up.cut(loses=loses)
         self._down.cut()
         self._server.connections.pop(self, None)
@@ -159,9 +159,9 @@ class SimulatedConnection:
         asyncio.get_running_loop().call_soon(self._end, context=self.process.context)
 
     def _died(self) -> None:
-        # What is on its way is lost with the process. Where it arrives nevertheless there is a race that popgate does
-        # not win: a grant under an attempt, whose asker was told of the death and has got messages from another owner
-        # under the same attempt, takes the place of that one's, and the client's repeat gets others than before.
+        # Data under way is lost with the process. If it arrived nevertheless, popgate would lose a race: a grant under
+        # an attempt, whose caller was notified of the death and has got messages from another owner under the same
+        # attempt, would replace that owner's grant, and the client's repeat would get other messages than before.
         self.cut(None)
 
     def _end(self) -> None:
@@ -190,7 +190,7 @@ class SimulatedConnection:
 
 
 def _words(packed: bytes) -> list[bytes]:
-    """The words of a command as the ``PipelinedConnection`` packs it."""
+    """Return the words of a command as the ``PipelinedConnection`` packs it."""
     words: list[bytes] = []
     at = packed.index(b"\r\n") + 2
     while at < len(packed):

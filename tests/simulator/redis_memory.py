@@ -1,7 +1,7 @@
-"""A Redis in this process: the very scripts of the adapter, run by LuaJIT (Lua 5.1, as in Redis), each as a whole.
+"""A Redis in this process: the adapter's unmodified scripts, run by LuaJIT (Lua 5.1, as in Redis), each atomically.
 
-Owns the way of a command to its answer. The production adapter stands above it unchanged: only its connection, the
-``PipelinedConnection``, is another one here.
+This module owns how a command gets its answer. The production adapter above it is unchanged, except that its
+connection, the ``PipelinedConnection``, is replaced.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,13 +43,13 @@ class MemoryRedis:
         self._known: dict[bytes, bytes] = {}
 
     def restart(self, *, keeps_data: bool) -> None:
-        """Redis forgets its scripts, and its data where it does not keep them."""
+        """Forget the scripts, and the data if it is not persistent."""
         self._known.clear()
         if not keeps_data:
             self.data.wipe()
 
     def do(self, *words: Word) -> Answer:
-        """What Redis answers. Raises: NoScriptError, ResponseError."""
+        """Run a command and return its answer. Raises: NoScriptError, ResponseError."""
         name, *arguments = (word if isinstance(word, bytes) else str(word).encode() for word in words)
         if name == b"EVALSHA":
             text = self._known.get(arguments[0])
@@ -69,7 +69,7 @@ class MemoryRedis:
 
 
 class _Lua:
-    """One interpreter for all: scripts keep nothing between two runs. ``data`` are those of the script that runs."""
+    """One interpreter for all: scripts keep no state between two runs. ``data`` belongs to the running script."""
 
     def __init__(self) -> None:
         runtime: Any = LuaRuntime
@@ -101,7 +101,7 @@ class _Lua:
         return value.encode() if isinstance(value, str) else value
 
     def _given(self, answer: Answer) -> Any:
-        """As scripts get it: what is not there is false."""
+        """Convert a value as scripts receive it: a missing one is false."""
         if type(answer) is list:
             items = cast("Sequence[Any]", answer)
             given = [False if one is None else self._given(one) if type(one) is list else one for one in items]
@@ -110,7 +110,7 @@ class _Lua:
 
 
 def _written(number: float) -> bytes:
-    """As Redis writes a number of Lua's."""
+    """Format a Lua number as Redis does."""
     return b"%d" % number if number == int(number) else b"%.17g" % number
 
 

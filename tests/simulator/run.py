@@ -1,8 +1,8 @@
-"""`make simulate`: seeds, one after the other, each a cluster or an embedded proxy under load and under a nemesis, then
+"""`make simulate`: runs seeds one after the other, each a cluster or an embedded proxy under load and a nemesis, then
 the audit.
 
-A seed says everything: two runs of it do the same, callback by callback (``trace``). Who is interested in one runs it
-with ``--world WORLD --first SEED --seeds 1 --verbose``.
+A seed determines everything: two runs of it are identical, callback by callback (``trace``). To study one seed, run
+``--world WORLD --first SEED --seeds 1 --verbose``.
 """
 
 import argparse
@@ -25,7 +25,7 @@ WORLDS: dict[str, Callable[[int], Outcome]] = {"cluster": simulate, "embedded": 
 
 
 def _simulated(world: str, seeds: range, worker_count: int) -> Iterator[Outcome]:
-    """The outcomes, in order."""
+    """Yield the outcomes, in order."""
     if worker_count < 2:
         yield from map(WORLDS[world], seeds)
         return
@@ -34,7 +34,7 @@ def _simulated(world: str, seeds: range, worker_count: int) -> Iterator[Outcome]
 
 
 def main(flags: Sequence[str]) -> int:
-    """0 where every promise was kept in every run."""
+    """Return 0 if every promise was kept in every run."""
     parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
     parser.add_argument("--world", choices=WORLDS, action="append", default=None, help="only this one (default: each)")
     parser.add_argument("--seeds", type=int, default=300, help="how many")
@@ -50,7 +50,7 @@ def main(flags: Sequence[str]) -> int:
 
 
 def _run(world: str, seeds: range, worker_count: int, *, is_verbose: bool) -> int:
-    """Run the seeds of one world, and tell of them; how many failed."""
+    """Run the seeds of one world and report on them; return how many failed."""
     print(f"simulation: {world}, {len(seeds)} seeds from {seeds.start}", flush=True)
     begun = time.monotonic()
     failed = 0

@@ -1,7 +1,7 @@
-"""An admin who switches the consume mode there and back meanwhile, through any proxy, and asks again where it fails.
+"""An admin who keeps switching the consume mode during a run, through any proxy, and retries failed requests.
 
-Every drain has time for all leases: so a switch breaks no promise, and the audit needs to know nothing of it. There are
-no pull clients: while the mode is pull nobody gets anything.
+Every drain is long enough for all leases, so a switch breaks no promise, and the audit can ignore it. There are no pull
+clients: while the mode is pull, no client gets anything.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from simulator.proxy import Proxy
 from support.audit import Audit
 
 SHARE = 0.4
-"""Of all runs."""
+"""Share of all runs that switch modes."""
 PAUSE_SECONDS = 1.0, 9.0
 DRAIN_SECONDS = 600.0
-"""Longer than any run."""
+"""Drain time in seconds; longer than any run."""
 ANSWER_SECONDS = 20.0
 END_SECONDS, LOOK_SECONDS = 60.0, 0.5
 
 
 class Switches:
-    """Those of one run, in which there may be none. ``up``: the proxies that listen just now."""
+    """The switches of one run, which may have none. ``up``: the proxies that listen at the moment."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Switches:
         self._are_done = chance.random() < SHARE
 
     async def disturb(self, seconds: float) -> None:
-        """For so long."""
+        """Switch modes for that long."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while self._are_done and (rest := until - loop.time()) > 0:
@@ -64,7 +64,7 @@ class Switches:
         return {proxy.engine.topics.subscription(self._topic, self._group).spec.mode for proxy in self._up()}
 
     async def _ask(self, mode: ConsumeMode) -> bool:
-        """Whether it was answered."""
+        """Tell whether the request was answered."""
         up = self._up()
         if not up:
             return False

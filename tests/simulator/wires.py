@@ -1,7 +1,7 @@
-"""What lies between processes: delays, and connections on which messages keep their order and may be lost.
+"""The network between processes: delays, and connections that keep their messages in order and may lose them.
 
-Owns when something arrives. What arrives in a process waits there while it is paused: the context in which it arrives
-is the process's (``loop``). In between nothing belongs to anybody.
+This module owns when a message arrives. If its target process is paused, it waits there: it arrives in the context of
+that process (``loop``). Until then it belongs to no process.
 """
 
 import asyncio
@@ -11,41 +11,41 @@ from collections.abc import Callable
 from contextvars import Context
 
 NOBODYS = Context()
-"""Of what belongs to no process: the servers, and what is on its way."""
+"""The context that belongs to no process: for the servers, and for messages on their way."""
 FAST_SECONDS, SLOW_SECONDS = (0.0002, 0.002), (0.01, 0.06)
 SLOW_SHARE = 0.03
-"""So many messages take long, at the best of times."""
+"""Share of messages that are slow even in good conditions."""
 
 
 class Weather:
-    """How long everything takes. ``factor`` above 1: the network is slow."""
+    """The latency of everything. ``factor`` above 1: the network is slow."""
 
     def __init__(self, chance: random.Random) -> None:
         self._draw = chance.random
         self.factor = 1.0
 
     def seconds(self) -> float:
-        """The delay of the next message."""
+        """Return the delay of the next message."""
         draw = self._draw()
         least, most = SLOW_SECONDS if draw < SLOW_SHARE else FAST_SECONDS
         return (least + (most - least) * (draw / SLOW_SHARE if draw < SLOW_SHARE else draw)) * self.factor
 
 
 class Pipe:
-    """One direction of a connection: everything arrives in its order, until it is cut."""
+    """One direction of a connection: everything arrives in order, until it is cut."""
 
     def __init__(self, weather: Weather, context: Context = NOBODYS) -> None:
         self._loop = asyncio.get_running_loop()
         self._weather = weather
         self._context = context
         self._under_way: deque[list[Callable[[], object]]] = deque()
-        """What was sent in one moment travels, and arrives, together."""
+        """Messages sent at one moment travel and arrive together."""
         self._sent_at = -1.0
         self._latest = 0.0
         self._is_cut = False
 
     def send(self, arrive: Callable[[], object]) -> None:
-        """``arrive`` is called at the other end, later."""
+        """Call ``arrive`` at the other end, later."""
         if self._is_cut:
             return
         now = self._loop.time()
@@ -58,8 +58,9 @@ class Pipe:
         self._loop.call_at(self._latest, self._arrived, context=self._context)
 
     def cut(self, *, loses: int | None = None, then: Callable[[], object] | None = None) -> None:
-        """Nothing more is sent. What is under way is lost: all of it, or the ``loses`` latest messages. The other end
-        learns of it (``then``) behind what arrives."""
+        """Stop sending. The messages under way are lost: all of them, or the ``loses`` latest. The other end learns
+        of the cut (``then``) after the messages that arrive.
+        """
         self._is_cut = True
         for _ in range(len(self) if loses is None else min(loses, len(self))):
             self._under_way[-1].pop()
