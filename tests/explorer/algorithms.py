@@ -1,4 +1,6 @@
-"""What is explored: production's code, the algorithm as it was published, and production's with planted mistakes."""
+"""The algorithms to explore: production's code, the algorithm as it was published, and production's with planted
+mistakes.
+"""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,7 +30,7 @@ def with_presence(
 
 
 def changed(old: str, new: str) -> Algorithm:
-    """Production's source with one thing in it replaced."""
+    """Return production's source with one place replaced."""
     source = inspect.getsource(balance)
     assert source.count(old) == 1, f"not once in the source: {old}"
     module: Any = ModuleType("changed_balance")
@@ -46,7 +48,7 @@ def changed(old: str, new: str) -> Algorithm:
 def published(me: str, started: Sequence[str], view: View, _: Handover, __: Collection[str] = ()) -> list[Step[str]]:
     """rabbit_leaderless_rebalancing as it was published: subscribe everywhere, let go of what is above the ideal.
 
-    Any of its queues may be let go, one after the other, as long as it has more than is ideal.
+    It may release any of its queues, one after the other, while it has more than the ideal.
     """
     counts = {member: sum(queue.active == member for queue in view.values()) for member in started}
     subscribed = sum(any(is_on(queue, member) for queue in view.values()) for member in started)
@@ -62,8 +64,10 @@ def published(me: str, started: Sequence[str], view: View, _: Handover, __: Coll
 
 
 def ideal(me: str, counts: Mapping[str, int], subscribed: int, queue_count: int) -> int:
-    """As published: the n-th part, and one more for the first in the order of who has most. Of two who have as many,
-    both come after the other, as in the original, whose comparison of application ids never decides anything."""
+    """Return the published ideal: the n-th part, and one more for the first members when ordered by how many they
+    have. Two members that have equally many both come after the other, as in the original, whose comparison of
+    application ids never decides anything.
+    """
     share, left_over = divmod(queue_count, subscribed)
     before = sum(counts[other] >= max(1, counts[me]) for other in counts if other != me) if counts[me] else -1
     return share + (left_over > 0 and left_over >= before + 1)

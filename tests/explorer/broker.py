@@ -1,7 +1,7 @@
-"""RabbitMQ, as far as it matters: one queue with a single active consumer, and what a member's step does to it.
+"""RabbitMQ, as far as it matters: one queue with a single active consumer, and the effect of a member's step on it.
 
-A queue is a production `QueueView`. Priorities are kept as ranks, which keeps the number of states finite: nothing
-depends on more than their order.
+A queue is a production `QueueView`. Priorities are kept as ranks, which keeps the number of states finite: only their
+order matters.
 """
 
 from collections.abc import Iterable
@@ -12,22 +12,24 @@ from popgate.domain.balance import Handover, QueueView, Step, Verb, Waiting
 
 
 class Choice(Enum):
-    """Whom RabbitMQ makes active next among those who wait with the same priority, and when."""
+    """Which consumer RabbitMQ activates next among those that wait with the same priority, and when."""
 
     ANYBODY = "anybody"
     """Whom it likes, and at once; to displace somebody (`Handover.TAKE`) takes a while."""
     LONGEST = "who waited longest"
-    """That one, at once, as RabbitMQ does."""
+    """The one that has waited longest, immediately, as RabbitMQ does."""
     LATE = "who waited longest, late"
-    """That one, after a while, in which the queue is seen to have nobody. Who let go may be in line again."""
+    """The same one, after a while in which the queue is seen without a consumer. The former consumer may be waiting
+    again.
+    """
 
 
 class After(NamedTuple):
-    """What becomes of a queue."""
+    """The state of a queue after a step."""
 
     queue: QueueView
     interrupts: bool = False
-    """Somebody who consumed it does so no longer."""
+    """Whether a member that consumed it was interrupted."""
 
 
 class Broker:
@@ -38,7 +40,7 @@ class Broker:
         self._choice = choice
 
     def apply(self, queue: QueueView, step: Step[str], me: str) -> After:
-        """What ``me``'s step does at once. RabbitMQ's own part, to make another one active, is `own_steps`."""
+        """Return the immediate effect of ``me``'s step. RabbitMQ's activation of the next consumer is `own_steps`."""
         active, priority, waiting = queue
         if step.verb in {Verb.SUBSCRIBE, Verb.CLAIM}:
             is_there = active == me or any(one.member == me for one in waiting)
@@ -50,7 +52,7 @@ class Broker:
         return After(self._ranked(active, priority, without(waiting, me)))
 
     def own_steps(self, queue: QueueView) -> list[After]:
-        """What RabbitMQ may do next, of its own accord: nothing, or one of several things."""
+        """Return what RabbitMQ may do next by itself: nothing, or one of several things."""
         active, priority, waiting = queue
         taken = self._handover is Handover.TAKE and active is not None
         if not waiting or (active is not None and not (taken and waiting[0].priority > priority)):
@@ -77,5 +79,5 @@ def without(waiting: Iterable[Waiting], member: str) -> tuple[Waiting, ...]:
 
 
 def is_on(queue: QueueView, member: str) -> bool:
-    """Whether the member consumes the queue or waits for it."""
+    """Tell whether the member consumes the queue or waits for it."""
     return queue.active == member or any(one.member == member for one in queue.waiting)

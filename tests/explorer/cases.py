@@ -1,4 +1,4 @@
-"""The cases that are explored: which of them with every change (``SHORT``), and which by `make explore` besides."""
+"""The cases to explore: those that run with every change (``SHORT``), and those for `make explore` only."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -23,17 +23,17 @@ def each(case: Case, kinds: Iterable[tuple[Handover, Choice]] = (*ANYBODY, *LATE
 
 
 def current(case: Case) -> Case:
-    """From every state there is, by current views."""
+    """Return a case that starts from every possible state, with current views."""
     return replace(case, start=Start.ANY)
 
 
 def empty(case: Case) -> Case:
-    """From where nobody is on any queue."""
+    """Return a case that starts without a member on any queue."""
     return replace(case, start=Start.EMPTY)
 
 
 def presence(case: Case) -> Case:
-    """Members tell each other that they are there."""
+    """Return a case in which members announce their presence."""
     return replace(case, algorithm=with_presence)
 
 

@@ -1,4 +1,4 @@
-"""All states that can be reached, the steps between them, and what can be said about every path through them."""
+"""All reachable states, the steps between them, and the properties of every path through them."""
 
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -10,12 +10,12 @@ STATES_MAX = 4_000_000
 
 
 class TooManyStatesError(Exception):
-    """The case is too large to be explored."""
+    """Raised if the case is too large to be explored."""
 
 
 @dataclass(slots=True)
 class Graph:
-    """States are numbers, in the order in which they were found: those before ``start_count`` are where it starts.
+    """States are numbers, in the order in which they were found; those before ``start_count`` are start states.
 
     The steps from state n are those between ``first[n]`` and ``first[n + 1]``, each with its ``target`` and ``label``.
     """
@@ -29,11 +29,11 @@ class Graph:
     label: "array[int]" = field(default_factory=lambda: array("H"))
 
     def steps(self, state: int) -> range:
-        """The numbers of the steps from a state."""
+        """Return the numbers of the steps from a state."""
         return range(self.first[state], self.first[state + 1])
 
     def path_to(self, wanted: int) -> list[Label]:
-        """A shortest way to a state from one of the starts."""
+        """Return a shortest way to a state from one of the starts."""
         came: dict[int, tuple[int, int]] = {}
         line = [*range(self.start_count)]
         seen = set(line)
@@ -53,7 +53,7 @@ class Graph:
 
 
 def explored(case: Case, *, states_max: int = STATES_MAX) -> Graph:
-    """Every state that the case can get into. Raises: TooManyStatesError."""
+    """Explore every reachable state of the case. Raises: TooManyStatesError."""
     group = Group(case)
     states = [*group.starts()]
     number = {state: index for index, state in enumerate(states)}
@@ -75,7 +75,7 @@ def explored(case: Case, *, states_max: int = STATES_MAX) -> Graph:
 
 
 def components(graph: Graph, follows: Callable[[Label], bool] = lambda _: True) -> list[list[int]]:
-    """States that can be reached from each other, together; those that are reached later come first (Tarjan)."""
+    """Return the strongly connected components; those that are reached later come first (Tarjan)."""
     allowed = [follows(label) for label in graph.labels]
     first, target, label = graph.first, graph.target, graph.label
     count = len(graph.states)
@@ -121,9 +121,10 @@ def components(graph: Graph, follows: Callable[[Label], bool] = lambda _: True) 
 
 
 def is_fair(graph: Graph, component: Sequence[int], what: Callable[[Label], Hashable]) -> bool:
-    """Whether all of a component can be walked for ever without neglecting anything (weak fairness).
+    """Tell whether all of a component can be walked forever without neglecting any step (weak fairness).
 
-    Steps are things to do, as ``what`` says (None: nobody has to). What can always be done there is done there, too.
+    ``what`` names the obligation that a step fulfils (None: none). An obligation that can be fulfilled in every state
+    is fulfilled within the component, too.
     """
     inside = set(component)
     done: set[Hashable] = set()
@@ -138,12 +139,14 @@ def is_fair(graph: Graph, component: Sequence[int], what: Callable[[Label], Hash
 
 
 def is_loop(graph: Graph, component: Sequence[int]) -> bool:
-    """Whether one can go round in it."""
+    """Tell whether a path can go round in it."""
     return len(component) > 1 or any(graph.target[step] == component[0] for step in graph.steps(component[0]))
 
 
 def interruptions(graph: Graph, order: Iterable[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """For each state the fewest and the most interruptions on any path from it; ``order``: `components`, no loops."""
+    """Return for each state the fewest and the most interruptions on any path from it; ``order``: `components`, no
+    loops.
+    """
     least, most = [0] * len(graph.states), [0] * len(graph.states)
     weight = [int(label.interrupts) for label in graph.labels]
     first, target, label = graph.first, graph.target, graph.label

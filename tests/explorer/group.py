@@ -1,8 +1,8 @@
 """A group of members on one broker: every state that it can get into, and every step from each.
 
-A state is what the broker has, what each member last saw of it (and has done since), and how each member is. A step is
-one thing that somebody does: a member one step of its decision, or a look at the broker; RabbitMQ one queue's next
-consumer; and now and then, so many times, what befalls a member: it dies, it stops, it hangs, or it is started.
+A state consists of the broker's queues, each member's last view of them (with its own changes since), and each member's
+status. A step is one action: a member takes one step of its decision or looks at the broker; RabbitMQ activates one
+queue's next consumer; or, a limited number of times, a member dies, stops, hangs or is started.
 """
 
 import itertools
@@ -18,53 +18,55 @@ from popgate.domain.balance import Handover, QueueView, Step, Verb, Waiting
 T = TypeVar("T")
 Queues = tuple[QueueView, ...]
 State = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, int, int]]
-"""The broker; each member's view (none of its own where views are current), status; deaths, stops and hangs to come."""
+"""The broker; each member's view (absent if views are current), status; deaths, stops and hangs still to come."""
 
 NAMES = "abcdefgh"
 CLOSE = Verb.RELEASE
-"""Of a member that stops, whatever it is on the queue."""
+"""A stopping member closes its channel, whatever its role on the queue."""
 
 
 class Views(Enum):
-    """What members decide by."""
+    """The views on which members decide."""
 
     CURRENT = "current"
     """The broker as it is."""
     STALE = "stale"
-    """The broker as it was at any earlier moment, with what the member itself did since."""
+    """The broker at any earlier moment, with the member's own changes since."""
     TORN = "torn"
-    """The same, each queue as of another moment."""
+    """The same, with each queue as of a different moment."""
     BLIND = "blind"
-    """As it was at any earlier moment, without what the member did since: production never decides by such a view."""
+    """The broker at any earlier moment, without the member's own changes since: production never decides on such a
+    view.
+    """
 
 
 class Start(Enum):
-    """Of which states the exploration starts."""
+    """The states in which the exploration starts."""
 
     EMPTY = "empty"
-    """Nobody is on any queue."""
+    """No member is on any queue."""
     ALL_ON_ONE = "all on one"
     """One member has every queue, the others wait for all of them."""
     SUBSCRIBED = "subscribed"
-    """Everybody has any queues, and waits for all others."""
+    """Every member has any queues, and waits for all others."""
     ANY = "any"
-    """Every queue has anybody or nobody, and any of the others wait for it."""
+    """Every queue has any member or none as consumer, and any of the others wait for it."""
 
 
 class Status(IntEnum):
-    """How a member is. Order: those who do something, then those who hold something, then the others."""
+    """The status of a member. Order: members that act, then members that hold something, then the others."""
 
     UP = 0
     STOPPING = 1
     HUNG = 2
     DOWN = 3
-    """Will be started, at any time."""
+    """It will be started, at any time."""
     GONE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is explored. ``joiners``: so many of the members are started only later."""
+    """A case to explore. ``joiners``: number of members that are started only later."""
 
     queues: int
     members: int
@@ -83,7 +85,7 @@ class Case:
         return ", ".join([size, self.choice.value, *filter(None, self.situation())])
 
     def situation(self) -> tuple[str, str, str]:
-        """What members see, where it starts, and what befalls them."""
+        """Describe the members' views, the start, and the disturbances."""
         told = "" if self.algorithm is production else f", {self.algorithm.__name__.replace('_', ' ')}"
         start = self.start.value if isinstance(self.start, Start) else "given"
         befalls = ", ".join(f"{count} {what}" for what, count in self.befalling().items() if count)
@@ -95,12 +97,12 @@ class Case:
         return self.choice is not Choice.LATE and self.handover is not Handover.TAKE
 
     def befalling(self) -> dict[str, int]:
-        """What befalls members, and how many times at most."""
+        """Describe the disturbances of members, and how often each may happen."""
         return {"deaths": self.deaths, "stops": self.stops, "hangs": self.hangs, "joiners": self.joiners}
 
 
 class Label(NamedTuple):
-    """Who did what. ``interrupts``: a queue was taken from one who consumed it. ``gap``: and nobody is left on it."""
+    """Who did what. ``interrupts``: a queue was taken from its consumer. ``gap``: and no member is left on it."""
 
     what: str
     who: str
@@ -110,7 +112,7 @@ class Label(NamedTuple):
 
     @property
     def befalls(self) -> bool:
-        """Not something that members or RabbitMQ do of their own accord."""
+        """Tell whether it is a disturbance, not an action of members or RabbitMQ."""
         return self.what in {"die", "start", "stop", "hang"}
 
 
@@ -124,7 +126,7 @@ class Group:
         self._broker = Broker(case.handover, case.choice)
         self._ids: dict[Queues, int] = {}
         self.queues: list[Queues] = []
-        """What the broker has, by its number."""
+        """The broker's states, by number."""
         self._decided: dict[tuple[int, int, tuple[int, ...]], tuple[tuple[int, Step[str]], ...]] = {}
         self._late: dict[tuple[int, int, tuple[int, ...]], tuple[tuple[int, Step[str]], ...]] = {}
         self._applied: dict[tuple[int, int, Step[str], int], list[tuple[int, Label]]] = {}
@@ -133,7 +135,7 @@ class Group:
     # -- where it starts -----------------------------------------------------------------------------------------------
 
     def starts(self) -> Iterator[State]:
-        """Every state of the case's kind. All members have seen it."""
+        """Return every state of the case's kind. All members have seen it."""
         case = self.case
         first = self.members[: case.members - case.joiners]
         status = tuple(Status.UP if member in first else Status.DOWN for member in self.members)
@@ -154,7 +156,7 @@ class Group:
         actives: list[str | None] = [members[0]] if start is Start.ALL_ON_ONE else [*members]
         if start is Start.ANY:
             actives.append(None)
-            if self.case.at_once:  # no queue has none but those for which nobody waits
+            if self.case.at_once:  # a queue without a consumer has no waiting member
                 yield QueueView()
                 actives.pop()
         for active in actives:
@@ -167,7 +169,7 @@ class Group:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def steps(self, state: State) -> Iterator[tuple[State, Label]]:
-        """Every step that can be the next one."""
+        """Yield every possible next step."""
         now, views, status, left = state
         if not self.case.at_once:
             for after, label in self._moves(now):
@@ -195,7 +197,7 @@ class Group:
             for after, label in self._results(now, queue, step, number):
                 if not views or self.case.views is Views.BLIND:
                     yield (after, views, status, left), label
-                elif view == now:  # what it foresees is what happens
+                elif view == now:  # it happens as predicted
                     yield (after, _replaced(views, number, after), status, left), label
                 else:
                     for foreseen, _ in self._results(view, queue, step, number):
@@ -228,7 +230,7 @@ class Group:
             yield (now, unseen, hung, (deaths, stops, hangs - 1)), Label("hang", who)
 
     def _closings(self, state: State, number: int) -> Iterator[tuple[State, Label]]:
-        """One who stops closes its channels one by one, and is then gone."""
+        """Return the closings of a stopping member: it closes its channels one by one, and is then gone."""
         now, views, status, left = state
         on = [queue for queue, view in enumerate(self.queues[now]) if is_on(view, self.members[number])]
         for queue in on:
@@ -259,7 +261,9 @@ class Group:
         return [member for member, how in zip(self.members, status, strict=True) if how in there]
 
     def _late_decisions(self, view: int, number: int, status: tuple[int, ...]) -> tuple[tuple[int, Step[str]], ...]:
-        """What is done besides about queues that have had nobody for too long, which each of them may have."""
+        """Return the extra steps about queues that may have had no consumer for too long, in the eyes of each
+        member.
+        """
         key = view, number, status
         known = self._late.get(key)
         if known is None:
@@ -277,7 +281,7 @@ class Group:
         return tuple((self.names.index(step.queue), step) for step in steps)
 
     def _results(self, now: int, queue: int, step: Step[str], number: int) -> list[tuple[int, Label]]:
-        """What becomes of the broker by a member's step; where RabbitMQ acts at once and has a choice, several."""
+        """Return the broker's states after a member's step; several if RabbitMQ acts immediately and has a choice."""
         key = now, queue, step, number
         known = self._applied.get(key)
         if known is None:
@@ -297,7 +301,7 @@ class Group:
         return (self.case.at_once and self._broker.own_steps(first.queue)) or [first._replace(interrupts=False)]
 
     def _moves(self, now: int) -> list[tuple[int, Label]]:
-        """RabbitMQ's own steps."""
+        """Return RabbitMQ's own steps."""
         known = self._moved.get(now)
         if known is None:
             known = self._moved[now] = [
@@ -311,7 +315,7 @@ class Group:
         return known
 
     def _gone(self, now: int, number: int) -> list[int]:
-        """What the broker may have when a member has died: all of its channels are closed."""
+        """Return the broker's possible states after a member has died: all of its channels are closed."""
         reached = {now}
         for queue, name in enumerate(self.names):
             if is_on(self.queues[now][queue], self.members[number]):

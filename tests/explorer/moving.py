@@ -1,7 +1,8 @@
-"""How often consumers are interrupted until a large group is in balance: chance instead of every possibility.
+"""How often consumers are interrupted until a large group is balanced: random runs instead of every possibility.
 
-Members look every 5 s, a fifth more or less, at what a management API knew up to 5 s before; a step takes 20 to 60 ms.
-What a member did itself it knows. By production's rule it does nothing by a view that is older than its last step.
+Members look every 5 s, plus or minus a fifth, at the state that a management API had up to 5 s before; a step takes 20
+to 60 ms. A member knows its own changes. By production's rule it does nothing on a view that is older than its last
+step.
 """
 
 import heapq
@@ -20,21 +21,21 @@ LOOK_SECONDS, LOOK_SPREAD = 5.0, 0.2
 AGE_SECONDS = 5.0
 STEP_SECONDS = 0.02, 0.06
 REST_SECONDS = 40.0
-"""In balance and nobody interrupted for so long: it is over."""
+"""A run ends when the group was balanced without an interruption for this many seconds."""
 
 
 class Scene(Enum):
-    """What is to be brought into balance."""
+    """The start situation."""
 
     JOIN = "one joins"
-    """All others are in balance; the newcomer is the last in every line."""
+    """All others are balanced; the newcomer is the last waiting consumer of every queue."""
     COLD = "one has all"
-    """One member was there first, and all others wait for everything."""
+    """One member was there first, and all others wait for every queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
-    """How it went. ``seconds``: until it was in balance to stay; None: not before the time was over."""
+    """The result of a run. ``seconds``: until it was balanced for good; None: not within the limit."""
 
     interruptions: int
     fewest: int

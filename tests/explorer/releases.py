@@ -1,4 +1,4 @@
-"""How many releases a group needs to come into balance: as published, ours, and the fewest there can be."""
+"""How many releases a group needs to become balanced: with the published algorithm, with ours, and the minimum."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -7,7 +7,7 @@ from explorer.moving import Moves, Scene, move
 from popgate.domain.balance import Handover
 
 SIZES = [(12, 3, 20), (12, 6, 20), (60, 6, 20), (103, 10, 5), (1_000, 50, 1)]
-"""Queues, members, and how many runs."""
+"""Queues, members, and number of runs."""
 LIMIT_SECONDS = 900.0
 HEAD = "| queues x members | what happens | fewest possible | as published | take | claim | sole |"
 
@@ -26,7 +26,7 @@ def rows() -> Iterator[str]:
 
 
 def tell(moves: Sequence[Moves]) -> str:
-    """The interruptions of all runs, and the middle one's seconds until balance."""
+    """Return the interruptions of all runs, and the median seconds until balance."""
     counts = [one.interruptions for one in moves]
     span = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
     seconds = [one.seconds for one in moves if one.seconds is not None]

@@ -1,7 +1,7 @@
-"""`make explore`: every case; a table of them, and each broken promise with a way to it.
+"""`make explore`: explores every case; prints a table and each broken promise with a way to it.
 
-``--short``: only those that run with the tests. The largest need some GB. ``--releases``: instead, how many
-releases large groups need.
+``--short``: only the cases of the tests. The largest cases need some GB. ``--releases``: instead, how many releases
+large groups need.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def summary(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def main() -> int:
-    """How many cases broke a promise."""
+    """Return how many cases broke a promise."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="only the cases of the tests")
     parser.add_argument("--processes", type=int, default=1, help="so many cases at once (1)")

@@ -1,14 +1,15 @@
-"""What is promised, and whether every state and every path of a case keeps it.
+"""The promises, and whether every state and every path of a case keeps them.
 
-- A queue that somebody consumes or waits for is never left without anybody by a member's step. Where a member dies,
-  stops or hangs unseen, whoever let go for its sake may have left nobody: this is counted, and allowed.
-- Nobody goes round for ever: whatever members and RabbitMQ do, in any order, comes to rest, if only everybody now and
-  then does what it can do all the time. Where nothing befalls members, not even that is needed.
-- At rest, the queues are spread evenly over the members that are up, each of which waits for all others. Where members
-  hang, every queue has somebody.
-- At rest nothing is done, and in balance, by current views, neither.
-- Where nothing befalls the members, consumers are interrupted as few times as can be: on every path. Each of these
-  times a queue goes from one who has too many to one who has too few, so no queue moves twice.
+- A member's step never leaves a queue without a consumer if a member consumes it or waits for it. If a member dies,
+  stops or hangs unseen, a member that released a queue in its favour may have left it empty: this is counted, and
+  allowed.
+- No execution goes round forever: members and RabbitMQ come to rest in any order of steps, if each of them now and
+  then takes the steps that it can always take. Without disturbances, even this condition is not needed.
+- At rest, the queues are spread evenly over the members that are up, each of which waits for all others. If members
+  hang, every queue has a consumer.
+- At rest no step is taken, and none is taken in balance with current views.
+- Without disturbances, consumers are interrupted as rarely as possible on every path. Each interruption moves a queue
+  from a member with too many to a member with too few, so no queue moves twice.
 """
 
 import time
@@ -24,7 +25,7 @@ COMPLAINTS_MAX = 5
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found. ``complaints``: promises that are broken, each with a way to get there."""
+    """The result. ``complaints``: broken promises, each with a way to get there."""
 
     case: Case
     starts: int
@@ -34,17 +35,17 @@ class Verdict:
     rests: int = 0
     loops: int = 0
     fair_loops: int = 0
-    """Those where nobody neglects for ever what it could do: to look, above all."""
+    """Loops in which no member forever neglects a step that it could take, above all a look."""
     gaps: int = 0
     interruptions_most: int | None = None
-    """On any path. None: there is no most, where one who does nothing keeps others going round."""
+    """Most interruptions on any path. None: unlimited, because an idle member keeps others going round."""
     excess: int = 0
-    """The most interruptions above the fewest possible, where nothing befalls the members."""
+    """The most interruptions above the fewest possible, without disturbances."""
     complaints: list[str] = field(default_factory=list[str])
 
 
 def judge(case: Case, *, what: Callable[[Label], Hashable] = lambda label: label[:3]) -> Verdict:
-    """Explore a case and hold it to what is promised. ``what``: the steps that nobody may neglect, as in `is_fair`."""
+    """Explore a case and check the promises. ``what``: the obligations, as in `is_fair`."""
     began = time.monotonic()
     graph = explored(case)
     parts = components(graph)
@@ -88,7 +89,7 @@ def _judge_states(graph: Graph, verdict: Verdict, complain: Callable[[str, int],
     gap = [label.gap for label in graph.labels]
     is_current = case.views is Views.CURRENT
     restless = [label.what in {"activate", "close"} for label in graph.labels]
-    """A queue is between two, or a member is about to go: this is no balance."""
+    """A queue is between two members, or a member is about to go: this is no balance."""
     for number, state in enumerate(graph.states):
         steps = [graph.label[step] for step in graph.steps(number)]
         if any(gap[step] for step in steps):
@@ -105,7 +106,7 @@ def _judge_states(graph: Graph, verdict: Verdict, complain: Callable[[str, int],
 
 
 def is_well(queues: Queues, state: State, members: Sequence[str]) -> bool:
-    """Whether the queues are where they should be, for those who are up."""
+    """Tell whether the queues are spread as they should be over the members that are up."""
     up = [member for member, how in zip(members, state[2], strict=True) if how == Status.UP]
     if not up:
         return True
@@ -117,25 +118,25 @@ def is_well(queues: Queues, state: State, members: Sequence[str]) -> bool:
 
 
 def counts(queues: Sequence[QueueView], members: Sequence[str]) -> dict[str, int]:
-    """How many queues each of the members consumes."""
+    """Return how many queues each of the members consumes."""
     return {member: sum(queue.active == member for queue in queues) for member in members}
 
 
 def fewest_moves(each: Mapping[str, int], queue_count: int) -> int:
-    """How many queues have to move, at least: all above the share, but for those that may keep one more."""
+    """Return how many queues have to move, at least: all above the share, except those that may keep one more."""
     share, extra = divmod(queue_count, len(each))
     above = [count - share for count in each.values() if count > share]
     return sum(above) - min(extra, len(above))
 
 
 def _is_settled(queues: Queues, members: Sequence[str]) -> bool:
-    """Whether every queue has a consumer, and all members are there to be seen by the others."""
+    """Tell whether every queue has a consumer, and every member is visible to the others."""
     seen = {member for queue in queues for member in (queue.active, *(one.member for one in queue.waiting))}
     return None not in seen and seen >= {*members}
 
 
 def told_way(graph: Graph, state: int) -> str:
-    """A shortest way to a state, and what the broker has there."""
+    """Describe a shortest way to a state, and the broker's state there."""
     way = [" ".join(part for part in label[:3] if part) for label in graph.path_to(state)]
     there = [
         f"{name}={queue.active}:{''.join(f'{one.member}{one.priority or str()}' for one in queue.waiting)}"
