@@ -1,1 +1,3 @@
-"""Chaos with an audit: a whole cluster whose parts are killed, paused and cut off at random, and what it promised."""
+"""Chaos with an audit: parts of a whole cluster are killed, paused and cut off at random, and its promises are
+checked.
+"""

@@ -1,7 +1,8 @@
-"""What is done to the servers, on a schedule that follows from the seed alone.
+"""Faults of the servers, on a schedule that follows from the seed alone.
 
-Owns what, to whom, when and for how long; how is the servers' business. Never two RabbitMQ nodes are away at a time,
-nor is anything else done to RabbitMQ meanwhile: a queue on three nodes is promised to outlive the loss of one.
+This module owns which fault happens to which part, when and for how long; the servers module carries it out. Two
+RabbitMQ nodes are never away at a time, and RabbitMQ has no other fault while one is away: a queue on three nodes is
+promised to survive the loss of one.
 """
 
 import asyncio
@@ -68,17 +69,17 @@ CUTS_FROM_STORE = {
     Fault.PROXY_RESTART,
     *(fault for fault in Fault if fault.startswith("Redis")),
 }
-"""A proxy may lose the store's answer to a hand-out by these, and take it back."""
+"""Faults by which a proxy may lose the store's answer to a hand-out, and take the hand-out back."""
 HOUR_SECONDS = 3_600.0
 PAUSE_SECONDS = 0.3, 4.0
 PROXIES_AWAY_MAX = 2
-"""Somebody must be there to promise something."""
+"""Maximum number of proxies away at a time, so that some proxy can serve requests."""
 NODE_SECONDS = 30.0
-"""So long before the end no node is killed any more: it would take longer to come back."""
+"""Seconds before the end in which no node is killed: it would take longer to come back."""
 
 
 class Step(NamedTuple):
-    """After `pause_seconds`, `fault` happens to `part`, for so many `seconds` where it lasts."""
+    """After `pause_seconds`, `fault` happens to `part`, and lasts for `seconds` if it has a duration."""
 
     pause_seconds: float
     fault: Fault
@@ -87,14 +88,14 @@ class Step(NamedTuple):
 
     @property
     def part(self) -> str:
-        """One thing is done to it at a time."""
+        """The part that has one fault at a time."""
         if self.fault.startswith("proxy"):
             return f"proxy {self.number}"
         return "Redis" if self.fault.startswith("Redis") else "RabbitMQ"
 
 
 def schedule(seed: int) -> Iterator[Step]:
-    """Endless, and the same for the same seed."""
+    """Yield an endless schedule, which is the same for the same seed."""
     chance = random.Random(f"nemesis {seed}")
     while True:
         (fault,) = chance.choices([*WEIGHTS], [*WEIGHTS.values()])
@@ -104,8 +105,9 @@ def schedule(seed: int) -> Iterator[Step]:
 
 
 class Nemesis:
-    """Carries the schedule out. `faults`: how often each was done. Left out are steps whose part is still away, and the
-    faults in `without`."""
+    """Carries out the schedule. `faults`: how often each happened. Steps whose part is still away, and the faults in
+    `without`, are skipped.
+    """
 
     def __init__(self, servers: ChaosServers, seed: int, *, without: Collection[Fault] = ()) -> None:
         self.faults: Counter[Fault] = Counter()
@@ -115,7 +117,7 @@ class Nemesis:
         self._away: set[str] = set()
 
     async def disturb(self, seconds: float) -> None:
-        """For so long. Returns when everything is back. Raises: ServerFailedError, TimeoutError."""
+        """Inject faults for that long; return when everything works again. Raises: ServerFailedError, TimeoutError."""
         ends_at = now() + seconds
         watching = asyncio.create_task(self._servers.watch(self._is_busy), name="watch the proxies")
         try:

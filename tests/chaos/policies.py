@@ -1,7 +1,7 @@
 """The operator of RabbitMQ, who sets policies on popgate's queues and removes them again.
 
-Owns which policies: such as a broker may have without harm, and one that drops messages. Nothing that is promised holds
-against the latter but this: each proxy warns of it in time.
+This module owns the policies: those that a broker may have without harm, and one that drops messages. Under the latter
+popgate promises only that each proxy warns of it in time.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import RabbitCluster
 
 CHECK_SECONDS = 1.0
-"""How often proxies look."""
+"""Seconds between two checks by a proxy."""
 WARNED_SECONDS = 5.0
-"""From a policy on until all proxies have warned of it: four looks, on a busy machine."""
+"""Maximum seconds until all proxies have warned of a policy: four checks, on a busy machine."""
 DISTURBED_SECONDS = 25.0
-"""A proxy to which something was done so long before may not be able to look."""
+"""Seconds after a fault in which a proxy may not be able to check."""
 HARMLESS: tuple[Mapping[str, object], ...] = (
     {"delivery-limit": 2_000_000_000},
     {"queue-leader-locator": "balanced"},
@@ -29,15 +29,17 @@ HARMLESS: tuple[Mapping[str, object], ...] = (
 )
 DROPS = {"message-ttl": 1_000}
 QUEUES = "^popgate:audit:default:[0-9]+$"
-"""Those of the load: dead letters and what is redriven are not dropped."""
+"""The queues of the load; dead letters and redriven messages are not dropped."""
 POLICIES, OPERATOR_POLICIES = "policies", "operator-policies"
 PRIORITY = 7
 API_SECONDS = 60.0
-"""How long the management API may take to answer after a node was lost."""
+"""Maximum seconds for an answer of the management API after a node was lost."""
 
 
 class Operator:
-    """Of ``rabbit``. Tells ``audit`` when messages may be dropped, and complains of proxies that don't warn."""
+    """The operator of ``rabbit``. Records in ``audit`` when messages may be dropped, and complains of missing
+    warnings.
+    """
 
     def __init__(self, rabbit: RabbitCluster, proxies: ProxyCluster, audit: Audit) -> None:
         self._rabbit = rabbit
@@ -47,7 +49,7 @@ class Operator:
         self._harmless = ""
 
     async def change(self) -> None:
-        """Set a policy that breaks no promise, or remove the one that is set."""
+        """Set a policy that breaks no promise, or remove the present one."""
         if self._harmless:
             await self._call("DELETE", POLICIES, self._harmless)
             self._audit.mark(f"removed the policy {self._harmless}")
@@ -58,7 +60,7 @@ class Operator:
             await self._put(POLICIES, self._harmless, "^popgate:", HARMLESS[number % len(HARMLESS)])
 
     async def drop(self, seconds: float) -> None:
-        """Let RabbitMQ drop for ``seconds`` what waits for longer than a second."""
+        """Let RabbitMQ drop, for ``seconds``, messages that wait for longer than a second."""
         number = next(self._numbers)
         kind, name = (POLICIES, OPERATOR_POLICIES)[number % 2], f"drops-{number}"
         began = now()
@@ -72,7 +74,7 @@ class Operator:
         self._audit.may_drop(began, now())
 
     def end(self) -> None:
-        """Complain of warnings about what is harmless."""
+        """Complain of warnings about harmless policies."""
         for proxy in self._proxies.proxies:
             if "policy 'harmless-" in _log(proxy):
                 self._audit.complain(f"{proxy.name} warns of a policy that breaks no promise")
@@ -90,7 +92,7 @@ class Operator:
         self._audit.mark(f"set the policy {name}: {definition}")
 
     async def _call(self, method: str, kind: str, name: str, body: object = None) -> None:
-        """Raises: TimeoutError where no node carries it out."""
+        """Make a management call. Raises: TimeoutError if no node carries it out."""
         api = self._rabbit.nodes[0].api
         async with asyncio.timeout(API_SECONDS):
             while True:
@@ -98,7 +100,7 @@ class Operator:
                     await asyncio.to_thread(api, method, kind, self._proxies.vhost, name, body=body)
                 except httpx.HTTPStatusError as error:
                     if error.response.status_code == HTTPStatus.NOT_FOUND:
-                        return  # an earlier try has removed it
+                        return  # an earlier attempt has removed it
                 except httpx.HTTPError:
                     pass
                 else:

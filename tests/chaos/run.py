@@ -1,7 +1,7 @@
-"""`make chaos`: a cluster under load and under a nemesis, then the audit. Half an hour where nothing else is said.
+"""`make chaos`: a cluster under load and under a nemesis, then the audit. Runs for half an hour by default.
 
-The same seed plans the same faults for the same parts, and gives the clients the same wishes. What the machine makes of
-the timing is its own: a fault is left out where its part is still away.
+The same seed plans the same faults for the same parts, and the same client requests. The timing depends on the machine:
+a fault is skipped if its part is still away.
 """
 
 import argparse
@@ -35,17 +35,19 @@ SEED_MAX = 2**32
 QUEUES, REDRIVEN_QUEUES = 6, 2
 MAX_DELIVERIES = 3
 AUDIT_FILE = "audit.pickle"
-"""The whole history, beside the servers' logs, for whoever wants to know more."""
+"""The file with the whole history, beside the servers' logs."""
 DRAIN_SECONDS_MAX = 120.0
-"""From the end of the faults on; nothing is published any more."""
+"""Maximum seconds from the end of the faults until the group is drained; nothing is published in that time."""
 GIVE_UP_SECONDS, MISSING_SECONDS = 120.0, 20.0
-"""What is missing may be on its way through several queues of delays, each of which sends again what got stuck."""
+"""Seconds: a missing message may be on its way through several delay queues, each of which resends stuck messages."""
 RUN_OUT_SECONDS = 8.0
-"""Longer than any lease of the load."""
+"""Seconds; longer than any lease of the load."""
 SAME_SECONDS, LOOKS_MAX = 1.0, 20
-"""Dead letters are all there when two looks, so far apart, find the same."""
+"""Dead letters are complete when two reads, this many seconds apart, find the same."""
 REQUEST_TIMEOUT_SECONDS = 9.0
-"""Longer than any pop waits, and shorter than the longest pauses: some requests are given up, and carried out later."""
+"""Seconds; longer than any pop waits, and shorter than the longest pauses: some requests are given up, and carried
+out later.
+"""
 HABITS = Habits.with_everything(
     publishers=3,
     consumers=10,
@@ -73,9 +75,10 @@ async def run(
     release: RabbitRelease | None = None,
     without: Collection[Fault] = (),
 ) -> Verdict:
-    """On the newest RabbitMQ where ``release`` names no other, with every fault that is not in ``without``.
+    """Run on the newest RabbitMQ, or the one that ``release`` names, with every fault that is not in ``without``.
 
-    Raises: ServerMissingError, ServerFailedError, TimeoutError where the servers do not start."""
+    Raises: ServerMissingError, ServerFailedError, TimeoutError if the servers do not start.
+    """
     audit = Audit()
     audit.max_deliveries = MAX_DELIVERIES
     audit.are_hand_outs_hidden = True
@@ -106,7 +109,7 @@ async def run(
                     await _empty(servers)
                     await client.note_dead_letters(looks_max=LOOKS_MAX, look_seconds=SAME_SECONDS)
             except* (TimeoutError, ServerFailedError) as error:
-                stuck = "; ".join(raised(error))  # what was promised until then is judged all the same
+                stuck = "; ".join(raised(error))  # the promises until then are still judged
             with (folder / AUDIT_FILE).open("wb") as file:
                 pickle.dump(audit, file)
             return Verdict(
@@ -133,8 +136,9 @@ def _roaming(urls: Sequence[str], audit: Audit, seed: str, *, topic: str = "audi
 
 
 async def _empty(servers: ChaosServers) -> None:
-    """Return when RabbitMQ itself has nothing left, for copies whose publish was never answered come late; or after a
-    while: what it has left then is told."""
+    """Return when RabbitMQ itself has nothing left, because copies whose publish was never answered come late; or,
+    after a time limit, with what it has left.
+    """
     for _ in range(LOOKS_MAX):
         if not await asyncio.to_thread(servers.left_on_rabbitmq):
             return
@@ -142,7 +146,7 @@ async def _empty(servers: ChaosServers) -> None:
 
 
 def main(flags: Sequence[str]) -> int:
-    """0 where every promise was kept."""
+    """Return 0 if every promise was kept."""
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long parts are disturbed")
     parser.add_argument("--seed", type=int, default=None, help="to repeat a run")

@@ -1,6 +1,6 @@
-"""Everything that popgate's cluster consists of, each part to be killed, paused, restarted and cut off.
+"""All parts of popgate's cluster, each of which can be killed, paused, restarted and cut off.
 
-Owns the processes and how they come back; when what is done to which of them is the nemesis' business.
+This module owns the processes and how they come back; the nemesis decides which fault happens when.
 """
 
 import asyncio
@@ -22,25 +22,25 @@ from support.wall_clock import WallClock
 
 PROXIES, NODES = 3, 3
 JOURNAL = "journal"
-"""In the run's folder: what the proxies wrote of it, for whoever audits it by that alone."""
+"""Folder, in the run's folder, of the proxies' journal, for an audit by the journal alone."""
 SETTINGS = RabbitSettings(dead_letter_confirm_seconds=3.0)
-"""Three minutes would be too long to wait for delayed messages that were on their way when a node was killed."""
+"""The default of three minutes is too long for delayed messages that were on their way when a node was killed."""
 BACK_SECONDS_MAX = 120.0
-"""Longer than anything takes to come back on a busy machine."""
+"""Maximum seconds for a part to come back, on a busy machine."""
 WATCH_SECONDS = 0.3
 TRACEBACK = re.compile(r"^.*\n( *)Traceback \(most recent call last\):\n(?:\1 .*\n)*(.*)$", re.MULTILINE)
-"""With the line before it, which may say what was being done; its last line is the second group."""
+"""Matches a traceback with the line before it, which may name the operation; the second group is its last line."""
 TRACEBACK_SHOWN_CHARACTERS = 4_000
 PEOPLE, CUT = (b"normal", b"pubsub"), b"CLIENT KILL TYPE %b SKIPME yes\r\n"
-"""The kinds of clients that Redis can be told to cut off, and how."""
+"""The client types that Redis can cut off, and the command."""
 
 
 class ChaosServers(Startable):
-    """Three proxies, three RabbitMQ nodes, one Redis that writes every answer to its disk first.
+    """Three proxies, three RabbitMQ nodes, and one Redis that syncs to disk before every answer.
 
-    `release` is that of RabbitMQ; the newest where None.
+    `release` is that of RabbitMQ; the newest if None.
 
-    `audit` is told of what happens to them. A proxy that ends without being told to is noted in `ended`.
+    All disturbances are recorded in `audit`. A proxy that ends unexpectedly is noted in `ended`.
     """
 
     def __init__(self, folder: Path, audit: Audit, *, release: RabbitRelease | None = None) -> None:
@@ -99,7 +99,7 @@ class ChaosServers(Startable):
         self.audit.mark(f"resumed {proxy.name}")
 
     async def set_clock(self, number: int, ahead_seconds: float, seconds: float) -> None:
-        """The wall clock of a proxy's machine steps, and steps back later."""
+        """Step the wall clock of a proxy's machine; it steps back later."""
         proxy = self.proxies.proxies[number]
         self._clocks[number].set(ahead_seconds)
         self.audit.mark(f"the clock of {proxy.name} is off by {ahead_seconds:g} s")
@@ -126,7 +126,7 @@ class ChaosServers(Startable):
         await self._start(proxy)
 
     async def _start(self, proxy: ProxyProcess) -> None:
-        """Until it is ready: while RabbitMQ or Redis is away it may refuse to start."""
+        """Start it until it is ready: while RabbitMQ or Redis is away it may refuse to start."""
         for _ in range(int(BACK_SECONDS_MAX)):
             try:
                 await asyncio.to_thread(proxy.launch)
@@ -140,7 +140,7 @@ class ChaosServers(Startable):
         raise proxy.failure("does not come back")
 
     async def watch(self, is_busy: Callable[[int], bool]) -> None:
-        """Start proxies again that have ended without being told to, and note them. Never returns."""
+        """Restart proxies that have ended unexpectedly, and note them. Never returns."""
         while True:
             for number, proxy in enumerate(self.proxies.proxies):
                 if not is_busy(number) and proxy not in self._meant_to_be_down and not proxy.is_running():
@@ -152,7 +152,7 @@ class ChaosServers(Startable):
     # ------------------------------------------------------------ RabbitMQ
 
     async def kill_node(self, number: int, down_seconds: float) -> None:
-        """Returns when the cluster is whole again."""
+        """Kill a node; return when the cluster is whole again."""
         node = self.rabbit.nodes[number]
         await asyncio.to_thread(node.sync)
         await asyncio.to_thread(node.kill)
@@ -163,7 +163,7 @@ class ChaosServers(Startable):
         self.audit.mark(f"{node.name} is up")
 
     async def pause_node(self, number: int, seconds: float) -> None:
-        """Returns when the others can work with it again."""
+        """Pause a node; return when the others can work with it again."""
         node = self.rabbit.nodes[number]
         await asyncio.to_thread(node.pause)
         self.audit.mark(f"paused {node.name}")
@@ -173,13 +173,13 @@ class ChaosServers(Startable):
         await asyncio.to_thread(self.rabbit.wait_whole)
 
     async def cut_amqp(self, number: int) -> None:
-        """Every AMQP connection, at one moment."""
+        """Cut every AMQP connection at one moment."""
         self.audit.mark("AMQP connections are being cut")
         await asyncio.to_thread(self.rabbit.nodes[number].close_connections, self.proxies.vhost)
         self.audit.mark("AMQP connections were cut")
 
     def left_on_rabbitmq(self) -> dict[str, int]:
-        """What RabbitMQ itself says that it has of the clients' messages, by queue, dead letters aside."""
+        """Return how many client messages RabbitMQ itself has, by queue, dead letters excluded."""
         node = next((node for node in self.rabbit.nodes if node.running_nodes()), None)
         rows = [] if node is None else node.queues(self.proxies.vhost)
         left = {row["name"]: row["messages"] for row in rows if row.get("messages")}
@@ -214,7 +214,7 @@ class ChaosServers(Startable):
         self.audit.mark("Redis is up")
 
     async def cut_redis(self) -> None:
-        """Every connection to Redis."""
+        """Cut every connection to Redis."""
         for people in PEOPLE:
             await asyncio.to_thread(accepts, self.redis.port, say=CUT % people, expect=b":")
         self.audit.mark("Redis connections were cut")
@@ -222,7 +222,7 @@ class ChaosServers(Startable):
     # ------------------------------------------------------------ what they met
 
     def tracebacks(self) -> list[str]:
-        """What the proxies' authors did not foresee: each kind of traceback in their logs, by its last line, once."""
+        """Return unforeseen errors: each kind of traceback in the proxies' logs, by its last line, once."""
         found: dict[str, str] = {}
         for proxy in self.proxies.proxies:
             log = (proxy.folder / "output.log").read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""What a run of chaos has shown, as a text for people."""
+"""The result of a chaos run as text."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,14 @@ from chaos.nemesis import Fault
 from support.audit_rules import Violation
 
 SHOWN_MAX = 5
-"""Of each kind of violation."""
+"""Maximum number of violations shown of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`seconds` were disturbed. `ended`: proxies that ended by themselves; `stuck`: why it could not be drained;
-    `left`: what RabbitMQ still has, by queue, dead letters aside."""
+    """`seconds` is the length of the faults. `ended`: proxies that ended by themselves; `stuck`: why it could not be
+    drained; `left`: the messages RabbitMQ still has, by queue, dead letters excluded.
+    """
 
     seed: int
     seconds: float
