@@ -1,4 +1,4 @@
-"""Slips in the domain: what is decided, without I/O."""
+"""Slips in the domain: pure decisions, without I/O."""
 
 from mutants.slip import Slip
 

@@ -1,7 +1,7 @@
 """`make mutate`: plants slips in a copy of the product, one at a time, and runs the tests that should notice.
 
-A test that fails notices a slip only if it passes without. Prints that test, and how it failed.
-The product itself is never changed. Exits with 1 if fewer than 95 of 100 slips are noticed that can be.
+A failed test notices a slip only if it passes without. Prints that test, and how it failed. The product itself is never
+changed. Exits with 1 if fewer than 95 of 100 noticeable slips are noticed.
 """
 
 import argparse
@@ -22,28 +22,28 @@ from support.rabbitmq_releases import NEWEST
 TESTS = Path(__file__).resolve().parents[1]
 PROJECT = TESTS.parent
 PARTS = ("proxy", "clients/python")
-"""The folders that are copied: what Python imports of the product stands in them."""
+"""The folders to copy: those from which Python imports the product."""
 NOTICED_SHARE_MIN = 0.95
 SECONDS_MAX = 300.0
-"""Maximum time of one slip's tests: a slip at which they hang is noticed."""
+"""Maximum seconds for the tests of one slip; a slip that makes them hang counts as noticed."""
 FAILURE_LENGTH_MAX = 200
-"""Number of characters that are shown of the test that noticed a slip, and of its error."""
+"""Maximum number of characters shown of the test that noticed a slip, and of its error."""
 
 
 def path_of(slip: Slip) -> Path:
-    """Where the file of the slip stands in the project."""
+    """Return the path of the slip's file in the project."""
     return Path(slip.file) if slip.file.startswith("clients/") else Path("proxy", "popgate", slip.file)
 
 
 def planted(slip: Slip, source: str) -> str:
-    """The source with the slip. Raises: ValueError where it can't be planted."""
+    """Return the source with the slip. Raises: ValueError if it can't be planted."""
     if source.count(slip.before) != 1:
         raise ValueError(f"{slip.file}: {slip.before!r} stands there {source.count(slip.before)} times")
     return source.replace(slip.before, slip.after)
 
 
 def first_failure(tests: Sequence[str], imports: Sequence[Path]) -> str:
-    """Run tests on the product in the folders ``imports``: the first that fails, and how; empty if all pass."""
+    """Run tests on the product in the folders ``imports``; return the first failure, or an empty text if all pass."""
     environment = {
         "RABBITMQ": NEWEST,  # one release is enough
         **os.environ,
@@ -67,7 +67,7 @@ def first_failure(tests: Sequence[str], imports: Sequence[Path]) -> str:
 
 
 def noticed_by(slip: Slip, folder: Path) -> str:
-    """Plant the slip in a copy of the product below ``folder``, and run its tests: as ``first_failure``."""
+    """Plant the slip in a copy of the product below ``folder``, and run its tests; return as ``first_failure``."""
     for part in PARTS:
         shutil.copytree(PROJECT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     path = folder / path_of(slip)
@@ -77,7 +77,7 @@ def noticed_by(slip: Slip, folder: Path) -> str:
 
 @cache
 def fails_anyway(test: str) -> bool:
-    """Whether a test fails without any slip, too."""
+    """Tell whether a test fails without any slip, too."""
     return bool(first_failure([test], [PROJECT / part for part in PARTS]))
 
 

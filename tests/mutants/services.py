@@ -1,4 +1,4 @@
-"""Slips in what stands around the engine: the process, HTTP, ownership, locks, the replica keeper, the client."""
+"""Slips around the engine: the process, HTTP, ownership, locks, the replica keeper, the client."""
 
 from mutants.slip import Slip
 
