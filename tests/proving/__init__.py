@@ -1,1 +1,1 @@
-"""The prover's own proof: locks that are broken on purpose, and a cluster whose nodes may be killed."""
+"""Tests of the prover itself: deliberately broken locks, and a cluster whose nodes may be killed."""

@@ -1,4 +1,4 @@
-"""Locks that are broken on purpose, each a small change to popgate's own, for the prover to find.
+"""Deliberately broken locks, each a small change to popgate's own, for the prover to find.
 
 Each function here makes a client, as ``popgate prove locks --implementation proving.broken:NAME`` calls it.
 """
@@ -20,11 +20,11 @@ from popgate.prover.worker import FREE_WAIT_SECONDS
 
 CONNECT_SECONDS = 5.0
 LATE_SECONDS = 0.4
-"""Long enough for a client to ask again meanwhile."""
+"""Seconds; long enough for a client to ask again meanwhile."""
 
 
 class BrokenLock(OwnLock):
-    """Has a second connection for what it does wrong, for the first may be lost."""
+    """Has a second connection for its faults, because the first may be lost."""
 
     amqp_url = ""
 
@@ -43,7 +43,7 @@ class BrokenLock(OwnLock):
                     await connection.close()
 
     async def delete(self, queue: str) -> None:
-        """Whoever uses it."""
+        """Delete it, even while it is used."""
         async with self.another_connection() as connection:
             await (await RabbitLockDriver(connection).open(TokenListener())).delete(queue)
 
@@ -57,7 +57,7 @@ class NoFencing(BrokenLock):
 
 
 class ReleasedByName(BrokenLock):
-    """Its release is repeated, for an answer may be lost; by name, so that it frees whoever has it by then."""
+    """Repeats a release, because an answer may be lost; by name, so that it releases the lock of any later holder."""
 
     async def release(self, held: Held) -> None:
         await super().release(held)
@@ -65,7 +65,7 @@ class ReleasedByName(BrokenLock):
 
 
 class VerifiedByProbe(BrokenLock):
-    """Takes it for its own as long as the slot is there: a publish that is routed proves no more."""
+    """Believes that it holds the lock as long as the slot exists: a routed publish proves no more."""
 
     async def verify(self, held: Held) -> bool:
         async with self.another_connection() as connection:
@@ -74,7 +74,7 @@ class VerifiedByProbe(BrokenLock):
 
 
 class StaleTokenAccepted(BrokenLock):
-    """Takes any token that was ever given for the one that is good now."""
+    """Considers any token that was ever granted as the current one."""
 
     async def verify(self, held: Held) -> bool:
         async with self.another_connection() as connection:
@@ -84,7 +84,7 @@ class StaleTokenAccepted(BrokenLock):
 
 
 class LostSlot(BrokenLock):
-    """Takes the slot along when it lets go of one that it has lost."""
+    """Takes the slot along when it releases a lost lock."""
 
     async def release(self, held: Held) -> None:
         is_lost = not await self.verify(held)
@@ -94,7 +94,7 @@ class LostSlot(BrokenLock):
 
 
 class DoubleSlot(BrokenLock):
-    """Removes a slot with its token: put back, it has a new one beside that of its holder."""
+    """Removes a slot with its token: after its return, it has a new one beside that of its holder."""
 
     async def set_slots(self, slots: int) -> None:
         await super().set_slots(slots)
@@ -103,7 +103,7 @@ class DoubleSlot(BrokenLock):
 
 
 class Starving(BrokenLock):
-    """Who waits asks again when its time is over; who comes meanwhile is served."""
+    """A waiting client asks again when its time is over; clients that arrive meanwhile are served first."""
 
     async def acquire(self, wait_seconds: float) -> Held | None:
         held = await super().acquire(0)
@@ -132,7 +132,7 @@ class Hasty(BrokenLock):
 
 
 class Leaking(BrokenLock):
-    """Who gives up waiting stands in line for ever: its turn comes, and nobody is there."""
+    """A client that gives up waiting stays in line forever: its turn comes, and the client is gone."""
 
     def __init__(self, connection: aio_pika.abc.AbstractConnection, lock: str, kind: LockKind) -> None:
         super().__init__(connection, lock, kind)
@@ -150,7 +150,7 @@ class Leaking(BrokenLock):
 
 
 class ForgottenOverHttp(HttpLock):
-    """Holds for a minute, and forgets to release what it did not have to wait for long."""
+    """Holds for a minute, and forgets to release a lock for which it did not wait long."""
 
     ttl_seconds = 60.0
 

@@ -1,4 +1,4 @@
-"""What the prover kills and starts again: the harness's RabbitMQ nodes, and the proxies over them."""
+"""The processes that the prover kills and restarts: the harness's RabbitMQ nodes, and the proxies over them."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""``make prove``: popgate's own locks, ten minutes long, on three RabbitMQ nodes that are killed in turn.
+"""``make prove``: tests popgate's own locks for ten minutes, on three RabbitMQ nodes that are killed in turn.
 
-A third of the time goes to each way to a lock: over AMQP, over HTTP through one proxy, and through two proxies, each
-request through the other one. The proxies are killed in turn with the nodes. Takes the flags of ``popgate prove
-locks``, and ``--way`` for one way alone.
+Each way to a lock gets a third of the time: over AMQP, over HTTP through one proxy, and through two proxies in
+alternation. The proxies are killed in turn with the nodes. Takes the flags of ``popgate prove locks``, and ``--way``
+for one way alone.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from support.redis import RedisServer
 NODES = 3
 DURATION_SECONDS = 600
 WAYS = {"amqp": 0, "http": 1, "proxies": 2}
-"""How many proxies each needs."""
+"""Number of proxies that each way needs."""
 
 
 def main(flags: Sequence[str]) -> int:
-    """The exit code of the command for the first way that fails, or 0."""
+    """Return the command's exit code for the first way that fails, or 0."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--way", action="append", choices=WAYS)
     arguments, others = own.parse_known_args(flags)
@@ -44,7 +44,7 @@ def main(flags: Sequence[str]) -> int:
 
 
 def prove_way(way: str, folder: Path, cluster: RabbitCluster, flags: Sequence[str]) -> int:
-    """The exit code of the command."""
+    """Return the command's exit code."""
     complain(f"locks by way of: {way}")
     amqp_urls = [node.amqp_url() for node in cluster.nodes]
     with contextlib.ExitStack() as stack:
