@@ -1,4 +1,4 @@
-"""Bytes that are nearly right: mutations of inputs that are, by a seeded chance."""
+"""Nearly valid bytes: seeded random mutations of valid inputs."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ _SIZES = (0, 1, 0x7F, 0xFF, 0xFFFF, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF)
 
 
 class Mutator:
-    """Makes inputs of ``corpus``, which may grow."""
+    """Makes inputs from ``corpus``, which may grow."""
 
     def __init__(self, chance: random.Random, corpus: Sequence[bytes]) -> None:
         self._chance = chance
@@ -45,7 +45,7 @@ class Mutator:
             data[self._chance.randrange(len(data))] = self._chance.choice(_INTERESTING)
 
     def _size(self, data: bytearray) -> None:
-        """Write a number where there may be one."""
+        """Write a number at a place that may hold a size."""
         at, width = self._place(data), self._chance.choice((1, 2, 4, 8))
         value = self._chance.choice(_SIZES) & ((1 << 8 * width) - 1)
         data[at : at + width] = value.to_bytes(width, "big")
@@ -59,13 +59,13 @@ class Mutator:
         del data[at : at + self._chance.choice((1, 2, 4, 16, 64))]
 
     def _repeat(self, data: bytearray) -> None:
-        """The same part many times: what is nested gets deep, what is listed long."""
+        """Repeat one part many times: nested data gets deep, lists get long."""
         at = self._place(data)
         part = bytes(data[at : at + self._chance.choice((1, 2, 8, 32))])
         data[at:at] = part * self._chance.choice((1, 4, 64, 1_000))
 
     def _splice(self, data: bytearray) -> None:
-        """Go on with another input."""
+        """Continue with another input."""
         other = self._chance.choice(self._corpus)
         if other:
             data[self._place(data) :] = other[self._chance.randrange(len(other)) :]

@@ -1,6 +1,6 @@
-"""`make fuzz`: mutated bytes for everything that reads what others send, an hour over all targets.
+"""`make fuzz`: feeds mutated bytes to every parser of external input, an hour over all targets.
 
-A find is kept in ``tests/fuzz/corpus/TARGET``, and from then on every run begins with it. ``--seed`` repeats a run.
+A find is kept in ``tests/fuzz/corpus/TARGET``, and every later run begins with it. ``--seed`` repeats a run.
 """
 
 import argparse
@@ -38,19 +38,19 @@ class Find(Exception):
 
 
 class Fuzzed(NamedTuple):
-    """``grown_mebibytes``: of the process, after its first thousand inputs."""
+    """``grown_mebibytes``: growth of the process after its first thousand inputs."""
 
     inputs: int
     grown_mebibytes: float
 
 
 def kept(target: Target, corpus: Path = CORPUS) -> list[bytes]:
-    """Earlier finds."""
+    """Return earlier finds."""
     return [path.read_bytes() for path in sorted((corpus / target.name).glob("*.bin"))]
 
 
 async def fuzz(target: Target, folder: Path, *, seed: int, seconds: float, corpus: Path = CORPUS) -> Fuzzed:
-    """Try earlier finds, then mutations for so long. Raises: Find."""
+    """Try earlier finds, then mutations for that long. Raises: Find."""
     async with target.opened(folder) as feed:
         inputs = [*kept(target, corpus), *target.seeds]
         for data in inputs:
@@ -84,7 +84,7 @@ def keep(find: Find, target: str, corpus: Path = CORPUS) -> Path:
 
 
 def _mebibytes() -> float:
-    """The memory of this process, on Linux."""
+    """Return the memory of this process, on Linux."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(SEED_MAX), help="repeat a run")
     parser.add_argument("--target", choices=TARGETS, action="append", help="this one only (may be repeated)")
     asked = parser.parse_args(arguments)
-    logging.lastResort = None  # what is logged about broken input is no find
+    logging.lastResort = None  # log lines about broken input are no finds
     targets = [TARGETS[name] for name in asked.target or TARGETS]
     print(f"fuzz: seed {asked.seed}, {asked.seconds:g} s, {len(targets)} targets", flush=True)
     failed = False

@@ -1,7 +1,7 @@
-"""What is fuzzed: each target takes bytes that anyone may send, and must neither raise nor hang.
+"""The fuzzing targets: each takes bytes from an untrusted sender, and must neither raise nor hang.
 
-A target knows inputs that are right, from which the mutations begin. An error that its interface documents is an
-answer; everything else is a find.
+A target has valid inputs, from which the mutations begin. An error that its interface documents is an answer;
+everything else is a find.
 """
 
 import asyncio
@@ -62,11 +62,11 @@ QUEUE = BrokerQueue("popgate:orders:billing:0")
 SUBSCRIPTION = Subscription(TopicName("orders"), GroupName("billing"))
 EXPECTED_PROBLEMS = ("", "a copy id was rejected", "ValueError", "IndexError", "error", "UnicodeDecodeError")
 DOCUMENTED = frozenset({200, 201, 202, 400, 403, 404, 405, 406, 408, 409, 411, 413, 414, 415, 429, 431, 507})
-"""Statuses with which any request may be answered; also 503, where the proxy says when to come again."""
+"""Statuses that any request may get; also 503, if the proxy says when to retry."""
 
 
 class Target(NamedTuple):
-    """``seeds`` are inputs that are right; ``opened`` gives what takes an input, and raises for a find."""
+    """``seeds`` are valid inputs; ``opened`` yields a function that takes an input, and raises for a find."""
 
     name: str
     seeds: Sequence[bytes]
@@ -104,7 +104,7 @@ class _Handler:
 
 
 def _decoded(raw: bytes, body: bytes, routing: bytes | None, check_tag: TagChecker, *, notes: bool = False) -> Message:
-    """The message. What is wrong with its properties must be an error that the decoder expects."""
+    """Return the message. Wrong properties must cause an error that the decoder expects."""
     decoded = properties.decode(raw, body, routing, check_tag=check_tag, unique_message_ids=True, notes=notes)
     is_expected = decoded.problem.partition(":")[0] in EXPECTED_PROBLEMS
     assert is_expected, decoded.problem
@@ -171,7 +171,7 @@ PROPERTY_SEEDS = [
 
 @asynccontextmanager
 async def _amqp_properties(folder: Path) -> AsyncGenerator[Feed]:
-    """What a message goes through from its delivery to answers, the journal and the dead letters."""
+    """Pass a message from its delivery to answers, the journal and the dead letters."""
     check_tag, tag = IdentityKeys(SECRET).checker(QUEUE), IdentityKeys(SECRET).signer(QUEUE)
     numbers = count()
     to_json, to_msgpack = msgspec.json.Encoder(enc_hook=as_text), msgspec.msgpack.Encoder(enc_hook=as_text)
@@ -272,9 +272,9 @@ BODIES: dict[str, Sequence[object]] = {
 }
 ANSWER_SECONDS = 10
 ARROW_EACH = 16
-"""Arrow takes as long as all else together takes that many times."""
+"""Arrow runs for one in this many inputs, because it takes that many times as long as everything else."""
 _SEPARATOR = b"\x00\n"
-"""Between a path and the body that is sent there."""
+"""Separates a path from the body that is sent there."""
 
 
 def _http_seeds(encode: Callable[[object], bytes]) -> list[bytes]:
@@ -283,7 +283,7 @@ def _http_seeds(encode: Callable[[object], bytes]) -> list[bytes]:
 
 @asynccontextmanager
 async def _app(folder: Path) -> AsyncGenerator[ASGIApp]:
-    """A proxy on an embedded store, without a socket."""
+    """Open a proxy on an embedded store, without a socket."""
     async with AsyncExitStack() as stack:
         world = await stack.enter_async_context(open_world(folder))
         clock, background, file = SystemClock(), Background(), Database(folder / "locks" / "locks.db", SystemClock())
@@ -335,7 +335,7 @@ REQUEST_SEEDS = [
 
 @asynccontextmanager
 async def _requests(folder: Path) -> AsyncGenerator[Feed]:
-    """Whole requests over a socket: an exception in the server is logged, and by that it is found."""
+    """Send whole requests over a socket: an exception in the server is found because it is logged."""
     finds: list[str] = []
 
     class Finder(logging.Handler):
