@@ -1,6 +1,6 @@
-"""The engine and the embedded store alone, without HTTP: what single pops could reach if the rest cost nothing.
+"""The engine and the embedded store alone, without HTTP: the rate single pops could reach if the rest cost nothing.
 
-python alone.py BATCH TOTAL      prints messages a second, popped and acked by 8 workers
+python alone.py BATCH TOTAL prints messages a second, popped and acked by 8 workers
 """
 
 import asyncio
@@ -25,7 +25,7 @@ def _failed(error: BaseException) -> None:
 
 
 async def measure(batch: int, total: int) -> float:
-    """Messages a second."""
+    """Return messages a second."""
     with tempfile.TemporaryDirectory(prefix="popgate-bench-") as folder:
         options = config.serve_options({"data_dir": folder}, {}, None)
         async with bootstrap.started(options, Background(_failed), Faults()) as proxy:

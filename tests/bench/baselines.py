@@ -29,13 +29,13 @@ async def noop(
 
 
 async def consume(amqp_url: str, total: int, queues: list[str]) -> float:
-    """The tutorial's way: a callback, prefetch 500, ack each."""
+    """Consume as in the tutorial: a callback, prefetch 500, one ack a message."""
     connection = await aio_pika.connect(amqp_url)
     channel = await connection.channel()
     await channel.set_qos(prefetch_count=PREFETCH)
     done = asyncio.Event()
     seen = 0
-    for name in queues:  # until popgate stands aside: a single active consumer keeps all others waiting
+    for name in queues:  # until popgate has stopped consuming: a single active consumer keeps all others waiting
         while (await channel.declare_queue(name, passive=True)).declaration_result.consumer_count:  # noqa: ASYNC110  # nothing tells
             await asyncio.sleep(0.1)
     started = time.perf_counter()

@@ -1,8 +1,8 @@
-"""What collecting does: pops that wait some milliseconds for more messages, against pops that never do, in turns.
+"""The effect of collecting: pops that wait some milliseconds for more messages, compared in turns with pops that don't.
 
-Two things are measured with pollers that are parked most of the time. At a low rate, when collecting can gain nothing,
-the time from publishing to the answer. At higher ones, how many messages an answer has. Publishers are processes of
-their own; on RabbitMQ they publish by AMQP, past the proxy.
+Two things are measured with pollers that are parked most of the time: at a low rate, at which collecting can gain
+nothing, the time from publish to answer; at higher rates, the number of messages an answer. Publishers are separate
+processes; on RabbitMQ they publish by AMQP, bypassing the proxy.
 """
 
 import asyncio
@@ -28,10 +28,11 @@ QUEUES = 4
 WAIT_SECONDS = 1.0
 ROUNDS = 9
 LOW_RATE, MIDDLE_RATE, HIGH_RATE = 500, 2_000, 5_000
-"""Messages a second. The highest one keeps two cores busy: what arrives while pollers are answered fills their next
-pops without any collecting."""
+"""Messages a second. The highest rate keeps two cores busy: messages that arrive while pollers are answered fill
+their next pops without any collecting.
+"""
 SECONDS = 4.0
-"""Of one round at one rate."""
+"""Seconds of one round at one rate."""
 PATIENCE_SECONDS = 60.0
 ON, OFF = "collecting", "without collecting"
 COLLECTED_SECONDS = {ON: collecting.COLLECT_SECONDS, OFF: 0.0}
@@ -47,7 +48,7 @@ class Server:
     amqp_url: str | None
 
     def publishing(self, rate: int, total: int) -> list[str]:
-        """The arguments of the publisher."""
+        """Return the publisher's arguments."""
         if self.amqp_url is None:
             return ["http", str(self.proxy.port), str(rate), str(total)]
         return ["amqp", self.amqp_url, str(rate), str(total), str(QUEUES)]
@@ -55,15 +56,15 @@ class Server:
 
 @dataclass(slots=True)
 class Taken:
-    """What all pollers of a round got."""
+    """Everything that the pollers of a round got."""
 
     answers: int
     milliseconds: list[float]
-    """From the publishing of each message to its answer."""
+    """Return the time from the publish of each message to its answer."""
 
 
 def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> None:
-    """Of each broker the latency and the messages an answer: interleaved rounds, and the medians of their ratios."""
+    """Add each broker's latency and messages an answer: interleaved rounds, and the medians of their ratios."""
     for broker in ("rabbitmq", "embedded"):
         rates = Rates()
         with _started(folder / f"batches-{broker}", rabbitmq if broker == "rabbitmq" else None) as servers:
@@ -76,7 +77,7 @@ def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> No
 
 @contextmanager
 def _started(folder: Path, rabbitmq: RabbitNode | None) -> Generator[dict[str, Server]]:
-    """A proxy that collects, and one that does not."""
+    """Start a proxy that collects, and one that does not."""
     with ExitStack() as stack:
         servers: dict[str, Server] = {}
         for number, (name, seconds) in enumerate(COLLECTED_SECONDS.items()):
@@ -100,7 +101,7 @@ def _started(folder: Path, rabbitmq: RabbitNode | None) -> Generator[dict[str, S
 
 
 def _note(rates: Rates, name: str, server: Server, seconds: float) -> None:
-    """One round at each rate."""
+    """Measure one round at each rate."""
     for rate in (LOW_RATE, MIDDLE_RATE, HIGH_RATE):
         taken = asyncio.run(_taken(server, rate, seconds))
         rates.note(f"{name}: latency at {rate}", statistics.median(taken.milliseconds))

@@ -1,4 +1,4 @@
-"""An owner is killed under load, time and again: how long until each of its queues flows again through the others."""
+"""An owner is killed under load repeatedly: how long until the other proxies serve each of its queues."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ from support.redis import RedisServer
 KILLS = 50
 QUEUES = 12
 PAUSE_SECONDS = 0.02
-"""Between two publishes of a message a queue."""
+"""Seconds between two publishes of one message to each queue."""
 POPPERS = 8
 SECONDS_MAX = 3.0
 GIVE_UP_SECONDS = 30.0
@@ -28,7 +28,7 @@ SEED = 1
 
 
 def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> None:
-    """The median and the 99th percentile of so many kills."""
+    """Add the median and the 99th percentile over this many kills."""
     kills = max(1, int(KILLS * scale))
     with (
         RedisServer(folder / "redis-failover") as redis,
@@ -51,7 +51,7 @@ def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> No
 
 
 async def _outages(cluster: ProxyCluster, kills: int) -> list[float]:
-    """How long the last of its queues was away after each kill, in seconds."""
+    """Return how long the last of its queues was away after each kill, in seconds."""
     chance, found = random.Random(SEED), list[float]()
     for number in range(1, kills + 1):
         await asyncio.to_thread(wait_until, lambda: _is_even(cluster), timeout_seconds=30, what="balance")
@@ -72,14 +72,14 @@ async def _outages(cluster: ProxyCluster, kills: int) -> list[float]:
 
 
 class Flow:
-    """Publishers and poppers at work, and when each queue's first message was popped of those published since."""
+    """Active publishers and poppers, and the time at which each queue's first new message was popped."""
 
     def __init__(self) -> None:
         self.first: dict[int, float] = {}
         self._since = 0.0
 
     def begin_anew(self) -> None:
-        """From now on only what is published from now on counts."""
+        """Count only messages that are published from now on."""
         self._since = time.perf_counter()
         self.first.clear()
 
@@ -93,14 +93,14 @@ class Flow:
                 task.cancel()
 
     async def reached(self, queues: Iterable[int]) -> None:
-        """Return when each of ``queues`` has flown. Raises: TimeoutError."""
+        """Return when a message of each of ``queues`` was popped. Raises: TimeoutError."""
         wanted = {*queues}
         await until(lambda: self.first.keys() >= wanted, timeout_seconds=GIVE_UP_SECONDS, what="queues to flow")
 
     async def _publish(self, port: int) -> None:
         with closing(await load.connect(port)) as connection:
             while True:
-                messages = [{"body": repr(time.perf_counter())}] * QUEUES  # one a queue, by turns
+                messages = [{"body": repr(time.perf_counter())}] * QUEUES  # one a queue, in turns
                 await connection.post("/v1/topics/bench/messages", {"messages": messages})
                 await asyncio.sleep(PAUSE_SECONDS)
 
@@ -117,7 +117,7 @@ class Flow:
 
 
 def _owners(proxy: ProxyProcess) -> tuple[str, dict[int, str | None]]:
-    """This proxy's own name, and whose it takes each queue of the topic to be."""
+    """Return this proxy's own name, and the owner of each queue of the topic in its view."""
     view = proxy.client.get("/v1/admin/cluster").raise_for_status().json()
     return view["instance"], {queue["queue"]: queue["owner"] for queue in view["queues"]}
 

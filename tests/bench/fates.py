@@ -1,4 +1,4 @@
-"""What became of each message while a consumer hung: the figures, from who took it when, and when it was settled.
+"""The history of each message while a consumer hung: the figures, from who took it when, and when it was settled.
 
 Pure. Times are seconds since the run began.
 """
@@ -22,7 +22,7 @@ class Taking:
 
 @dataclass(slots=True)
 class Fate:
-    """Of one message."""
+    """The history of one message."""
 
     published: float
     takings: list[Taking] = field(default_factory=list[Taking])
@@ -33,28 +33,28 @@ class Fate:
 
     @property
     def is_held(self) -> bool:
-        """Whether the consumer that hangs has taken it, and not settled it."""
+        """Tell whether the hanging consumer has taken it, and not settled it."""
         return any(taking.consumer == HUNG and taking.settled == NEVER for taking in self.takings)
 
     def waits_held(self, end: float) -> list[float]:
-        """How long it was with the consumer that hangs, each time, until somebody was given it again."""
+        """Return how long it was with the hanging consumer, each time, until another consumer got it."""
         nexts = [*(taking.at for taking in self.takings[1:]), end]
         pairs = zip(self.takings, nexts, strict=True)
         return [after - taking.at for taking, after in pairs if taking.consumer == HUNG and taking.settled == NEVER]
 
     def wait(self, end: float) -> float:
-        """How long until somebody was given it."""
+        """Return how long until a consumer got it."""
         return (self.takings[0].at if self.takings else end) - self.published
 
 
 class Fates:
-    """Of all messages of a run, by their numbers."""
+    """The histories of all messages of a run, by their numbers."""
 
     def __init__(self) -> None:
         self._all: dict[int, Fate] = {}
 
     def published(self, number: int, at: float) -> None:
-        """It is about to be."""
+        """Record a message before it is published."""
         self._all[number] = Fate(at)
 
     def taken(self, numbers: Iterable[int], consumer: int, at: float) -> list[Taking]:
@@ -84,7 +84,7 @@ class Fates:
         )
 
     def samples(self, end: float, every_seconds: float) -> "list[Sample]":
-        """The age of the oldest message that is not settled, and how many are not, over time."""
+        """Return the age of the oldest unsettled message, and the number of unsettled ones, over time."""
         count = round(end / every_seconds)
         times = [step * every_seconds for step in range(count + 1)]
         open_at: defaultdict[float, list[float]] = defaultdict(list)
@@ -106,9 +106,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """``held``: messages that the hung consumer took and did not settle; ``still_held``: that nobody settled until the
-    end. ``held_wait``: from there until somebody else was given one; ``other_wait``: from publish until somebody was
-    given one that it did not hold, and ``wait_before`` the same while it still worked."""
+    """``held``: messages that the hung consumer took and did not settle; ``still_held``: those that no consumer
+    settled until the end. ``held_wait``: from there until another consumer got the message; ``other_wait``: from
+    publish to the first hand-out, of messages that the hung consumer did not hold; ``wait_before`` the same while it
+    still worked.
+    """
 
     published: int
     held: int

@@ -1,8 +1,9 @@
-"""What parked pops whose filters match nothing cost the others: publish-to-pop beside 10,000 of them, and without.
+"""The cost, for other pops, of parked pops whose filters match nothing: publish-to-pop beside 10,000 of them, and
+without.
 
-Two proxies on embedded stores, one with the parked pops and one without, get single messages by turns. The parked pops
-begin anew in each round; each round ends when all of them have, and the messages that are published meanwhile show how
-long their ends hold up the others.
+Two proxies on embedded stores, one with the parked pops and one without, get single messages in turns. The parked pops
+start again in each round; a round ends when all of them have ended, and the messages published meanwhile show how much
+these endings delay the others.
 """
 
 import asyncio
@@ -21,10 +22,10 @@ from support.proxy import ProxyProcess
 
 PARKED = 10_000
 MESSAGES = 300
-"""Messages of each proxy in one round."""
+"""Number of messages for each proxy in one round."""
 ROUNDS = 5
 WAIT_SECONDS = 25
-"""Of a parked pop: it includes the time that parking all of them takes, and that of a round's messages."""
+"""Wait time of a parked pop in seconds; it includes the time to park all of them and to measure a round's messages."""
 PARKED_AT_ONCE = 500
 PATIENCE_SECONDS = 60.0
 TARGET = 1.5
@@ -34,7 +35,7 @@ _GAUGE = re.compile(r'popgate_parked_pops\{[^}]*group="default"[^}]*\} (\d+)')
 
 @contextmanager
 def many_files() -> Generator[None]:
-    """As many open files as the machine lets a process have."""
+    """Raise the limit of open files to the maximum that the machine allows a process."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     try:
@@ -55,7 +56,7 @@ class Pair:
         return cls(await load.connect(port), await load.connect(port))
 
     async def milliseconds(self) -> float:
-        """The time from before a publish to the answer of the pop that was parked for it."""
+        """Return the time from before a publish to the answer of the pop that was parked for it."""
         popping = asyncio.ensure_future(self._popper.post(f"{load.SUBSCRIPTION}/pop", {"wait_seconds": 10}))
         await asyncio.sleep(0.002)
         started = time.perf_counter()
@@ -76,7 +77,7 @@ async def _parked_count(connection: load.Connection) -> int:
 
 
 async def _measure(ports: dict[str, int], rates: Rates, parked: int, messages: int) -> list[float]:
-    """Note the rounds' medians; returns the times of single messages while parked pops ended."""
+    """Record the rounds' medians; return the times of single messages while parked pops ended."""
     pairs = {name: await Pair.connect(port) for name, port in ports.items()}
     looking = await load.connect(ports[BESIDE])
     waiting = [await load.connect(ports[BESIDE]) for _ in range(parked)]

@@ -1,7 +1,8 @@
-"""One of four consumers hangs: it takes messages and settles none, and its connection stays open. What happens to the
-queues, with pop clients, pull clients and plain AMQP consumers; the same publisher, and as many messages in hand.
+"""One of four consumers hangs: it takes messages and settles none, and its connection stays open. Measures the effect
+on the queues with pop clients, pull clients and plain AMQP consumers, with the same publisher and the same number of
+unsettled messages a consumer.
 
-A consumer handles one message after the other, and has at most so many in hand. The one that hangs fills its hands.
+A consumer handles one message after the other, and holds a limited number unsettled. The hanging one holds the maximum.
 """
 
 import asyncio
@@ -26,14 +27,14 @@ QUEUES = 4
 BODY_BYTES = 256
 WAIT_SECONDS = 5.0
 PAUSE_SECONDS = 0.05
-"""Between two publishes."""
+"""Seconds between two publishes."""
 BATCH_MAX = 256
 ELSEWHERE_SECONDS_MAX = 1.0
 LATE_SECONDS_MAX = 1.0
 ELSEWHERE, WITH_IT = "longest wait elsewhere", "longest wait with it"
 POP, PULL, PULL_SILENT, PLAIN = "pop", "pull", "pull, silent", "plain AMQP"
 WAYS = (POP, PULL, PULL_SILENT, PLAIN)
-"""A pull client that hangs goes on with its heartbeats, as one whose handler hangs does, or is silent altogether."""
+"""A hanging pull client either continues its heartbeats, as one with a hung handler does, or is silent altogether."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +45,13 @@ class Plan:
     """Messages a second."""
     in_hand_max: int = 48
     work_seconds: float = 0.005
-    """A message."""
+    """Seconds of work on one message."""
     invisibility_seconds: float = 10.0
-    """As long as a pull client's session."""
+    """Lease length in seconds; the same as a pull client's session."""
 
 
 def scaled(scale: float) -> Plan:
-    """A shorter one shows that it works."""
+    """Return a shorter plan, which shows that the benchmark works."""
     plan = Plan()
     return Plan(
         seconds=plan.seconds * scale,
@@ -60,7 +61,7 @@ def scaled(scale: float) -> Plan:
 
 
 class Run:
-    """One way, from its first message to its last. The clock begins with that."""
+    """One run of one way, from its first message to its last. The clock starts with the first."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -78,7 +79,7 @@ class Run:
         return self.fates.summary(hangs_at=self.plan.hangs_at, end=self.end)
 
     async def publish(self, publish: Callable[[Sequence[str]], Awaitable[object]]) -> None:
-        """At a steady rate, until the end."""
+        """Publish at a steady rate, until the end."""
         self._started = time.perf_counter()
         number = 0
         while (now := self.now()) < self.end:
@@ -93,7 +94,7 @@ class Run:
 
 
 class Hands:
-    """Of one consumer."""
+    """The unsettled messages of one consumer."""
 
     def __init__(self, run: Run, consumer: int) -> None:
         self._run = run
@@ -110,7 +111,7 @@ class Hands:
         return self._run.plan.in_hand_max - self._held
 
     async def handle(self, bodies: Sequence[str], settle: Callable[[], Awaitable[bool]]) -> None:
-        """Work on what was just taken, and settle it: unless the consumer hangs."""
+        """Work on a new message, and settle it, unless the consumer hangs."""
         takings = self._run.fates.taken([int(body.split()[0]) for body in bodies], self._consumer, self._run.now())
         self._held += len(takings)
         async with self._one_by_one:
@@ -124,7 +125,7 @@ class Hands:
         self._held -= len(takings)
 
     async def consume(self, taker: Taker) -> None:
-        """Take and handle; with full hands nothing more is taken."""
+        """Take and handle messages; at the limit, take no more."""
         while room := self.room:
             messages = await taker.take(room, WAIT_SECONDS)
             if messages:
@@ -135,7 +136,7 @@ class Hands:
 
 
 async def measure(way: str, plan: Plan, proxy: ProxyProcess, amqp_url: str) -> Run:
-    """One run, in a topic of its own, or in queues of its own."""
+    """Measure one run, in a separate topic or separate queues."""
     run = Run(plan)
     async with AsyncExitStack() as stack:
         if way == PLAIN:
@@ -156,7 +157,7 @@ Publish = Callable[[Sequence[str]], Awaitable[object]]
 
 
 def _make_topic(proxy: ProxyProcess, way: str) -> str:
-    """The topic's path."""
+    """Create the topic; return its path."""
     name = "hanging-" + way.replace(", ", "-")
     admin = f"/v1/admin/topics/{name}"
     proxy.client.put(admin, json={"queues": QUEUES}).raise_for_status()
@@ -197,7 +198,7 @@ async def _pull(
     connect: Callable[[], Awaitable[load.Connection]],
     is_silent: bool,
 ) -> None:
-    """One pull client. Each of its queues has a connection, and is followed while it is assigned."""
+    """Run one pull client. It has one connection for each of its queues, and reads a queue while it is assigned."""
     following: dict[int, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
         while not (is_silent and hands.hangs):
@@ -219,7 +220,9 @@ async def _follow(hands: Hands, session: PullSession, path: str, queue: int, con
 
 
 async def _plain(run: Run, amqp_url: str, stack: AsyncExitStack) -> tuple[Publish, Consumers]:
-    """Plain quorum queues, and each consumer on all of them: its hands are its prefetch, spread over the queues."""
+    """Run consumers on plain quorum queues, each on all of them; a consumer's limit is its prefetch, spread over the
+    queues.
+    """
     names = [f"plain-{number}" for number in range(QUEUES)]
 
     async def connect() -> aio_pika.abc.AbstractChannel:
@@ -263,7 +266,7 @@ async def _consume(hands: Hands, channel: aio_pika.abc.AbstractChannel, names: S
 
 
 def rows(report: Report, proxy: ProxyProcess, amqp_url: str, plan: Plan) -> dict[str, Any]:
-    """The table; and all that the plot shows."""
+    """Return the table's rows and the plot's data."""
     figures: dict[str, Any] = {}
     for way in WAYS:
         print(f"one of {CONSUMERS} consumers hangs: {way}, {plan.seconds:g} s", flush=True)

@@ -1,4 +1,4 @@
-"""The audit of journals of 1, 3 and 10 million events, by the command, Spark's start included, on two cores."""
+"""The audit of journals of 1, 3 and 10 million events, by the command, including Spark's start, on two cores."""
 
 import subprocess
 import sys
@@ -12,13 +12,13 @@ from support.synthetic_journal import Plan
 EVENTS_A_MESSAGE = 5.3
 MILLIONS = (1, 3, 10)
 SECONDS_MAX, MEMORY = 60.0, "3g"
-"""The driver's heap: with what Java and Python take beside it, less than 4 GB."""
+"""Time limit, and the driver's heap: with the memory of Java and Python outside it, less than 4 GB."""
 LINEAR_MAX = 1.3
-"""Ten million may take so many times what ten times one million takes."""
+"""Maximum ratio of the time for ten million to ten times the time for one million."""
 
 
 def rows(report: Report, folder: Path, scale: float) -> None:
-    """Add the rows, and the ratio of the longest against the shortest an event."""
+    """Add the rows, and the ratio of the time an event between the longest and the shortest journal."""
     seconds: dict[int, float] = {}
     for millions in MILLIONS:
         place = folder / f"journal-{millions}"
@@ -63,10 +63,10 @@ def rows(report: Report, folder: Path, scale: float) -> None:
 
 
 def _audited(journal: Path, out: Path) -> float:
-    """Seconds of the command with all that it starts."""
+    """Return the seconds of the command, including everything that it starts."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "popgate_spark.cli", "audit", "--journal", str(journal), "--out", str(out)]
     command += ["--master", "local[2]", "--memory", MEMORY, "--horizon", "1800", "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "VERDICT FAULTS" in done.stdout, done.stderr  # those that were planted
+    assert "VERDICT FAULTS" in done.stdout, done.stderr  # the planted ones
     return time.perf_counter() - began

@@ -1,7 +1,7 @@
-"""What the journal costs: pops and acks of a proxy that writes one, against the same of one that does not.
+"""The cost of the journal: pops and acks of a proxy that writes one, compared with a proxy that does not.
 
-Files are small enough that each drain pays for writing what it does. Of the rate the median of the rounds' ratios
-counts: many short rounds, for one alone is off by several times what the journal costs.
+Files are small enough that each drain includes their writing. The rate is the median of the rounds' ratios: many short
+rounds, because a single one is off by several times the cost of the journal.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ BATCH = 32
 MESSAGES = 20_000
 ROUNDS = 61
 SPARE = 512
-"""So many more are there than are popped, or the last pops would wait for nothing."""
+"""Number of extra messages beyond those popped; otherwise the last pops would wait in vain."""
 EVENTS_OF_A_FILE = 20_000
 ON, OFF = "with a journal", "without"
 TARGET = 0.95
 
 
 def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> None:
-    """Of each broker the rate, and the processor's time a message: interleaved rounds."""
+    """Add each broker's rate, and the processor time a message: interleaved rounds."""
     for broker in ("rabbitmq", "embedded"):
         _rows(report, folder / f"journal-{broker}", rabbitmq if broker == "rabbitmq" else None, broker, scale)
 

@@ -1,6 +1,6 @@
-"""A lean HTTP load client: keep-alive connections on asyncio protocols, so that the measured thing is the proxy.
+"""A lean HTTP load client: keep-alive connections on asyncio protocols, so that the proxy dominates the measurement.
 
-Owns connections and the pop-and-ack loop. Knows nothing of what is compared with what.
+This module owns connections and the pop-and-ack loop. It does not know what is compared.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from support.proxy import ProxyProcess
 
 SUBSCRIPTION = "/v1/topics/bench/groups/default"
 WAIT_SECONDS = 1
-"""Of a pop: when all is taken, whoever asked once more waits that long for nothing."""
+"""Wait time of a pop in seconds; the last pop, when everything is taken, waits that long in vain."""
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection; one request at a time."""
+    """One keep-alive connection, with one request at a time."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
             self._answer.set_exception(exc or ConnectionResetError("the server closed the connection"))
 
     async def request(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """(status, body) of one request."""
+        """Return (status, body) of one request."""
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
         head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
@@ -64,7 +64,7 @@ class Connection(asyncio.Protocol):
         return await self._answer
 
     async def post(self, path: str, body: Any) -> Any:
-        """The decoded answer of a JSON request. Raises: RuntimeError where it isn't 2xx."""
+        """Return the decoded answer of a JSON request. Raises: RuntimeError if it isn't 2xx."""
         status, answer = await self.request("POST", path, orjson.dumps(body))
         if not 200 <= status < 300:
             raise RuntimeError(f"{path}: {status} {answer[:300]!r}")
@@ -82,7 +82,7 @@ async def connect(port: int) -> Connection:
 
 @dataclass(slots=True)
 class Drained:
-    """What one drain did: ``messages`` popped and acked in ``seconds``."""
+    """The result of one drain: ``messages`` popped and acked in ``seconds``."""
 
     messages: int = 0
     seconds: float = 0.0
@@ -133,9 +133,9 @@ async def fill(
     delay_seconds: float = 0,
     keys: int = 0,
 ) -> float:
-    """Publish ``total`` messages; returns messages a second.
+    """Publish ``total`` messages; return messages a second.
 
-    Each has a new ``dedup_id`` if ``dedup``, and one of so many ordering ``keys`` by turns, if any.
+    Each has a new ``dedup_id`` if ``dedup``, and one of ``keys`` ordering keys in turn, if any.
     """
     fields: dict[str, Any] = {"body": "x" * body_bytes}
     if delay_seconds:
@@ -167,13 +167,13 @@ async def fill(
 
 
 def make_topic(proxy: ProxyProcess, queues: int = 4) -> None:
-    """The topic and the group that every figure is of."""
+    """Create the topic and the group used by every figure."""
     proxy.client.put("/v1/admin/topics/bench", json={"queues": queues}).raise_for_status()
     proxy.client.put("/v1/admin/topics/bench/groups/default").raise_for_status()
 
 
 async def echo_rate(port: int, *, total: int, clients: int = 8) -> float:
-    """Requests a second of an endpoint that does nothing."""
+    """Return requests a second of an endpoint that does nothing."""
     connections = [await connect(port) for _ in range(clients)]
     left = total
     body = orjson.dumps({"max_messages": 1, "wait_seconds": 5})

@@ -1,4 +1,4 @@
-"""What locks cost, against a real node: medians of single operations, and fifty clients that wait for one lock."""
+"""The cost of locks on a real node: medians of single operations, and fifty clients that wait for one lock."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ HELD_SECONDS = 0.02
 
 
 def rows(report: Report, amqp_url: str) -> None:
-    """All rows on locks."""
+    """Add all rows on locks."""
     asyncio.run(_rows(report, amqp_url))
 
 
@@ -86,7 +86,7 @@ async def _contention(report: Report, clients: list[Locks]) -> None:
 
     async with clients[0].mutex("contended").held(5):
         working = [asyncio.create_task(work(number)) for number in range(WAITING)]
-        await asyncio.sleep(2.0)  # all stand in line
+        await asyncio.sleep(2.0)  # all wait
     await asyncio.gather(*working)
     hand_overs = [(later[0] - earlier[1]) * 1000 for earlier, later in pairwise(taken)]
     _add(report, f"locks: hand-over with {WAITING} waiting", median(hand_overs), 50.0)

@@ -1,7 +1,7 @@
 """Pop against pull: the same proxy, queues, bodies and batches, as many clients as queues, in turns.
 
-Both settle all that they take: a pop client by an ack of the batch, a pull client by one commit. RIP-19 allows pop to
-be 10 % slower; here it has to be as fast, and 10 % are what its latency may be above pull's.
+Both settle everything they take: a pop client by an ack of the batch, a pull client by one commit. RIP-19 allows pop to
+be 10 % slower; here it must reach the same rate, and its latency may exceed pull's by 10 %.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ WAIT_SECONDS = 0.25
 DRAINED = 24_000
 WARMED_UP = 1_000
 RATE = 300
-"""Messages a second, published one by one, while the latency is taken."""
+"""Messages a second, published one by one, while the latency is measured."""
 LATENCY_SECONDS = 4.0
 PERCENTS = (50, 99)
 RATE_TARGET, LATENCY_TARGET = 1.0, 1.1
@@ -36,7 +36,7 @@ VHOST = "modes"
 
 
 def rows(report: Report, proxies: Mapping[str, ProxyProcess], scale: float) -> None:
-    """Throughput and latency of both modes, on each of ``proxies``, which are named by their broker."""
+    """Add throughput and latency of both modes, on each of ``proxies``, which are named by their broker."""
     rates = Rates()
     for queues in QUEUES:
         for proxy in proxies.values():
@@ -44,7 +44,7 @@ def rows(report: Report, proxies: Mapping[str, ProxyProcess], scale: float) -> N
         for number in range(ROUNDS):
             print(f"pop against pull, {queues} queues: round {number + 1} of {ROUNDS}", flush=True)
             for broker, proxy in proxies.items():
-                for mode in sorted(MODES, reverse=number % 2 == 1):  # each is the first one by turns
+                for mode in sorted(MODES, reverse=number % 2 == 1):  # each is the first one in turn
                     note(rates, f"{broker} {queues}", proxy, mode, queues, scale)
         for proxy in proxies.values():
             proxy.client.delete("/v1/admin/topics/bench").raise_for_status()
@@ -54,7 +54,7 @@ def rows(report: Report, proxies: Mapping[str, ProxyProcess], scale: float) -> N
 
 @contextmanager
 def started(folder: Path, node: RabbitNode) -> Generator[tuple[dict[str, ProxyProcess], str]]:
-    """A proxy on each broker, by the broker's name; and the URL of RabbitMQ."""
+    """Start a proxy on each broker; yield them by the broker's name, and the URL of RabbitMQ."""
     node.add_vhost(VHOST)
     amqp_url = node.amqp_url(VHOST)
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ def started(folder: Path, node: RabbitNode) -> Generator[tuple[dict[str, ProxyPr
 
 
 def note(rates: Rates, name: str, proxy: ProxyProcess, mode: str, queues: int, scale: float) -> None:
-    """One round of one mode."""
+    """Measure one round of one mode."""
     switch(proxy, mode)
     rates.note(f"{name} {mode}", asyncio.run(_drain_rate(proxy.port, mode, queues, int(DRAINED * scale))))
     if queues == LATENCY_QUEUES:
@@ -77,7 +77,7 @@ def note(rates: Rates, name: str, proxy: ProxyProcess, mode: str, queues: int, s
 
 
 def switch(proxy: ProxyProcess, mode: str, topic: str = "bench") -> None:
-    """Returns once the proxy serves the mode."""
+    """Switch the mode; return once the proxy serves it."""
     path = f"/v1/admin/topics/{topic}/groups/default/consume-mode"
     proxy.client.put(path, json={"mode": mode}).raise_for_status()
 
@@ -89,7 +89,7 @@ def switch(proxy: ProxyProcess, mode: str, topic: str = "bench") -> None:
 
 
 async def _drain_rate(port: int, mode: str, queues: int, total: int) -> float:
-    """Messages a second, taken and settled in batches, when all of them are there."""
+    """Return messages a second, taken and settled in batches, with all messages stored beforehand."""
     async with MODES[mode](port, queues) as takers:
         await load.fill(port, total=WARMED_UP, body_bytes=BODY_BYTES)
         await _drain(takers, WARMED_UP)
@@ -98,7 +98,7 @@ async def _drain_rate(port: int, mode: str, queues: int, total: int) -> float:
 
 
 async def _drain(takers: Sequence[Taker], total: int) -> float:
-    """How many seconds it took."""
+    """Return the seconds of one drain."""
     left, ended = total, 0.0
 
     async def work(taker: Taker) -> None:
@@ -116,7 +116,7 @@ async def _drain(takers: Sequence[Taker], total: int) -> float:
 
 
 async def _latencies(port: int, mode: str, queues: int, total: int) -> list[float]:
-    """Milliseconds from before the publish request to its message in a client's hands, sorted."""
+    """Return milliseconds from before the publish request to the message's arrival at a client, sorted."""
     latencies: list[float] = []
 
     async def work(taker: Taker) -> None:

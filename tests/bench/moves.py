@@ -1,7 +1,7 @@
 """How many queues move when proxies join, leave and vanish, and how long it takes: the real loops over a real Redis.
 
-All members are in this process, and what consumes is simulated: a hand-over takes as long as `support.owners` says. One
-that vanishes is found by its missing heartbeats alone, as with a lost host; times are at the default heartbeats.
+All members are in this process, and consumption is simulated: a hand-over takes as long as `support.owners` says. A
+vanished member is detected by its missing heartbeats alone, as with a lost host; times are at the default heartbeats.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ BALANCED_SECONDS, VANISHED_SECONDS = 5.0, 12.0
 
 
 def rows(report: Report, folder: Path) -> None:
-    """A row on moves and one on time for each number of queues and each kind of change, over 2 to 10 proxies."""
+    """Add a row on moves and one on time for each number of queues and each kind of change, over 2 to 10 proxies."""
     with RedisServer(folder / "redis-moves") as server:
         for count in QUEUES:
             asyncio.run(_rows(report, server.url(), count))
@@ -66,7 +66,7 @@ def _owned(cluster: Cluster, me: str) -> int:
 async def _change(
     report: Report, cluster: Cluster, name: str, change: Callable[[], Awaitable[int]], seconds_max: float
 ) -> None:
-    """Nine changes, one by one, each of which says how many queues have to move for it."""
+    """Make nine changes, one by one, each with the number of queues that have to move for it."""
     least, moved, longest, moved_twice = 0, 0, 0.0, False
     for _ in range(SIZE_MAX - 1):
         for proxy in cluster.proxies:

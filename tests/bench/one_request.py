@@ -1,8 +1,8 @@
-"""How long single requests over one kept connection take, against another checkout of popgate in the same run.
+"""How long single requests over one kept connection take, compared with another checkout of popgate in the same run.
 
     python tests/bench/one_request.py OTHER_CHECKOUT
 
-Both proxies run embedded at the same time and are asked in turns, so that whatever else the machine does meets both.
+Both proxies run embedded at the same time and get requests in turns, so that other load on the machine affects both.
 """
 
 import http.client
@@ -19,7 +19,7 @@ REQUESTS = 250
 
 
 def median_seconds(proxy: ProxyProcess, connection: http.client.HTTPConnection) -> float:
-    """Of pops that find nothing and wait for nothing: the HTTP interface, and little else."""
+    """Return the median time of pops that find nothing and wait for nothing: the HTTP interface, and little else."""
     times: list[float] = []
     for _ in range(REQUESTS):
         began = time.perf_counter()

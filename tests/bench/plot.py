@@ -1,9 +1,9 @@
-"""The plot of what a hung consumer does to the queues, drawn as SVG from the figures that the benchmark wrote.
+"""The plot of a hung consumer's effect on the queues, drawn as SVG from the benchmark's figures.
 
 python plot.py FIGURES.json PLOT.svg
 
-It stands on a light ground of its own, so that it is read alike on light and dark pages, and tells its lines apart by
-their dashes and their names, not by their colours alone.
+It has a light background, so that it looks the same on light and dark pages, and its lines differ by dashes and names,
+not by colours alone.
 """
 
 import json
@@ -34,14 +34,14 @@ Place = Callable[[float], float]
 class Panel(NamedTuple):
     title: str
     column: int
-    """Of a sample."""
+    """Return one column of a sample."""
     top: float
     place: Place
     ticks: Sequence[float]
 
 
 def drawn(figures: dict[str, Any]) -> str:
-    """The SVG."""
+    """Return the SVG."""
     seconds, hangs_at = float(figures["seconds"]), float(figures["hangs_at"])
     ways = {way: figures["ways"][way]["samples"] for way in LOOKS if way in figures["ways"]}
     second_top = TOP + PANEL_HEIGHT + GAP
@@ -127,12 +127,14 @@ def _linear(top: float, highest: float) -> Place:
 
 
 def _logarithmic(top: float, decades: int) -> Place:
-    """From 10 up; what is less stands at the bottom, for that comes and goes with each publish."""
+    """Scale logarithmically from 10 up; smaller values are at the bottom, because they come and go with each
+    publish.
+    """
     return lambda value: top + PANEL_HEIGHT * (1 - (math.log10(max(value, 10.0)) - 1) / (decades - 1))
 
 
 def _step(highest: float) -> float:
-    """Of a scale with five to ten marks or so."""
+    """Return the step of a scale with about five to ten marks."""
     power = 10 ** math.floor(math.log10(highest))
     return float(next(step for step in (power / 5, power / 2, power, 2 * power) if highest / step <= 8))
 

@@ -19,7 +19,7 @@ from popgate.domain.identity import IdentityKeys
 from popgate.domain.names import TopicName, bound_queue
 
 SECRET = "the secret of this benchmark"
-"""Of the proxies that consume: what is published here passes for popgate's own."""
+"""Secret of the consuming proxies, so that messages published here count as popgate's own."""
 BODY_BYTES = 256
 BATCH_MAX = 256
 
@@ -29,7 +29,7 @@ def body() -> str:
 
 
 def due(rate: float, total: int) -> Generator[tuple[int, float]]:
-    """How many messages are to be published now, and how many seconds are left until the next one."""
+    """Return how many messages must be published now, and how many seconds are left until the next one."""
     started, published = time.monotonic(), 0
     while published < total:
         elapsed = time.monotonic() - started

@@ -1,6 +1,6 @@
-"""What the state in Redis costs: memory a record, time a message in Redis and in the proxy.
+"""The cost of the state in Redis: memory a record, time a message in Redis and in the proxy.
 
-python redis_state.py [RECORDS]      prints a table; 1,000,000 records where none are given
+python redis_state.py [RECORDS] prints a table; 1,000,000 records by default
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Bench:
     async def measure(
         self, what: str, batches: Sequence[Sequence[CopyId]], call: Callable[[int, Sequence[CopyId]], Awaitable[None]]
     ) -> None:
-        """Call once a batch, some at a time, and print what it took."""
+        """Call once a batch, some at a time, and print the time."""
         memory, redis_seconds = await self.used_memory(), await self.redis_seconds()
         started, cpu = time.perf_counter(), time.process_time()
         numbers = iter(range(len(batches)))

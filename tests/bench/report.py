@@ -1,4 +1,4 @@
-"""The table of the benchmarks: rows with their ratios, and the rates that they are made of."""
+"""The table of the benchmarks: rows with their ratios, and the rates from which they are computed."""
 
 import math
 import statistics
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured figure. ``ratio`` is against ``against``, give or take ``ratio_error`` where that is told;
-    ``target`` is what it has to reach, if anything."""
+    """One measured figure. ``ratio`` is against ``against``, plus or minus ``ratio_error`` if it is given;
+    ``target`` is what it has to reach, if anything.
+    """
 
     name: str
     value: float
@@ -33,7 +34,9 @@ class Report:
 
 
 class Rates:
-    """What each thing did a second, one figure a round. Baselines and popgate take turns, for machines have moods."""
+    """Rates a second of each measured thing, one figure a round. Baselines and popgate take turns, because machines
+    vary.
+    """
 
     def __init__(self) -> None:
         self._by_name: dict[str, list[float]] = {}
@@ -45,11 +48,11 @@ class Rates:
         return statistics.median(self._by_name[name])
 
     def ratio(self, name: str, baseline: str) -> float:
-        """The median of the rounds' ratios."""
+        """Return the median of the rounds' ratios."""
         return statistics.median(self._ratios(name, baseline))
 
     def ratio_error(self, name: str, baseline: str) -> float:
-        """The standard error of the rounds' mean ratio."""
+        """Return the standard error of the rounds' mean ratio."""
         ratios = self._ratios(name, baseline)
         return statistics.stdev(ratios) / math.sqrt(len(ratios))
 

@@ -1,7 +1,7 @@
-"""The benchmarks: a table, a JSON file, and whether each target is reached. `make bench` runs this.
+"""The benchmarks: prints a table, writes a JSON file, and checks each target. `make bench` runs this.
 
-Every ratio is of two figures taken in this run, on this machine, one right after the other; of several rounds the
-median counts. Servers are the project's own, started and ended here.
+Every ratio compares two figures of this run, on this machine, measured in direct succession; over several rounds the
+median counts. The servers are started and ended here.
 """
 
 import argparse
@@ -46,10 +46,10 @@ from support.rabbitmq_releases import SERIES, find_release
 QUEUES = 4
 BODY_BYTES = 1024
 DRAINED = {1: 4_000, 8: 12_000, 32: 30_000, 256: 40_000}
-"""Messages of one drain, by batch size."""
+"""Number of messages of one drain, by batch size."""
 ROUNDS = 3
 PUBLISHED = 40_000
-"""Messages of one publishing round."""
+"""Number of messages of one publishing round."""
 NOOP, PLAIN, WITHOUT_HTTP = "no-op", "plain", "without HTTP"
 DEDUP_TARGET = 0.8
 TARGETS = {("rabbitmq", 1): 0.35, ("embedded", 1): 0.35, ("rabbitmq", 32): 1.5, ("embedded", 32): 3.0}
@@ -57,7 +57,7 @@ ORDERING_KEYS = (1_000, 20_000)
 ORDERED_TARGET = 0.8
 LATENCY_RATE = 500
 BESIDE = f"rabbitmq {SERIES[-1]}"
-"""The broker whose pops and publishes stand beside those of the newest release, where it can be had."""
+"""The broker whose pops and publishes are compared with those of the newest release, if it is installed."""
 PARTS = ("rabbitmq", "embedded", "locks", "cluster", "journal", "batches", "modes", "spark", "journal-audit", "filters")
 BASELINES = Path(__file__).with_name("baselines.py")
 ALONE = Path(__file__).with_name("alone.py")
@@ -72,13 +72,13 @@ def note_drains(rates: Rates, port: int, broker: str, scale: float) -> None:
 
 
 def note_alone(rates: Rates, scale: float) -> None:
-    """Single pops and acks without HTTP."""
+    """Pop and ack single messages without HTTP."""
     command = [sys.executable, str(ALONE), "1", str(int(scale * DRAINED[1]))]
     rates.note(WITHOUT_HTTP, float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 
 def alone_row(report: Report, rates: Rates) -> None:
-    """How far single pops could come if HTTP cost nothing."""
+    """Add the row on single pops without the cost of HTTP."""
     report.add(
         Row(
             name="embedded: pop + ack without HTTP, batch 1, 8 workers",
@@ -91,7 +91,7 @@ def alone_row(report: Report, rates: Rates) -> None:
 
 
 def note_ordered(rates: Rates, port: int, broker: str, scale: float) -> None:
-    """Pop and ack in batches of 32 what has ordering keys, many and few messages each."""
+    """Pop and ack, in batches of 32, messages with ordering keys: many and few messages a key."""
     total = int(scale * DRAINED[32])
     for keys in ORDERING_KEYS:
         asyncio.run(load.fill(port, total=total, body_bytes=BODY_BYTES, keys=keys))
@@ -99,7 +99,7 @@ def note_ordered(rates: Rates, port: int, broker: str, scale: float) -> None:
 
 
 def ordered_rows(report: Report, rates: Rates, broker: str) -> None:
-    """Pops with ordering keys against pops without."""
+    """Add pops with ordering keys against pops without."""
     for keys in ORDERING_KEYS:
         ratio = rates.ratio(f"{broker} {keys} keys", f"{broker} 32")
         report.add(
@@ -116,7 +116,7 @@ def ordered_rows(report: Report, rates: Rates, broker: str) -> None:
 
 
 def beside_rows(report: Report, rates: Rates) -> None:
-    """The drains and publishes on the oldest RabbitMQ against the same on the newest."""
+    """Add the drains and publishes on the oldest RabbitMQ against the same on the newest."""
     for what, name in (
         *((f"{batch}", f"pop + ack, batch {batch}, 8 clients") for batch in DRAINED),
         ("publish", "publish, batch 256, 4 clients"),
@@ -135,7 +135,7 @@ def beside_rows(report: Report, rates: Rates) -> None:
 
 
 def drain_rows(report: Report, rates: Rates, broker: str) -> None:
-    """The drains of every batch size against the two baselines."""
+    """Add the drains of every batch size against the two baselines."""
     for batch in DRAINED:
         measured, wanted = f"{broker} {batch}", TARGETS.get((broker, batch))
         if batch == 1:  # a pop and an ack are two requests
@@ -164,7 +164,7 @@ def note_publishes(rates: Rates, port: int, broker: str, scale: float) -> None:
 
 
 def publish_rows(report: Report, rates: Rates, broker: str) -> None:
-    """Publishing with a dedup_id against publishing without one."""
+    """Add publishing with a dedup_id against publishing without one."""
     without, once = f"{broker} publish", f"{broker} publish once"
     ratio = rates.ratio(once, without)
     report.add(Row(name=f"{broker}: publish, batch 256, 4 clients", value=rates.median(without), unit="msg/s"))
@@ -182,7 +182,7 @@ def publish_rows(report: Report, rates: Rates, broker: str) -> None:
 
 
 async def _latencies(port: int, seconds: float) -> list[float]:
-    """Milliseconds from before the publish request to the pop's answer, at a steady rate over parked pops."""
+    """Return milliseconds from before the publish request to the pop's answer, at a steady rate over parked pops."""
     publisher = await load.connect(port)
     poppers = [await load.connect(port) for _ in range(8)]
     sent: dict[str, float] = {}
@@ -231,7 +231,7 @@ async def _lease(port: int, count: int) -> None:
 
 
 async def _pop_milliseconds(port: int, rounds: int) -> float:
-    """The median time of a pop of 32 and its ack."""
+    """Return the median time of a pop of 32 and its ack."""
     connection = await load.connect(port)
     times: list[float] = []
     for _ in range(rounds):
@@ -247,13 +247,15 @@ async def _pop_milliseconds(port: int, rounds: int) -> float:
 
 
 def in_flight_rows(report: Report, proxy: ProxyProcess, broker: str, scale: float) -> None:
-    """The time of a pop, with few and with many in flight, and what memory a further lease takes then."""
+    """Add the time of a pop with few and with many in flight, and the memory of a further lease."""
     few, many, rounds = int(1_000 * scale), int(100_000 * scale), 100
     body_bytes = 64
     process = psutil.Process(proxy.pid)
 
     def lease_more(count: int) -> int:
-        """Memory afterwards. All that is published is leased: what is read ahead takes memory, too."""
+        """Lease more messages; return the memory afterwards. All published messages are leased, because prefetched
+        ones take memory, too.
+        """
         asyncio.run(load.fill(proxy.port, total=count, body_bytes=body_bytes))
         asyncio.run(_lease(proxy.port, count))
         return process.memory_info().rss
@@ -264,7 +266,7 @@ def in_flight_rows(report: Report, proxy: ProxyProcess, broker: str, scale: floa
 
     lease_more(few)
     fast = pop_milliseconds()
-    before = lease_more(many - few)  # caches are full by now, and memory that was used before is used again
+    before = lease_more(many - few)  # caches are full by now, and freed memory is used again
     slow = pop_milliseconds()
     per_lease = (lease_more(many) - before) / many - body_bytes
     report.add(
@@ -292,10 +294,10 @@ def in_flight_rows(report: Report, proxy: ProxyProcess, broker: str, scale: floa
 
 
 def delay_rows(report: Report, port: int, noop_port: int, broker: str, scale: float) -> None:
-    """A delayed publish against a plain one, and pops beside many delayed messages against pops without them.
+    """Add a delayed publish against a plain one, and pops beside many delayed messages against pops without them.
 
-    What is delayed stays for the rest of the run, so the two can't take turns: each is taken against no-op requests
-    right before it, for machines have moods.
+    Delayed messages stay for the rest of the run, so the two can't take turns: each is compared with no-op requests
+    right before it, because machines vary.
     """
     total, standing = int(20_000 * scale), int(100_000 * scale)
     rates = Rates()
@@ -357,7 +359,7 @@ def noop_server() -> Generator[int, None, None]:
 
 
 def plain_rate(proxy: ProxyProcess, amqp_url: str, total: int) -> float:
-    """A plain aio-pika consumer draining the same quorum queues, popgate standing aside."""
+    """Measure a plain aio-pika consumer that drains the same quorum queues while popgate consumes nothing."""
     asyncio.run(load.fill(proxy.port, total=total, body_bytes=BODY_BYTES))
     queues = [f"popgate:bench:default:{index}" for index in range(QUEUES)]
     command = [sys.executable, str(BASELINES), "consume", amqp_url, str(total), *queues]
@@ -365,7 +367,7 @@ def plain_rate(proxy: ProxyProcess, amqp_url: str, total: int) -> float:
 
 
 def broker_rows(report: Report, brokers: list[str], folder: Path, amqp_url: str, scale: float) -> None:
-    """All rows on ``brokers``, and pops and publishes on the oldest RabbitMQ beside those on ``amqp_url``."""
+    """Add all rows on ``brokers``, and pops and publishes on the oldest RabbitMQ beside those on ``amqp_url``."""
     with ExitStack() as stack:
         flags = {"rabbitmq": ["--amqp-url", amqp_url]}
         oldest = find_release(SERIES[-1])
@@ -408,7 +410,7 @@ def broker_rows(report: Report, brokers: list[str], folder: Path, amqp_url: str,
 
 
 def modes_rows(report: Report, folder: Path, node: RabbitNode, scale: float, beside: Path) -> None:
-    """Pop against pull, and what a hung consumer does to both; its figures over time are written and drawn."""
+    """Add pop against pull, and the effect of a hung consumer on both; its figures over time are written and drawn."""
     with modes.started(folder, node) as (proxies, amqp_url):
         modes.rows(report, proxies, scale)
         figures = hanging.rows(report, proxies["rabbitmq"], amqp_url, hanging.scaled(scale))
@@ -417,7 +419,7 @@ def modes_rows(report: Report, folder: Path, node: RabbitNode, scale: float, bes
 
 
 ROOMY = RabbitSettings(configuration={"vm_memory_high_watermark.absolute": "4GB"})
-"""What waits and what is delayed at the same time is more than a test's node may hold: it would refuse publishes."""
+"""The waiting and delayed messages together exceed the memory of a test's node, which would then refuse publishes."""
 
 
 def main() -> int:
@@ -439,7 +441,7 @@ def main() -> int:
             filtered.rows(report, folder, scale)
         with RabbitCluster(folder / "rabbitmq", settings=ROOMY) as cluster:
             amqp_url = cluster.nodes[0].amqp_url()
-            if arguments.only in (None, "locks"):  # first: they measure single operations of a node that is idle
+            if arguments.only in (None, "locks"):  # first: they measure single operations of an idle node
                 locks.rows(report, amqp_url)
             if arguments.only in (None, "cluster"):
                 state_cost.rows(report, folder, cluster.nodes[0], scale)

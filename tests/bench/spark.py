@@ -1,7 +1,7 @@
-"""The Spark source against the plain Python client: 50,000 messages a batch, against pops of 256, one after another.
+"""The Spark source against the plain Python client: 50,000 messages a batch, against successive pops of 256.
 
-Both read all and ack all; the source into Spark's no-op sink, from the query's start to its end (the session stands),
-over four batches: a query's start takes as long as a quarter of a batch.
+Both read and ack everything; the source writes to Spark's no-op sink. Its time runs from the query's start to its end,
+over four batches (the session is already running): a query's start takes as long as a quarter of a batch.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ TARGET = 1.0
 
 
 def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> None:
-    """Interleaved rounds on both brokers, and the medians of their ratios."""
+    """Add interleaved rounds on both brokers, and the medians of their ratios."""
     total, rates = int(MESSAGES * scale), Rates()
     with ExitStack() as stack:
         spark = stack.enter_context(started_spark(folder / "spark", spark__driver__defaultJavaOptions=""))
@@ -65,7 +65,7 @@ def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> No
 
 
 def client_rate(url: str, total: int) -> float:
-    """Messages a second of one client that pops and acks."""
+    """Return messages a second of one client that pops and acks."""
     with Client(url) as client:
         started = time.perf_counter()
         left = total
@@ -79,7 +79,7 @@ def client_rate(url: str, total: int) -> float:
 
 
 def source_rate(spark: "SparkSession", url: str, checkpoint: Path, total: int) -> float:
-    """Messages a second of a query that drains the topic."""
+    """Return messages a second of a query that drains the topic."""
     options = {"url": url, "topic": TOPIC, "group": GROUP, "partitions": f"{PARTITIONS}"}
     frame = spark.readStream.format("popgate").options(**options, maxMessagesPerBatch=f"{BATCH}").load()
     writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))

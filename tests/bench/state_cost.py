@@ -1,4 +1,4 @@
-"""What the conditional writes cost: pops and acks with the state on Redis, against the same with them stubbed out."""
+"""The cost of the conditional writes: pops and acks with the state on Redis, against the same with them stubbed out."""
 
 import asyncio
 from contextlib import ExitStack
@@ -14,15 +14,16 @@ BATCH = 32
 MESSAGES = 30_000
 ROUNDS = 9
 CLIENTS, FEW_CLIENTS = 32, 8
-"""With a few that wait for each answer the proxy has nothing to do for a while: that is Redis' latency. What the writes
-take of its throughput shows where it always has work."""
+"""Number of clients. With a few that wait for each answer, the proxy is idle for a while: this shows Redis' latency.
+With many, it always has work: this shows the share of throughput that the writes cost.
+"""
 WRITTEN, STUBBED = "written", "stubbed"
 PROGRAMS = {WRITTEN: POPGATE, STUBBED: python_program(str(Path(__file__).with_name("stubbed.py")))}
 TARGET = 0.85
 
 
 def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> None:
-    """Interleaved rounds, and the medians of their ratios."""
+    """Add interleaved rounds, and the medians of their ratios."""
     total, rates = int(MESSAGES * scale), Rates()
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer(folder / "redis-cost"))

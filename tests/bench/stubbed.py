@@ -1,6 +1,6 @@
-"""`popgate serve` with the writes of leases and settlements stubbed out: what everything else costs.
+"""`popgate serve` with the writes of leases and settlements stubbed out, to measure the cost of everything else.
 
-python stubbed.py serve ...      no guarantee holds; for the benchmark alone
+python stubbed.py serve ... no guarantee holds; for the benchmark alone
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Who takes messages and settles them: a pop client and a pull client that do the same work, so that they compare.
+"""A pop client and a pull client that take and settle messages with the same work, so that they can be compared.
 
-Each has one keep-alive connection. Owns how each asks; what is measured by it is not known here.
+Each has one keep-alive connection. This module owns the requests, not the measurement.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ ASSIGNED_SECONDS_MAX = 30.0
 
 
 class Taker(Protocol):
-    """One client: takes up to so many messages, and settles all of them in one request."""
+    """One client: takes up to a number of messages, and settles all of them in one request."""
 
     async def take(self, max_messages: int, wait_seconds: float) -> Messages: ...
 
     async def settle(self, messages: Messages) -> bool:
-        """Whether all of them are settled, and not perhaps with somebody else by now."""
+        """Settle them; tell whether all are settled, and none of them may be with another client by now."""
         ...
 
 
@@ -45,7 +45,7 @@ class PopTaker:
 
 
 class PullSession:
-    """A pull client's registration: the queues that it has, in which generation. `ask` is its heartbeat."""
+    """A pull client's registration: its queues and their generation. `ask` is its heartbeat."""
 
     def __init__(self, connection: load.Connection, path: str, client_id: str) -> None:
         self.client_id = client_id
@@ -55,12 +55,12 @@ class PullSession:
         self._path = path
 
     async def ask(self) -> float:
-        """Say that it lives, and has let go of what it was not assigned the last time; hear what is assigned to it.
+        """Send a heartbeat that also confirms the release of unassigned queues; take over the new assignment.
 
-        Returns in how many seconds to ask again.
+        Returns the seconds until the next heartbeat.
         """
         body: dict[str, object] = {"client_id": self.client_id, "supports": ["pop", "pull"]}
-        if self.generation:  # else the client begins anew
+        if self.generation:  # otherwise the client starts again
             body["generation"] = self.generation
         answer = await self._connection.post(f"{self._path}/assignment", body)
         self.generation, self.queues = answer["generation"], answer["queues"]
@@ -72,7 +72,9 @@ class PullSession:
 
 
 class PullTaker:
-    """Takes from one queue that its session has. What it was given and does not commit, it skips when it takes more."""
+    """Takes from one queue of its session. Messages that it was given and does not commit are skipped when it takes
+    more.
+    """
 
     def __init__(self, connection: load.Connection, path: str, session: PullSession, queue: int) -> None:
         self._connection = connection
@@ -80,7 +82,7 @@ class PullTaker:
         self._session = session
         self._after: dict[str, str] = {}
         self.is_lost = False
-        """Whether the queue was somebody else's by then, or this client's anew: ask for the assignment."""
+        """Whether another client had the queue by then, or this one got it again: ask for the assignment."""
 
     async def take(self, max_messages: int, wait_seconds: float) -> Messages:
         order = {**self._who(), "max_messages": max_messages, "wait_seconds": wait_seconds, **self._after}
@@ -99,7 +101,7 @@ class PullTaker:
         return {"client_id": self._session.client_id, "generation": self._session.generation}
 
     async def _post(self, verb: str, body: object) -> dict[str, Any] | None:
-        """None where ``is_lost``."""
+        """Return the answer; None if ``is_lost``."""
         status, answer = await self._connection.request("POST", f"{self._path}/{verb}", orjson.dumps(body))
         if status == HTTPStatus.CONFLICT:
             self.is_lost = True
@@ -122,7 +124,7 @@ async def pop_takers(port: int, count: int, path: str = load.SUBSCRIPTION) -> As
 
 @asynccontextmanager
 async def pull_takers(port: int, count: int, path: str = load.SUBSCRIPTION) -> AsyncGenerator[list[Taker]]:
-    """As many clients as there are queues, each with one of them."""
+    """Open as many clients as there are queues, each with one of them."""
     connections = [await load.connect(port) for _ in range(count)]
     with closing(await load.connect(port)) as for_heartbeats:
         sessions = [PullSession(for_heartbeats, path, f"client-{number}") for number in range(count)]
@@ -143,7 +145,7 @@ async def pull_takers(port: int, count: int, path: str = load.SUBSCRIPTION) -> A
 
 
 async def assigned(sessions: Sequence[PullSession], queues: int) -> None:
-    """Return once each of ``sessions``, as many as there are ``queues``, has one of its own."""
+    """Return once each of ``sessions``, as many as there are ``queues``, has one queue."""
     async with asyncio.timeout(ASSIGNED_SECONDS_MAX):
         while True:
             for session in sessions:
@@ -156,7 +158,7 @@ async def assigned(sessions: Sequence[PullSession], queues: int) -> None:
 
 
 async def _heartbeats(sessions: Sequence[PullSession]) -> None:
-    """One after the other, for they share a connection."""
+    """Send heartbeats one after the other, because the sessions share a connection."""
     while True:
         pauses = [await session.ask() for session in sessions]
         await asyncio.sleep(min(pauses))
