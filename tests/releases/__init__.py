@@ -1,1 +1,1 @@
-"""Proxies of other releases than this one: the earlier one, frozen, and the next one, as it may come to be."""
+"""Proxies of other releases: the earlier one, frozen, and a possible next one."""

@@ -1,7 +1,7 @@
-"""Version 2 of what proxies say to each other, as a next release may bring it. It lives in these tests alone.
+"""Version 2 of the protocol between proxies, as a next release may bring it. It exists only in these tests.
 
-Unlike version 1 in every byte but the number: values stand by place where those of version 1 have names, and each
-message says when it was sent, for which version 1 has no field.
+It differs from version 1 in every byte except the number: values have positions instead of names, and each message
+contains its sending time, for which version 1 has no field.
 
     a message   {version, said: [kind, sender, sent_at, {its fields, of which all below are by place}]}
     an answer   {version, answered: [answer]} or {version, failed: {kind, detail, ...}}

@@ -1,8 +1,7 @@
 """`python -m releases.serve` is `popgate` as another release has it.
 
-Which one, `RELEASE_FILE` in the working directory says: who writes another name there and starts the process again has
-upgraded it in place. The number of a version in which peers speak to it is appended to `HEARD_FILE` whenever it is not
-the one before.
+`RELEASE_FILE` in the working directory names the release: to upgrade in place, write another name there and restart the
+process. Whenever a peer speaks another version than the one before, the version is appended to `HEARD_FILE`.
 """
 
 import sys
@@ -22,11 +21,11 @@ RELEASES: dict[str, dict[int, Version]] = {
     NEXT: {1: version_1, 2: next_wire},
     FAR: {3: next_wire},
 }
-"""The versions that each of them speaks. Nobody comes to hear what the last one says."""
+"""The versions that each release speaks. No other release speaks the version of the last one."""
 
 
 class NotingCodec(Codec):
-    """Notes in which version it was spoken to."""
+    """Records the version of each message it decodes."""
 
     heard = 0
 
