@@ -1,8 +1,8 @@
-"""What every test may ask for: the shared servers, the length of the run and its seed; and where the time went.
+"""Shared fixtures: the servers, the length of the run and its seed; also a report of the time spent.
 
-The servers are started when the first test asks for them, once for each process of the run, with ports and data of
-their own: tests of one process may stop a server and start it again under the feet of nobody else.
-A test that kills, pauses or reconfigures a broker starts its own (`support.rabbitmq.RabbitCluster`).
+Each server starts when the first test uses it, once for each process of the run, with separate ports and data: a test
+may stop and restart it without affecting tests of other processes. A test that kills, pauses or reconfigures a broker
+starts a separate one (`support.rabbitmq.RabbitCluster`).
 """
 
 import logging
@@ -31,8 +31,8 @@ from tla.checker import find_jar
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Seconds of one process that each folder may take where three share the run (`make test`, which takes a third of their
-# sum, half an hour) on two cores, the servers' start included; --full runs have no budget.
+# Maximum seconds of one process for each folder if three processes share the run (`make test`, which takes a third of
+# their sum, half an hour) on two cores, including the servers' start; --full runs have no budget.
 BUDGET_SECONDS = {
     "unit": 90,
     "contract": 1650,
@@ -44,12 +44,12 @@ BUDGET_SECONDS = {
 }
 QUICK_FOLDERS = ("unit", "contract", "simulation")
 QUICK_WITHOUT = frozenset({"rabbitmq", "rabbitmq_release", "spark", "java", "tlc"})
-"""Fixtures that --quick does without."""
+"""Fixtures whose tests --quick skips."""
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 OTHER_SERIES = "on-rabbitmq-"
-"""Begins the part of a test's name that says that it is run on another release than most."""
+"""Prefix in the name of a test that runs on another release than most tests."""
 SLOWEST = 25
-"""So many files are named with the time that they took."""
+"""Number of slowest files that are listed with their times."""
 DEFAULT_SEED = 20_240_613
 SEED_MAX = 2**32
 
@@ -70,9 +70,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # a shell's background job: what is started here would inherit it
+    ):  # a shell's background job: processes started here would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Hundreds of processes are started from the same code: where this is set, each of them compiles all of it anew.
+    # Hundreds of processes start from the same code: with this variable set, each of them would compile all of it
+    # again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_COMPILER)
     full = config.getoption("full")
@@ -84,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.seed = config.option.hypothesis_seed = seed  # of the processes that share a run (-n), too
     if (processes := getattr(config, "workerinput", {}).get("workercount", 1)) > 1:
         config.stash[turns] = Turns(Path(config.option.basetemp).parent / "turns", processes)
-    # Machines differ in speed: the budgets below watch the time, not a deadline for each example.
+    # Machines differ in speed: the budgets below limit the time, not a deadline for each example.
     hypothesis.settings.register_profile("short", deadline=None, max_examples=100, stateful_step_count=30)
     hypothesis.settings.register_profile("full", deadline=None, max_examples=2000, stateful_step_count=100)
     hypothesis.settings.load_profile("full" if full else "short")
@@ -108,7 +109,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give each test its series of RabbitMQ, those that need none too: a session's servers are kept over them."""
+    """Give each test its series of RabbitMQ, even a test without a broker: a session's servers are kept over them."""
     series = [*series_to_test()] or [NEWEST]
     marker = metafunc.definition.get_closest_marker("rabbitmq_versions")
     wanted = () if marker is None else marker.args or series[1:]
@@ -119,18 +120,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run once what runs on a broker of popgate's own; with --quick, leave out what is slow or needs servers."""
+    """Run a test on popgate's own broker only once; with --quick, skip tests that are slow or need servers."""
     left_out = {item for item in items if OTHER_SERIES in item.name and _parameters(item) & {"embedded", "simulated"}}
     if config.getoption("quick"):
         left_out |= {item for item in items if not _is_quick(item)}
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
-    if turns in config.stash:  # what takes longest must not be begun last
+    if turns in config.stash:  # the longest tests must not start last
         items.sort(key=lambda item: _together(item.nodeid).endswith(".py"))
 
 
 def _parameters(item: pytest.Item) -> set[str]:
-    """The texts among the parameters of a test; those that name a broker choose it."""
+    """Return the texts among the parameters of a test; those that name a broker choose it."""
     if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return set()
     return {value for value in item.callspec.params.values() if isinstance(value, str)}
@@ -145,7 +146,7 @@ def _is_quick(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several processes that share the run each takes what belongs together."""
+    """Group tests that belong together on one process, if several processes share the run."""
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # xdist has no types
 
     class Together(LoadFileScheduling):  # type: ignore[misc]  # as above
@@ -156,8 +157,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _together(nodeid: str) -> str:
-    """The name of what one process runs, because of what it starts for it: all tests of Spark, all on one of the other
-    releases, or else a file."""
+    """Return the name of the group that one process runs, because it shares servers: all tests of Spark, all on one
+    of the other releases, or else a file.
+    """
     other_series = re.search(f"{OTHER_SERIES}[\\d.]+", nodeid)
     if other_series is not None:
         return other_series[0]
@@ -166,9 +168,9 @@ def _together(nodeid: str) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Where several processes share the run, each test waits for its turn.
+    """Let each test wait for its turn if several processes share the run.
 
-    Quiet tests that follow each other keep their places: otherwise each would wait until another's long test ends.
+    Successive quiet tests keep their places: otherwise each would wait until another's long test ends.
     """
     if turns not in item.config.stash:
         return (yield)
@@ -187,13 +189,13 @@ def _is_quiet(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def rabbitmq_series(request: pytest.FixtureRequest) -> str:
-    """The series of RabbitMQ that the test runs on, for example 4.0. Hooks above choose it."""
+    """The series of RabbitMQ that the test runs on, for example 4.0. The hooks above choose it."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def rabbitmq_release(rabbitmq_series: str, pytestconfig: pytest.Config) -> RabbitRelease:
-    """For tests that start nodes of their own."""
+    """The release, for tests that start separate nodes."""
     try:
         return find_release(rabbitmq_series)
     except ServerMissingError as error:
@@ -202,7 +204,7 @@ def rabbitmq_release(rabbitmq_series: str, pytestconfig: pytest.Config) -> Rabbi
 
 @pytest.fixture(autouse=True)
 def _log_level() -> Iterator[None]:
-    """A command that a test runs in its own process sets the level of all logs; the next test has its own again."""
+    """Restore the level of all logs, which a command in the test's own process changes."""
     level = logging.getLogger().level
     yield
     logging.getLogger().setLevel(level)
@@ -216,7 +218,7 @@ def full_run(pytestconfig: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def seed(pytestconfig: pytest.Config) -> int:
-    """The seed from which a test makes its own `random.Random`."""
+    """The seed of a test's own `random.Random`."""
     return pytestconfig.stash[run_seed]
 
 
@@ -232,21 +234,21 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitR
 
 @pytest.fixture(scope="session")
 def behind_the_tests() -> Iterator[Executor]:
-    """For what nobody waits for. It is finished before the servers end."""
+    """Runs background work that no test waits for. It is finished before the servers end."""
     with ThreadPoolExecutor(1) as executor:
         yield executor
 
 
 @pytest.fixture
 def amqp_url(rabbitmq: RabbitNode, behind_the_tests: Executor) -> Iterator[str]:
-    """The URL of a virtual host that is this test's alone, and goes with all its queues when the test ends."""
+    """The URL of a virtual host for this test alone; it is deleted with all its queues when the test ends."""
     vhost = f"test-{secrets.token_hex(4)}"
     rabbitmq.add_vhost(vhost)
     yield rabbitmq.amqp_url(vhost)
-    rabbitmq.resume()  # a test that failed half way must not fail those after it
-    if not rabbitmq.is_running():  # to ask one that runs whether it is ready takes as long as many a test
+    rabbitmq.resume()  # a test that failed half way must not break later tests
+    if not rabbitmq.is_running():  # asking a running one whether it is ready takes as long as many a test
         rabbitmq.start()
-    behind_the_tests.submit(rabbitmq.delete_vhost, vhost)  # where the next test stops the node, it is litter
+    behind_the_tests.submit(rabbitmq.delete_vhost, vhost)  # it is left over if the next test stops the node
 
 
 @pytest.fixture(scope="session")
@@ -262,7 +264,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> "Iterator[SparkSession]":
-    """The run's one Spark session, `local[2]`: it takes a quarter of a minute to start, in each process of the run."""
+    """The run's one Spark session, `local[2]`: it takes 15 seconds to start, in each process of the run."""
     try:
         with started_spark(tmp_path_factory.mktemp("spark")) as session:
             yield session
@@ -272,7 +274,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config)
 
 @pytest.fixture(scope="session")
 def java(pytestconfig: pytest.Config) -> None:
-    """For tests that start Spark in processes of their own."""
+    """Java, for tests that start Spark in separate processes."""
     try:
         require_java()
     except ServerMissingError as error:
@@ -281,7 +283,7 @@ def java(pytestconfig: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def chromium(pytestconfig: pytest.Config) -> str:
-    """The program of a real browser."""
+    """The path of a real browser."""
     found = next((program for name in BROWSERS if (program := shutil.which(name))), None)
     if found is None:
         do_without(ServerMissingError("Chromium is missing (apt-get install chromium-headless-shell)"), pytestconfig)
@@ -299,7 +301,7 @@ def tlc(pytestconfig: pytest.Config) -> Path:
 
 
 def do_without(error: ServerMissingError, config: pytest.Config) -> NoReturn:
-    """A missing server fails the test in CI; elsewhere the test is skipped, and the run's last lines say so."""
+    """Fail the test in CI because of a missing server; elsewhere skip it, and report it in the run's last lines."""
     if os.environ.get("CI"):
         pytest.fail(str(error), pytrace=False)
     config.stash[missing_servers].add(str(error))
@@ -310,14 +312,14 @@ def do_without(error: ServerMissingError, config: pytest.Config) -> NoReturn:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """One of several processes that share the run (-n) tells what it missed."""
+    """Report what this process missed, if several share the run (-n)."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output["missing_servers"] = [*session.config.stash[missing_servers]]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Hear what it missed; one that crashed tells nothing."""
+    """Collect what a process missed; a crashed one reports nothing."""
     output: dict[str, list[str]] = getattr(node, "workeroutput", {})
     node.config.stash[missing_servers].update(output.get("missing_servers", ()))
 
@@ -326,7 +328,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     used: defaultdict[str, float] = defaultdict(float)
     by_file: defaultdict[str, float] = defaultdict(float)
     told: list[object] = []
-    """What tests have to say of themselves (``record_property``)."""
+    """Return what tests report about themselves (``record_property``)."""
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
@@ -352,5 +354,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def folder_of(nodeid: str) -> str:
-    """The folder below tests/ that a test stands in."""
+    """Return the folder below tests/ that contains a test."""
     return nodeid.removeprefix("tests/").partition("/")[0]
