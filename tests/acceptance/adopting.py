@@ -1,7 +1,7 @@
-"""A team's RabbitMQ with its own queues and publishers, and a popgate that adopts them.
+"""A team's RabbitMQ with existing queues and publishers, and a popgate that adopts them.
 
-Owns the virtual host, the proxy process on it, and the plain AMQP beside it. The team's side is pika and knows nothing
-of popgate; popgate's side is HTTP as a client sees it.
+This module owns the virtual host, the proxy process on it, and the plain AMQP beside it. The team's side is pika,
+without popgate; popgate's side is HTTP as a client sees it.
 """
 
 import secrets
@@ -24,10 +24,10 @@ from support.rabbitmq import RabbitNode
 KINDS = ("classic", "quorum")
 GROUP = "workers"
 UNAVAILABLE_SECONDS_MAX = 20.0
-"""How long popgate may take to get over a cut connection, on a busy machine."""
+"""Maximum seconds for popgate to recover from a cut connection, on a busy machine."""
 RETRY_SECONDS = 0.1
 Popped: TypeAlias = Mapping[str, Any]
-"""One message of a pop's answer, as JSON has it."""
+"""One message of a pop's answer, as JSON shows it."""
 
 
 class Site(Startable):
@@ -51,33 +51,35 @@ class Site(Startable):
 
     @contextmanager
     def channel(self) -> Generator[BlockingChannel]:
-        """A plain AMQP channel with publisher confirms."""
+        """Open a plain AMQP channel with publisher confirms."""
         with pika.BlockingConnection(pika.URLParameters(self.amqp_url)) as connection:
             channel = connection.channel()
             channel.confirm_delivery()
             yield channel
 
     def declare(self, kind: str, arguments: Mapping[str, Any] | None = None) -> str:
-        """A new durable queue; returns its name."""
+        """Declare a new durable queue; return its name."""
         queue = f"{kind}-{secrets.token_hex(4)}"
         with self.channel() as channel:
             channel.queue_declare(queue, durable=True, arguments={"x-queue-type": kind, **(arguments or {})})
         return queue
 
     def publish(self, queue: str, *bodies: bytes, properties: BasicProperties | None = None) -> None:
-        """Store messages in the queue, confirmed one by one, as any program does it."""
+        """Publish messages to the queue, confirmed one by one, as any program does."""
         with self.channel() as channel:
             for body in bodies:
                 channel.basic_publish("", queue, body, properties or BasicProperties(delivery_mode=2), mandatory=True)
 
     def publish_with_ids(self, queue: str, message_ids: Sequence[str]) -> None:
-        """Store messages that have a message_id, which is their body as well."""
+        """Publish messages whose message_id equals their body."""
         for message_id in message_ids:
             properties = BasicProperties(delivery_mode=2, message_id=message_id)
             self.publish(queue, message_id.encode(), properties=properties)
 
     def take(self, queue: str) -> tuple[BasicProperties, bytes]:
-        """The next message of a queue, by basic.get, as tools look into it. Raises: LookupError where there is none."""
+        """Get the next message of a queue by basic.get, as inspection tools do. Raises: LookupError if there is
+        none.
+        """
         with self.channel() as channel:
             _, properties, body = channel.basic_get(queue, auto_ack=True)
             if properties is not None and body is not None:
@@ -86,7 +88,7 @@ class Site(Startable):
 
     @contextmanager
     def foreign_consumers(self, queue: str, count: int = 1) -> Generator[None]:
-        """Consumers of the team's own, which keep what they are given."""
+        """Run the team's own consumers, which never settle their messages."""
         with self.channel() as channel:
             for _ in range(count):
                 channel.basic_consume(queue, _keep)
@@ -100,7 +102,7 @@ class Site(Startable):
     # ------------------------------------------------------------ popgate's side
 
     def put_topic(self, topic: str, *queues: str, **settings: Any) -> tuple[int, dict[str, Any]]:
-        """Ask to adopt: (status, answer)."""
+        """Request the adoption; return (status, answer)."""
         answer = self.proxy.client.put(f"/v1/admin/topics/{topic}", json={"adopt": list(queues), **settings})
         return answer.status_code, answer.json()
 
@@ -124,7 +126,7 @@ class Adopted:
         self._http = proxy.client
 
     def pop(self, max_messages: int = 1, *, wait: float = 10.0, lease: float = 60.0) -> list[Popped]:
-        """Up to so many; an empty list when the wait ends without one. Repeats on 503, as clients do."""
+        """Pop up to that many; return an empty list if the wait ends without one. Repeats on 503, as clients do."""
         asked = {"max_messages": max_messages, "wait_seconds": wait, "invisibility_seconds": lease}
         deadline = time.monotonic() + UNAVAILABLE_SECONDS_MAX
         while (answer := self._http.post(f"{self.path}/pop", json=asked)).status_code == 503:
@@ -140,14 +142,14 @@ class Adopted:
         return message
 
     def pop_all(self, *, lease: float = 60.0) -> list[Popped]:
-        """Everything that can be had now, unacked."""
+        """Pop all available messages, without acks."""
         messages: list[Popped] = []
         while more := self.pop(256, wait=1.0, lease=lease):
             messages += more
         return messages
 
     def pop_count(self, count: int) -> list[Popped]:
-        """So many, in as many pops as it takes. Fails where they don't come."""
+        """Pop exactly that many, in several pops if needed; fail if they don't come."""
         messages: list[Popped] = []
         while len(messages) < count:
             more = self.pop(count - len(messages))
@@ -181,7 +183,7 @@ class Adopted:
 
 
 def _keep(channel: BlockingChannel, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
-    """What a consumer does that acks nothing."""
+    """The callback of a consumer that acks nothing."""
 
 
 def _entries(messages: Sequence[Popped], **options: Any) -> list[dict[str, Any]]:
@@ -189,7 +191,7 @@ def _entries(messages: Sequence[Popped], **options: Any) -> list[dict[str, Any]]
 
 
 class BusyPublisher:
-    """A team's publisher that goes on until it is told to stop; it has its own connection."""
+    """A team's publisher that runs until it is stopped, on a separate connection."""
 
     def __init__(self, site: Site, exchange: str) -> None:
         self.published: list[bytes] = []
@@ -208,7 +210,7 @@ class BusyPublisher:
         self.stop()
 
     def stop(self) -> None:
-        """Returns when the last message is confirmed."""
+        """Stop; return when the last message is confirmed."""
         self._stopping.set()
         self._thread.join()
 

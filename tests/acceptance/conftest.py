@@ -1,4 +1,4 @@
-"""What the acceptance tests share: a team's RabbitMQ with a popgate on it."""
+"""Shared fixtures of the acceptance tests: a team's RabbitMQ with a popgate on it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +18,6 @@ def site(rabbitmq: RabbitNode, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def own_site(rabbitmq: RabbitNode, tmp_path: Path) -> Iterator[Site]:
-    """A proxy of the test's own, to be killed."""
+    """A separate proxy for one test, which may kill it."""
     with Site(rabbitmq, tmp_path / "site") as site:
         yield site

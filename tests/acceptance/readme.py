@@ -1,4 +1,4 @@
-"""The README's blocks that say how to be tested: what a reader pastes, the tests run.
+"""The README's blocks that are marked for testing: the tests run exactly what a reader pastes.
 
 A block is marked by a comment on the line before it, which a reader of the page does not see:
 
@@ -6,7 +6,7 @@ A block is marked by a comment on the line before it, which a reader of the page
     <!-- test: tutorial, keeps running -->   it does not end by itself: a server
     <!-- output -->                       what the block before prints; `...` stands for anything
 
-Owns the reading. Who runs the blocks is `terminal`.
+This module parses; `terminal` runs the blocks.
 """
 
 import re
@@ -17,7 +17,7 @@ PROJECT = Path(__file__).parents[2]
 README = PROJECT / "README.md"
 KEEPS_RUNNING = "keeps running"
 TUTORIAL_DATA = "--data-dir /tmp/popgate-tutorial"
-"""A test has its own folder, which its environment names."""
+"""A test uses another folder, named in its environment."""
 
 _BLOCK = re.compile(
     r"^<!-- (?:test: (?P<scenario>[\w-]+)(?:, (?P<how>[\w ]+))?|(?P<output>output)) -->\n"
@@ -28,7 +28,7 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One block. `output` None: the README does not say what it prints."""
+    """One block. `output` None: the README shows no output."""
 
     scenario: str
     language: str
@@ -37,7 +37,7 @@ class Block:
     output: str | None = None
 
     def prints(self, printed: str) -> bool:
-        """Whether this output is what the README says."""
+        """Tell whether this output matches the README's."""
         if self.output is None:
             return True
         pattern = ".*".join(re.escape(part) for part in self.output.strip().split("..."))
@@ -45,7 +45,7 @@ class Block:
 
 
 def scenario(name: str, page: Path = README) -> list[Block]:
-    """The blocks of one scenario, in the order of the page. Raises: LookupError where there are none."""
+    """Return the blocks of one scenario, in the order of the page. Raises: LookupError if there are none."""
     blocks: list[Block] = []
     for found in _BLOCK.finditer(page.read_text()):
         if found["output"] is None:

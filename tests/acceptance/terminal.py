@@ -1,7 +1,7 @@
-"""A terminal that a reader of the README sits at: one shell in one folder, into which blocks are pasted.
+"""A terminal of a README reader: one shell in one folder, into which blocks are pasted.
 
-The installation is this checkout's, so `popgate`, `python` and `make run` are those under test. The two addresses that
-the README names are those of the test's own servers, by substitution; nothing else of a block is changed.
+The installation is this checkout's, so `popgate`, `python` and `make run` are those under test. The README's two
+addresses are replaced by those of the test's own servers; nothing else in a block is changed.
 """
 
 import os
@@ -26,12 +26,12 @@ BLOCK_TIMEOUT_SECONDS = 60
 
 
 class BlockFailedError(Exception):
-    """A block ended with another exit code than 0, or printed something else than the README says."""
+    """A block ended with a nonzero exit code, or printed something other than the README says."""
 
 
 def reader_environment(port: int, data_folder: Path) -> dict[str, str]:
-    """This process' environment, with the checkout's programs first and popgate's own settings in place of others."""
-    # What curl does by itself where its output is a terminal's.
+    """Return this process' environment, with the checkout's programs first and popgate's own settings replaced."""
+    # The settings that curl uses by itself if its output is a terminal.
     (data_folder.parent / ".curlrc").write_text("no-progress-meter\n")
     foreign = ("POPGATE_", "MAKE", "MFLAGS", "ARGS")  # make's own: the tests may have been started with it
     own = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
@@ -47,7 +47,7 @@ def reader_environment(port: int, data_folder: Path) -> dict[str, str]:
 
 
 def checkout(folder: Path) -> Path:
-    """What a reader has after `git clone`, as far as the blocks need it: returns its root."""
+    """Create what a reader has after `git clone`, as far as the blocks need it; return its root."""
     root = folder / "popgate"
     shutil.copytree(PROJECT / "docs", root / "docs")
     shutil.copy(PROJECT / "README.md", root)
@@ -55,7 +55,7 @@ def checkout(folder: Path) -> Path:
 
 
 class Substitution:
-    """The README's addresses and counts, and what stands for them here."""
+    """The README's addresses and counts, and their replacements here."""
 
     def __init__(self, *, port: int, amqp_url: str = "", counts: Mapping[str, str] | None = None) -> None:
         self._pairs = {README_HTTP: f"127.0.0.1:{port}", README_AMQP: amqp_url, **(counts or {})}
@@ -67,7 +67,7 @@ class Substitution:
 
 
 class Terminal:
-    """One shell. A context manager that ends it, and all that was started in it, in the end."""
+    """One shell, as a context manager that finally ends it and everything that was started in it."""
 
     def __init__(self, folder: Path, substitution: Substitution, environment: Mapping[str, str]) -> None:
         self._substitution = substitution
@@ -110,7 +110,7 @@ class Terminal:
         return output
 
     def close(self) -> None:
-        """End the shell and what runs in the background. A second call does nothing."""
+        """End the shell and its background processes. A second call does nothing."""
         if self._shell.returncode is None:
             self._kill()
             self._shell.wait()
@@ -119,7 +119,9 @@ class Terminal:
                 pipe.close()
 
     def _kill(self) -> None:
-        """The shell and what it started. Its number can't be another process's: nobody has waited for it."""
+        """Kill the shell and its children. Its process id can't be reused, because its exit status has not been
+        read.
+        """
         os.killpg(self._shell.pid, signal.SIGKILL)
 
     def __enter__(self) -> Self:
@@ -147,7 +149,7 @@ class ServerBlock(Server):
         super().__init__("the README's server", folder, arguments=["bash", "-c", command], environment=environment)
 
     def printed_as_promised(self) -> bool:
-        """Whether it has printed what the README says."""
+        """Tell whether it has printed the README's output."""
         return self._block.prints(_without_addresses(self.output))
 
     def _answers(self) -> bool:
@@ -156,5 +158,5 @@ class ServerBlock(Server):
 
 
 def _without_addresses(printed: str) -> str:
-    """With the README's address again, so that outputs can be compared."""
+    """Restore the README's address, so that outputs can be compared."""
     return re.sub(r"127\.0\.0\.1:\d+", README_HTTP, printed)

@@ -1,7 +1,7 @@
-"""Adopting queues that a team already has: everything in them arrives as it was published, nothing about them changes,
-and what can't be adopted is refused with a reason (design: section 5).
+"""Adopting a team's existing queues: every message arrives as it was published, the queues stay unchanged, and
+unsuitable queues are refused with a reason (design: section 5).
 
-What is promised for their messages is in `test_adoption_promises`.
+`test_adoption_promises` covers the promises for their messages.
 """
 
 import re
@@ -63,7 +63,7 @@ def test_a_body_of_16_mib_arrives_in_both_formats(site: Site, kind: str) -> None
 
 
 class RawHeaders(BasicProperties):
-    """Properties with a header table that pika has no types for: every field is type, then encoded value."""
+    """Properties with a header table of types that pika lacks: every field is its type, then the encoded value."""
 
     def __init__(self, fields: Sequence[tuple[str, bytes]]) -> None:
         super().__init__(delivery_mode=2)
@@ -175,7 +175,7 @@ def test_what_the_publisher_did_not_say_is_not_made_up(site: Site) -> None:
 
 
 def refusal(answer: tuple[int, dict[str, Any]]) -> str:
-    """The words of a refusal that contradicts what exists."""
+    """Return the text of a refusal that contradicts the existing queue."""
     status, problem = answer
     assert status == 409, problem
     assert problem["code"] == "conflict"
@@ -226,7 +226,7 @@ def test_a_queue_is_adopted_once(site: Site) -> None:
 
 
 def test_a_classic_queue_that_is_consumed_by_popgate_takes_no_other_consumer(site: Site) -> None:
-    """On quorum queues RabbitMQ does not enforce it (facts: section 2)."""
+    """RabbitMQ does not enforce it on quorum queues (facts: section 2)."""
     queue = site.declare("classic")
     assert site.adopt(queue).pop(wait=0) == []
     with pytest.raises(ChannelClosedByBroker, match="exclusive"), site.foreign_consumers(queue):
@@ -246,7 +246,7 @@ def test_a_pop_says_so_when_a_consumer_has_come_before_it(site: Site) -> None:
 
 
 def described(site: Site, queue: str) -> dict[str, Any]:
-    """Everything about a queue that popgate must not touch."""
+    """Return every property of a queue that popgate must not change."""
     told = site.node.api("GET", "queues", site.vhost, queue)
     kept = ("name", "type", "durable", "auto_delete", "exclusive", "arguments", "policy", "operator_policy")
     bindings = site.node.api("GET", "queues", site.vhost, queue, "bindings")
@@ -272,7 +272,7 @@ def test_nothing_about_a_queue_or_its_publishers_changes(site: Site, kind: str) 
             assert adopted.ack(*messages) == ["acked"] * len(messages)
             seen += messages
         assert described(site, queue) == before
-        publisher.stop()  # it would have raised an error, or waited, had a message been refused
+        publisher.stop()  # it would have raised an error, or waited, if a message had been refused
         rest = adopted.pop_all()
         assert adopted.ack(*rest) == ["acked"] * len(rest)
         assert sorted(map(body_of, [*seen, *rest])) == sorted(publisher.published)
@@ -314,7 +314,7 @@ def test_a_topic_can_stand_on_queues_of_both_kinds_and_can_be_published_to(site:
 
 
 def test_popgate_leaves_what_it_did_not_declare_alone(site: Site) -> None:
-    """Beside the adopted queue there is the dead-letter queue of its group; there are no exchanges and no bindings."""
+    """The only addition is the dead-letter queue of its group; there are no exchanges and no bindings."""
     queue = site.declare("quorum")
     adopted = site.adopt(queue)
     names = {row["name"] for row in site.node.queues(site.vhost) if adopted.topic in row["name"]}
@@ -331,7 +331,7 @@ def test_popgate_leaves_what_it_did_not_declare_alone(site: Site) -> None:
 
 
 def test_the_documented_permissions_are_enough(rabbitmq: RabbitNode, tmp_path: Path) -> None:
-    """A user with nothing but what docs/rabbitmq.md says adopts, consumes, publishes and dead-letters."""
+    """A user with only the permissions in docs/rabbitmq.md adopts, consumes, publishes and dead-letters."""
     page = (PROJECT / "docs" / "rabbitmq.md").read_text()
     block = re.search(r"<!-- permissions -->\n```sh\n(.*?)```", page, re.DOTALL)
     assert block is not None

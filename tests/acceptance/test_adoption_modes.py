@@ -1,4 +1,4 @@
-"""Groups of adopted queues are switched between pop and pull as any other, also where no message can be identified."""
+"""Groups of adopted queues are switched between pop and pull like others, even if messages have no stable id."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ SWITCHED_SECONDS = 20.0
 
 
 def switch(site: Site, adopted: Adopted, mode: str, drain_seconds: float | None = None) -> None:
-    """Return once it is there."""
+    """Switch the mode; return once it is served."""
     path = f"/v1/admin/topics/{adopted.topic}/groups/{GROUP}/consume-mode"
     body: dict[str, object] = {"mode": mode}
     if drain_seconds is not None:
@@ -22,7 +22,7 @@ def switch(site: Site, adopted: Adopted, mode: str, drain_seconds: float | None 
 
 
 def ask(site: Site, adopted: Adopted, path: str, **fields: object) -> Any:
-    """What the pull client is answered, as soon as it is no 503."""
+    """Return the pull client's answer, retrying on 503."""
     answers: list[Any] = []
 
     def is_answered() -> bool:

@@ -1,4 +1,4 @@
-"""What popgate promises for the messages of adopted queues: the two columns of the design's section 2.
+"""popgate's promises for the messages of adopted queues: the two columns of the design's section 2.
 
 Identified: the admin has declared that every message_id names one message. Unidentified: all others, whose leases end
 with the proxy's AMQP channel. The proxy is killed and the broker cuts its connections.
@@ -18,7 +18,7 @@ from support.rabbitmq import RabbitNode
 
 LEASE_SECONDS = 2.0
 LATE_SECONDS = 1.0
-"""How late after the end of a lease its message is somebody else's, at the latest."""
+"""Maximum seconds from the end of a lease until another client gets the message."""
 CLOCK_STEP_SECONDS = 0.05
 
 
@@ -31,7 +31,7 @@ def numbered(count: int) -> list[str]:
 
 
 def fill(site: Site, kind: str, count: int, *, identified: bool) -> tuple[Adopted, str]:
-    """An adopted queue with so many messages."""
+    """Adopt a queue with that many messages."""
     queue = site.declare(kind)
     if identified:
         site.publish_with_ids(queue, numbered(count))
@@ -114,7 +114,7 @@ def test_the_delivery_count_of_an_unidentified_message_is_a_lower_bound_on_a_cla
     for _ in range(2):
         own_site.node.close_connections(own_site.vhost)
         counts.append(adopted.pop_one(wait=15)["delivery_count"])
-    # Classic queues count nothing; that a message was delivered before may mean into a buffer, seen by no client.
+    # Classic queues have no delivery count; a redelivered message may have been only in a buffer, unseen by any client.
     assert counts == ([1, 2, 3] if kind == "quorum" else [1, 1, 1])
 
 
@@ -195,7 +195,7 @@ def test_a_declared_id_may_be_any_text(site: Site) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_message_with_a_declared_id_counts_as_the_same(site: Site, kind: str) -> None:
-    """The documentation warns of it: whoever declares ids unique that are not loses messages."""
+    """The documentation warns: ids that are declared unique but are not cause lost messages."""
     queue = site.declare(kind)
     site.publish_with_ids(queue, ["same", "same", "other"])
     adopted = site.adopt(queue, unique_message_ids=True)
@@ -255,7 +255,7 @@ def test_a_message_that_was_delivered_too_often_is_dead_lettered(site: Site, kin
     assert body == b"poison"
     assert headers["x-popgate-dead-cause"] == "max_deliveries"
     assert headers["x-popgate-delivery-count"] == 2
-    assert int(second["first_delivered_at"]) == headers["x-popgate-first-delivered-at"]  # pika cuts doubles off
+    assert int(second["first_delivered_at"]) == headers["x-popgate-first-delivered-at"]  # pika truncates doubles
     assert -1 <= headers["x-popgate-dead-at"] - second["invisible_until"] < 3
     assert adopted.ack(second) == ["expired"]
     assert site.ready(queue) == 0

@@ -1,4 +1,6 @@
-"""Another site's page in a real Chromium, which tries all that it may to empty and stop a queue of a local popgate."""
+"""Another site's page in a real Chromium, which tries everything it can to empty and stop a queue of a local
+popgate.
+"""
 
 import http.client
 import json
@@ -18,7 +20,7 @@ from support.proxy import ProxyProcess
 
 GROUP = "/v1/admin/topics/t/groups/default"
 SECONDS = 30
-"""For a whole visit of the browser, which takes about two."""
+"""Maximum seconds for a whole visit of the browser, which takes about two."""
 
 ATTACK = """<!DOCTYPE html><iframe name="answer"></iframe><script>
 const target = "%(target)s", group = target + "%(group)s", tried = {}
@@ -52,8 +54,9 @@ addEventListener("load", async () => {
 
 
 class Site(ThreadingHTTPServer):
-    """Serves one page, hears what it tells, and passes what else is asked on to ``popgate``: as if its name had been
-    pointed there after the page was loaded."""
+    """Serves one page, records what the page reports, and passes other requests to ``popgate``, as if the site's
+    name had been pointed there after the page was loaded.
+    """
 
     daemon_threads = True
 
@@ -113,7 +116,7 @@ class Browser(Server):
 
     def __init__(self, program: str, folder: Path, url: str) -> None:
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={folder}/profile"]
-        # Every name is this machine's, as with DNS rebinding. A debugging port keeps it open.
+        # Every name resolves to this machine, as with DNS rebinding. A debugging port keeps the browser open.
         rules = ["--host-resolver-rules=MAP * 127.0.0.1", "--remote-debugging-port=0", "--no-proxy-server"]
         super().__init__(
             "chromium", folder, arguments=[program, *flags, *rules, url], environment={"HOME": str(folder)}
@@ -125,7 +128,7 @@ class Browser(Server):
 
 @pytest.fixture
 def popgate(tmp_path: Path) -> Iterator[ProxyProcess]:
-    """With one message in a topic, and one dead letter."""
+    """A proxy with one message in a topic, and one dead letter."""
     with ProxyProcess(tmp_path / "popgate") as process:
         publish = {"messages": [{"body": "dead"}, {"body": "good"}]}
         assert process.client.put("/v1/admin/topics/t", json={"queues": 1}).is_success
@@ -139,7 +142,9 @@ def popgate(tmp_path: Path) -> Iterator[ProxyProcess]:
 
 @contextmanager
 def visited(chromium: str, folder: Path, popgate: ProxyProcess, host: str, target: str) -> Generator[dict[str, Any]]:
-    """What the page that attacks ``target`` tells, loaded from a site called ``host``; {port} stands for its port."""
+    """Load the page that attacks ``target`` from a site called ``host``; return what it reports. {port} stands for
+    its port.
+    """
     site = Site(popgate)
     port = site.server_address[1]
     site.page = ATTACK % {"target": target.format(port=port), "group": GROUP}
@@ -171,7 +176,7 @@ def test_another_sites_page_changes_nothing_and_reads_nothing(
 ) -> None:
     with visited(chromium, tmp_path, popgate, host, popgate.url) as told:
         assert_untouched(popgate)
-    unseen = {name for name, status in told.items() if status == 0}  # sent, and the answer kept from the page
+    unseen = {name for name, status in told.items() if status == 0}  # sent, but the answer is hidden from the page
     assert unseen == {"purge unseen", "pause unseen", "dead-letters/redrive unseen", "publish text", "publish blob"}
     assert {status for name, status in told.items() if name not in unseen} == {"blocked"}
     refused = re.search(r'popgate_http_requests_total{operation="refused",status="415"} (\d+)', metrics(popgate))
@@ -190,7 +195,7 @@ def test_a_page_whose_name_is_pointed_to_this_machine_changes_nothing_and_reads_
 def test_a_page_of_the_proxys_own_does_what_it_is_asked_to(
     chromium: str, tmp_path: Path, popgate: ProxyProcess
 ) -> None:
-    """The same page, as if it were popgate's: what is refused above is refused for where it comes from."""
+    """The same page as if from popgate itself: the refusals above are due to the origin."""
     with visited(chromium, tmp_path, popgate, "127.0.0.1", "http://127.0.0.1:{port}") as told:
         assert state(popgate).json()["dead"] == 0
     assert (told["purge unseen"], told["pause unseen"], told["delete"], told["publish text"]) == (200, 200, 204, 200)

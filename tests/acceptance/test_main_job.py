@@ -1,7 +1,7 @@
-"""The main job, as the README's tutorial tells it, with real servers and a process for every program.
+"""The main job of the README's tutorial, with real servers and a process for every program.
 
-A program that knows nothing of popgate fills two queues; popgate adopts them; three Python consumers, a shell script
-and a consumer that hangs drain them. The tutorial's own blocks are run. Afterwards all is counted once more, here.
+A program without knowledge of popgate fills two queues; popgate adopts them; three Python consumers, a shell script and
+a hanging consumer drain them. The tutorial's own blocks are run. Afterwards this test counts everything independently.
 """
 
 import logging
@@ -50,7 +50,7 @@ class Held:
 
 
 class Tutorial:
-    """The folder in which the reader works, and what is found in it afterwards."""
+    """The reader's working folder, and the files in it afterwards."""
 
     def __init__(self, folder: Path) -> None:
         self.root = checkout(folder)
@@ -77,7 +77,7 @@ class Tutorial:
 
 
 def depths(amqp_url: str) -> dict[str, int]:
-    """What is ready in the queues, by AMQP."""
+    """Return the number of ready messages in the queues, by AMQP."""
     with pika.BlockingConnection(pika.URLParameters(amqp_url)) as connection:
         channel = connection.channel()
         answers = {queue: channel.queue_declare(queue, passive=True) for queue in QUEUES}
@@ -114,7 +114,7 @@ def test_every_message_is_processed_and_a_hung_consumers_leases_pass_to_the_othe
 
 
 def check(tutorial: Tutorial, messages: int, left: dict[str, int]) -> None:
-    """The independent count."""
+    """Count independently."""
     published, held, processed = tutorial.published(), tutorial.held(), list(tutorial.processed())
     assert published.total() == messages
     assert Counter(one.checksum for one in processed) == published
@@ -137,7 +137,7 @@ def check(tutorial: Tutorial, messages: int, left: dict[str, int]) -> None:
 
 
 def test_the_tutorial_starts_every_program_that_the_main_job_needs() -> None:
-    """So that nobody shortens the README and with it the test."""
+    """Keep the README, and with it this test, from being shortened."""
     blocks: list[Block] = scenario("tutorial")
     text = "".join(block.text for block in blocks)
     for needed in ("publisher.py", "--adopt", "hung_consumer.py", "consumer.py 3", "consumer.sh 4", "cmp"):

@@ -29,7 +29,7 @@ def proxy(tmp_path: Path) -> Iterator[ProxyProcess]:
 
 @contextmanager
 def program(folder: Path, url: str, *arguments: str) -> Generator[Callable[[], str]]:
-    """A client as a process, told to end in the end; gives what it has printed so far."""
+    """Run a client as a process and stop it at the end; yields a function that returns its output so far."""
     output = folder / "printed.txt"
     folder.mkdir()
     client_path = os.environ.get("PYTHONPATH", "")

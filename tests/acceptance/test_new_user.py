@@ -1,6 +1,6 @@
-"""What somebody does who has this repository and its README, and nothing else.
+"""The steps of a new user with this repository and its README, and nothing else.
 
-The blocks that the README marks are run as they stand, against real servers. The tutorial's are in `test_main_job`.
+The marked blocks of the README run unchanged, against real servers. The tutorial's are in `test_main_job`.
 """
 
 import os
@@ -25,9 +25,9 @@ STOP_SECONDS_MAX = 10
 EXAMPLE_SECONDS = 30
 SUBSCRIPTION = "/v1/topics/{topic}/groups/{group}"
 PLACES = {"S": SUBSCRIPTION, "A": "/v1/admin/topics/{topic}/groups/{group}"}
-"""The README's abbreviations."""
+"""The README's placeholders."""
 PRINTED = ('{"results":[{"status":"published"...', '..."body":"hello"...', '{"results":[{"status":"acked"}]}')
-"""What comes of the three lines that `popgate serve` prints."""
+"""The output of the three lines that `popgate serve` prints."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_first_command_starts_a_proxy_and_the_next_ones_do_what_the_readme_s
 
 
 def printed_by_the_server(output: str) -> Iterator[Block]:
-    """What `popgate serve` prints to be pasted."""
+    """Return what `popgate serve` prints for pasting."""
     to_paste = re.search(r"^Publish, pop and ack a message:\n((?:  .+\n)+)", output, re.MULTILINE)
     assert to_paste is not None
     lines = [line.removeprefix("  ") for line in to_paste[1].splitlines()]
@@ -102,7 +102,7 @@ def test_the_python_examples_run_as_they_stand(tmp_path: Path, proxy: ProxyProce
 
 def test_the_commands_run_as_they_stand(tmp_path: Path, proxy: ProxyProcess) -> None:
     (block,) = scenario("command-line")
-    topic = f"commands-{proxy.port}"  # the example's own may hold what other examples have left
+    topic = f"commands-{proxy.port}"  # the example's own may contain leftovers of other examples
     renamed = Substitution(port=proxy.port, counts={"greetings": topic})
     with Terminal(tmp_path, renamed, reader_environment(proxy.port, tmp_path / "data")) as terminal:
         printed = terminal.paste(block)
