@@ -1,4 +1,4 @@
-"""What the process-level tests share: each is judged by the audit, and most run on both brokers."""
+"""Shared parts of the process-level tests: the audit judges each of them, and most run on both brokers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -17,13 +17,13 @@ from support.rabbitmq import RabbitCluster, RabbitNode
 from support.rabbitmq_releases import RabbitRelease
 
 RETURN_SECONDS = 20.0
-"""How late a message may come again on a busy machine."""
+"""Maximum seconds until a message comes again, on a busy machine."""
 OWN_VHOST = "cluster"
 
 
 @pytest.fixture(params=["embedded", "rabbitmq"])
 def broker_flags(request: pytest.FixtureRequest) -> Sequence[str]:
-    """The flags of `popgate serve` that choose the broker; on RabbitMQ the records are in the embedded state."""
+    """Return the flags of `popgate serve` that choose the broker; on RabbitMQ the records are in the embedded state."""
     if request.param == "embedded":
         return []
     return ["--amqp-url", str(request.getfixturevalue("amqp_url"))]
@@ -49,7 +49,7 @@ def own_node(module_node: RabbitNode) -> Iterator[RabbitNode]:
 
 @asynccontextmanager
 async def at_work(cluster: ProxyCluster, audit: Audit, seed: int, habits: Habits) -> AsyncGenerator[list[Load]]:
-    """A load through each proxy."""
+    """Run a load through each proxy."""
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Client(proxy.url, audit)) for proxy in cluster.proxies]
         await clients[0].create(queues=7)
@@ -60,7 +60,7 @@ async def at_work(cluster: ProxyCluster, audit: Audit, seed: int, habits: Habits
 
 
 async def drain(loads: list[Load]) -> None:
-    """Publish no more, and return when nothing is left."""
+    """Stop publishing, and return when nothing is left."""
     for load in loads:
         load.stop_publishing()
     await asyncio.gather(*(load.drain() for load in loads))
@@ -70,20 +70,20 @@ async def drain(loads: list[Load]) -> None:
 
 
 def assert_kept(audit: Audit, *, drained: bool = False) -> None:
-    """Every promise so far was kept."""
+    """Assert that every promise so far was kept."""
     violations = judge(audit, drained=drained)
     assert not violations, explain(violations)
 
 
 def assert_no_traceback(proxy: ProxyProcess) -> None:
-    """The proxy met nothing that its authors did not foresee, over all its starts."""
+    """Assert that the proxy had no unforeseen error, over all its starts."""
     log = (proxy.folder / "output.log").read_text(errors="replace")
     at = log.find("Traceback")
     assert at < 0, log[max(0, at - 500) : at + 4000]
 
 
 async def ack_those_alive(client: Client, leases: Sequence[Lease]) -> int:
-    """Ack leases; how many of them were certainly live. Those must be acked, whatever was done to the servers."""
+    """Ack leases; return how many of them were certainly live. Those must be acked, whatever the faults."""
     statuses = await client.settle_surely(Verb.ACK, leases)
     answered = now()
     alive = [status for lease, status in zip(leases, statuses, strict=True) if answered < lease.ends_at]
@@ -92,13 +92,14 @@ async def ack_those_alive(client: Client, leases: Sequence[Lease]) -> int:
 
 
 async def come_again(audit: Audit, leases: Sequence[Lease]) -> None:
-    """Return when somebody else has got each of these messages that is not gone by its ttl: that it was not before
-    their end, the audit sees."""
+    """Return when another client has got each of these messages, except those whose ttl is over. The audit checks
+    that this was not before the leases ended.
+    """
 
     def is_missing(lease: Lease) -> bool:
         history = audit.histories[lease.message_id]
         kept_until = history.publish.is_kept_until if history.publish is not None else float("inf")
-        # By the answer: a pop that was sent before this lease's may have waited for what it got.
+        # Compare with the answer: a pop that was sent before this lease's pop may have waited for the message.
         came_again = any(other.answered > lease.answered for other in history.leases)
         return not came_again and now() < kept_until
 
@@ -114,6 +115,6 @@ async def come_again(audit: Audit, leases: Sequence[Lease]) -> None:
 
 
 def report(what: str, audit: Audit, **more: object) -> None:
-    """Print the run's figures, for whoever runs the full counts."""
+    """Print the run's figures, for users of the full counts."""
     figures = {**audit.figures(), **more}
     print(f"\n{what}: " + ", ".join(f"{name} {value}" for name, value in figures.items()))  # noqa: T201 - the result

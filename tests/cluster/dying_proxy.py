@@ -1,7 +1,7 @@
 """`python -m cluster.dying_proxy` is `popgate` that kills itself at one step of a switch of consume modes.
 
-Which one, `DIE_FILE` in the working directory says: "before draining", or "after pull", as the step that is written to
-the shared state then. Where there is no such file it lives on.
+`DIE_FILE` in the working directory names the step: "before" or "after" and the mode status that is then written to the
+shared state, such as "before draining" or "after pull". Without such a file the proxy runs on.
 """
 
 import os

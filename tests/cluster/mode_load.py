@@ -1,7 +1,7 @@
-"""Clients of both kinds at work on one group, whatever its consume mode is just now, and what became of each message.
+"""Pop and pull clients that work on one group in any consume mode, and the fate of each message.
 
-Every client asks again whatever it is refused, settles what it was given, and writes down each hand-out and how its
-settlement was answered. Who is given the same receipt handle again was given nothing new.
+Every client repeats refused requests, settles everything it gets, and records each hand-out and the answer to its
+settlement. A receipt handle that is given to the same client again is no new hand-out.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class HandOut:
 
     client: str
     number: int
-    """The how many-th hand-out of all it is."""
+    """Position of this hand-out among all hand-outs."""
     answers: list[str] = field(default_factory=list[str])
 
     @property
@@ -40,7 +40,7 @@ class HandOut:
 
 
 class Record:
-    """What was promised, and who got it."""
+    """The promised messages, and the clients that got them."""
 
     def __init__(self) -> None:
         self.promised: set[str] = set()
@@ -58,13 +58,13 @@ class Record:
         return found
 
     def done_by(self, kind: str) -> int:
-        """How many messages were settled by clients whose names begin so."""
+        """Return how many messages were settled by clients whose names begin with this text."""
         return sum(
             one.is_done and one.client.startswith(kind) for many in self.hand_outs.values() for one in many.values()
         )
 
     def unsettled(self) -> set[str]:
-        """What was promised and nobody has settled: lost, once nothing is left."""
+        """Return promised messages that no client has settled; once nothing is left, they are lost."""
         done = {body for body, many in self.hand_outs.items() if any(one.is_done for one in many.values())}
         return self.promised - done
 
@@ -72,7 +72,7 @@ class Record:
         return [body for body, many in self.hand_outs.items() if sum(one.is_done for one in many.values()) > 1]
 
     def repeated(self) -> dict[str, list[HandOut]]:
-        """Those that were handed out more than once, in order."""
+        """Return the messages that were handed out more than once, in order."""
         return {
             body: sorted(many.values(), key=lambda one: one.number)
             for body, many in self.hand_outs.items()
@@ -102,12 +102,12 @@ class ModeLoad:
             await client.aclose()
 
     async def finish(self, seconds: float) -> None:
-        """Publish no more, and return when all is settled, or that time is over."""
+        """Stop publishing, and return when everything is settled, or after a time limit."""
         self._publishing = False
         deadline = asyncio.get_running_loop().time() + seconds
         while self.record.unsettled() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110  # it is counted
             await asyncio.sleep(0.1)
-        await asyncio.sleep(1.0)  # what comes twice would come now
+        await asyncio.sleep(1.0)  # duplicates would come now
         self._working = False
 
     # -- clients ----------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class ModeLoad:
         await client.delete(f"{self._group}/assignment/{name}")
 
     async def _pull_from(self, name: str, client: httpx.AsyncClient, queue: int, generation: int) -> bool:
-        """Whether the client may go on as it knows."""
+        """Tell whether the client may continue with its present knowledge."""
         path = f"{self._group}/queues/{queue}"
         who = {"client_id": name, "generation": generation}
         answer = await self._ask(client, f"{path}/pull", {**who, "max_messages": BATCH, "wait_seconds": 0.1})
@@ -185,7 +185,7 @@ class ModeLoad:
         await asyncio.sleep(self._chance.random() * self._work_seconds)
 
     async def _ask(self, client: httpx.AsyncClient, path: str, body: Json) -> Json | None:
-        """The answer; None, after a rest, where it is refused for now."""
+        """Return the answer; None, after a pause, if the request is refused for now."""
         response = await client.post(path, json=body)
         if response.is_success:
             return response.json()

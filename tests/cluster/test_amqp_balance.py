@@ -1,7 +1,7 @@
 """Programs on bare RabbitMQ share a group's queues: twelve queues, real processes that come, go, die and hang.
 
-They learn of each other over AMQP ("presence") or from RabbitMQ's management interface. With --full the interface is as
-late as it is by default, all of it happens with both, processes are paused too, and ten minutes of rest follow.
+They discover each other over AMQP ("presence") or through RabbitMQ's management interface. With --full the interface
+has its default delay, every scenario runs with both, processes are paused too, and ten minutes of rest follow.
 """
 
 import secrets
@@ -24,18 +24,18 @@ HEARTBEAT_DETECTION_SECONDS = 16.0
 START_SECONDS = 5.0
 SEEN_SECONDS = 10.0
 STATISTICS_SECONDS = 5.0
-"""So late a new consumer is seen in the management interface."""
+"""Maximum seconds until the management interface shows a new consumer."""
 GAP_SECONDS = 1.0
 REST_SECONDS, REST_SECONDS_FULL = 3, 600
 DEFAULT_STATISTICS = {"management.sample_retention_policies.basic.minute": 5}
-"""The test's nodes show what is new after a second; RabbitMQ's default is five."""
+"""The test's nodes show changes after a second; RabbitMQ's default is five."""
 
 StartApp = Callable[[str], AmqpApp]
 
 
 @pytest.fixture(scope="module")
 def node(rabbitmq: RabbitNode, full_run: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitNode]:
-    """The run's node; with --full one that is configured as RabbitMQ is by default."""
+    """The run's node; with --full, one with RabbitMQ's default configuration."""
     if not full_run:
         yield rabbitmq
         return
@@ -66,7 +66,7 @@ def source(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def app(source: str, node: RabbitNode, vhost: str, tmp_path: Path) -> Iterator[StartApp]:
-    """Makes a program that is not yet started; all of them are ended after the test."""
+    """Creates a program without starting it; all programs are ended after the test."""
     management_url = f"http://guest:guest@127.0.0.1:{node.management_port}" if source == "management" else None
     with ExitStack() as stack:
 
@@ -85,13 +85,13 @@ def released(apps: list[AmqpApp]) -> int:
 
 
 def counts_at_the_broker(node: RabbitNode, vhost: str, queues: list[str]) -> dict[str, int]:
-    """How many queues each program consumes, as RabbitMQ says."""
+    """Return how many queues each program consumes, according to RabbitMQ."""
     rows = [row for row in node.consumers(vhost) if row["active"] and row["queue"]["name"] in queues]
     return Counter(row["consumer_tag"].split(" ")[1].partition(".")[0] for row in rows)
 
 
 def handled_again(one: AmqpApp, apps: list[AmqpApp], *, since: float) -> list[Handled]:
-    """What `one` has handled since then, after another one of `apps`."""
+    """Return what `one` has handled since then, after another one of `apps`."""
     before = {(other.queue, other.number) for app in apps if app is not one for other in app.handled()}
     return [each for each in one.handled() if each.at >= since and (each.queue, each.number) in before]
 
@@ -113,7 +113,7 @@ def test_programs_that_come_go_and_die_share_the_queues_evenly_in_order_and_lose
     def judge_balance(event: str, living: list[AmqpApp], *, detection_seconds: float = seen_seconds) -> None:
         took[event] = until_balanced(living, queues, timeout_seconds=detection_seconds + BALANCE_SECONDS)
 
-    # Nothing is delivered yet: nobody is told by RabbitMQ that a queue is its own.
+    # Nothing is delivered yet: RabbitMQ does not notify a consumer that it is the active one.
     for one in apps[:2]:
         one.launch()
     judge_balance("two start", apps[:2], detection_seconds=START_SECONDS)
@@ -123,7 +123,7 @@ def test_programs_that_come_go_and_die_share_the_queues_evenly_in_order_and_lose
         what="RabbitMQ to say the same",
     )
     excused: list[tuple[list[str], float, float]] = []
-    """The queues of a program that hung, from when to when."""
+    """Return the queues of a hanging program, with the periods."""
     with traffic.flowing():
         for one in apps[2:]:
             one.start()
@@ -147,7 +147,8 @@ def test_programs_that_come_go_and_die_share_the_queues_evenly_in_order_and_lose
             living.append(hung)
             judge_balance("it goes on", living)
             time.sleep(GAP_SECONDS)
-            # What it was at when it was stopped ends once more; what it had in its buffer it leaves to the others.
+            # The message that was in work when it was stopped is finished once more; its buffered messages go to the
+            # others.
             assert len(handled_again(hung, apps, since=woken_at)) <= len(excused[0][0])
     handled = [one for program in apps for one in program.handled()]
     waited = [

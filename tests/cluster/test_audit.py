@@ -1,4 +1,4 @@
-"""The audit itself: it must find every kind of broken promise, and none where popgate may have kept it."""
+"""Tests of the audit itself: it must find every kind of broken promise, and none if popgate may have kept it."""
 
 import pytest
 

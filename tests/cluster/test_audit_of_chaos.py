@@ -1,4 +1,6 @@
-"""What the audit must find where several proxies serve one group: order, dead letters, and why messages came again."""
+"""What the audit must find if several proxies serve one group: order, dead letters, and causes of repeated
+hand-outs.
+"""
 
 from collections.abc import Sequence
 

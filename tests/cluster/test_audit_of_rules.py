@@ -1,4 +1,4 @@
-"""What the audit must find beside the life of one lease: refusals, repeats, counts, and how long a drain takes."""
+"""What the audit must find apart from the life of one lease: refusals, repeats, counts, and the duration of a drain."""
 
 from collections.abc import Sequence
 
@@ -82,7 +82,9 @@ def test_a_refusal_is_judged_by_the_delivery_count_where_a_fault_may_hide_hand_o
 
 
 def dead_or_redriven(*settlements: Settlement, dead: bool = False, redriven: Sequence[int] = ()) -> list[Kind]:
-    """What is found of a message that was leased once, died perhaps, and was handed out elsewhere with these counts."""
+    """Return the findings on a message that was leased once, perhaps died, and was handed out elsewhere with these
+    counts.
+    """
     audit = audit_of(lease(1.0, 1, *settlements))
     audit.pops = {unanswered(60.0)}
     audit.dead_letters = [DeadLetter("m", "letter", "rejected", 1)] if dead else []
@@ -116,7 +118,9 @@ def test_only_what_was_published_somewhere_is_redriven() -> None:
 
 
 def lost(*dropping: tuple[float, float], traits: Traits | None = None) -> list[Kind]:
-    """What is found of a message that was published at 0 and is gone, where the broker dropped messages so long."""
+    """Return the findings on a message that was published at 0 and is gone, if the broker dropped messages for that
+    long.
+    """
     audit = audit_of(traits=traits)
     for since, until in dropping:
         audit.may_drop(since, until)

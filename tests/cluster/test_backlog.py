@@ -1,4 +1,4 @@
-"""A backlog of any length costs the proxy no more memory than `--buffer-bytes-max`, whoever polls."""
+"""A backlog of any length costs the proxy no more memory than `--buffer-bytes-max`, with any pollers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -22,9 +22,9 @@ MIB = 1 << 20
 BUFFER_BYTES_MAX, BUFFER_BYTES_MAX_FULL = 8 * MIB, 16 * MIB
 HOARDED, HOARDED_FULL = 16_384, 32_768
 LEASE_BYTES_MAX = 1_024
-"""What a lease may cost above the payload."""
+"""Maximum bytes of a lease in addition to the payload."""
 EMBEDDED_CACHES_BYTES = 40 * MIB
-"""The embedded store keeps 32 MiB of pages and 8 MiB of records in memory, whatever the buffer may hold."""
+"""The embedded store caches 32 MiB of pages and 8 MiB of records, in addition to the buffer."""
 GROUP = "/v1/topics/backlog/groups/default"
 POLLERS = 16
 POLL_PAUSE_SECONDS = 0.2
@@ -46,7 +46,7 @@ async def create(http: httpx.AsyncClient, topic: str) -> None:
 
 
 async def publish(http: httpx.AsyncClient, topic: str, count: int) -> int:
-    """Publish one batch; how many are stored. Waits where the broker is out of breath."""
+    """Publish one batch; return how many are stored. Waits while the broker is overloaded."""
     content = orjson.dumps({"messages": [{"body": BODY}] * count})
     answer = await http.post(f"/v1/topics/{topic}/messages", content=content)
     if answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -73,7 +73,7 @@ async def fill(http: httpx.AsyncClient, count: int) -> None:
 
 
 async def pop_and_ack(http: httpx.AsyncClient, topic: str, count: int) -> int:
-    """How many messages one pop got, all acked."""
+    """Pop once; return how many messages came, all of them acked."""
     group = f"/v1/topics/{topic}/groups/default"
     popped = await http.post(f"{group}/pop", json={"max_messages": count, "wait_seconds": 5})
     assert popped.is_success, popped.text
@@ -85,7 +85,7 @@ async def pop_and_ack(http: httpx.AsyncClient, topic: str, count: int) -> int:
 
 
 async def warm_up(http: httpx.AsyncClient, rounds: int) -> None:
-    """Let the process do everything a few times, so that what it then grows by is the backlog's doing."""
+    """Let the process do everything a few times, so that later growth is due to the backlog."""
     await create(http, "warm")
     for _ in range(rounds):
         left = await publish(http, "warm", BATCH_COUNT)
@@ -94,7 +94,7 @@ async def warm_up(http: httpx.AsyncClient, rounds: int) -> None:
 
 
 class Peak:
-    """The largest resident memory of a process, above what it was at first."""
+    """The largest resident memory of a process, above the initial amount."""
 
     def __init__(self, proxy: ProxyProcess) -> None:
         self._process = psutil.Process(proxy.pid)
@@ -106,7 +106,7 @@ class Peak:
 
 
 async def poll_idly(http: httpx.AsyncClient, peak: Peak, seconds: float) -> int:
-    """Pollers that take one message now and then; how many they took."""
+    """Run pollers that take one message now and then; return how many they took."""
     watch_until = now() + seconds
     counts: list[int] = []
 
@@ -123,7 +123,7 @@ async def poll_idly(http: httpx.AsyncClient, peak: Peak, seconds: float) -> int:
 
 
 async def hoard(http: httpx.AsyncClient, peak: Peak, count: int) -> list[str]:
-    """Lease that many messages and settle none; their receipt handles."""
+    """Lease that many messages without settling them; return their receipt handles."""
     handles: list[str] = []
     async with asyncio.timeout(FILL_TIMEOUT_SECONDS):
         while len(handles) < count:
@@ -168,7 +168,7 @@ async def test_a_long_backlog_costs_no_more_than_the_buffer(
         f"grown by {idle / MIB:.1f} MiB with idle pollers that took {popped}, "
         f"by {peak.grown / MIB:.1f} MiB with {len(hoarded)} leases"
     )
-    assert state["ready"] + popped >= count  # RabbitMQ, out of breath, may have stored what it did not confirm
+    assert state["ready"] + popped >= count  # an overloaded RabbitMQ may have stored messages that it did not confirm
     assert leased["in_flight"] == len(hoarded)
     assert idle <= buffer_bytes_max
     caches = 0 if broker_flags else EMBEDDED_CACHES_BYTES

@@ -1,4 +1,4 @@
-"""What RabbitMQ goes through under a living proxy and under load: no promise is broken, and no restart is needed."""
+"""Faults of RabbitMQ under a living proxy and under load: no promise is broken, and no restart is needed."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -23,7 +23,7 @@ from support.rabbitmq import RabbitNode
 GROW_COUNT = 150
 HELD_MIN = 16
 LONG_SECONDS = 120.0
-"""Longer than any test: a lease of that length is live to its end."""
+"""Seconds; longer than any test, so a lease of that length is live to its end."""
 CUTS, CUTS_FULL, ABSENCES_FULL = 2, 30, 5
 CONSUMER_TIMEOUT_SECONDS = 2
 WATERMARK_NORMAL, WATERMARK_ALARM = ("absolute", "1GB"), ("0.000001",)
@@ -33,11 +33,11 @@ pytestmark = pytest.mark.crash
 
 @asynccontextmanager
 async def proxy_on(node: RabbitNode, folder: Path, audit: Audit) -> AsyncGenerator[Client]:
-    """A client of a proxy on the node, with its topic. Afterwards every promise must have been kept."""
+    """Yield a client of a proxy on the node, with its topic. Afterwards every promise must have been kept."""
     with ProxyProcess(folder / "proxy", "--amqp-url", node.amqp_url(OWN_VHOST)) as proxy:
         async with Client(proxy.url, audit) as client:
             await client.create()
-            await asyncio.to_thread(node.sync)  # or a killed node has never heard of the queues
+            await asyncio.to_thread(node.sync)  # otherwise a killed node does not know the queues
             yield client
         assert proxy.is_running()
         assert_no_traceback(proxy)
@@ -48,7 +48,7 @@ async def hold(load: Load) -> None:
 
 
 async def refused(client: Client, count: int) -> None:
-    """Return when so many publishes were told to come again."""
+    """Return when that many publishes were answered "try again later"."""
     await until(
         lambda: client.refusals.get("broker_unavailable", 0) >= count, timeout_seconds=30, what="publishes to get 503"
     )
@@ -58,7 +58,7 @@ async def refused(client: Client, count: int) -> None:
 async def test_promises_outlive_a_broker_that_goes_away_and_comes_back(
     own_node: RabbitNode, tmp_path: Path, seed: int, full_run: bool, how: str
 ) -> None:
-    """Settlements go on without the broker; afterwards leases still exclude others, and their receipts are good."""
+    """Settlements continue without the broker; afterwards leases still exclude others, and their receipts are valid."""
     audit = Audit()
     habits = Habits(held_seconds=LONG_SECONDS, lease_seconds=LONG_SECONDS / 4)
     async with proxy_on(own_node, tmp_path, audit) as client:
@@ -107,8 +107,9 @@ async def test_promises_outlive_cut_connections(
 async def test_promises_outlive_channels_that_the_broker_closes_for_slow_consumers(
     own_node: RabbitNode, tmp_path: Path, seed: int
 ) -> None:
-    """`consumer_timeout` closes a channel, again and again, over a lease that lasts longer; not on 4.3, where popgate
-    asks for a longer one."""
+    """`consumer_timeout` repeatedly closes a channel during a lease that lasts longer; not on 4.3, where popgate
+    requests a longer timeout.
+    """
     closes = own_node.release.version < (4, 3)
     audit = Audit()
     set_consumer_timeout(own_node, f"{CONSUMER_TIMEOUT_SECONDS * 1000}", tick="500")
@@ -140,7 +141,7 @@ async def test_promises_outlive_channels_that_the_broker_closes_for_slow_consume
 
 
 def set_consumer_timeout(node: RabbitNode, milliseconds: str, *, tick: str) -> None:
-    """For channels that are opened from now on."""
+    """Set the timeout for channels that are opened from now on."""
     node.ctl(
         "eval",
         f"application:set_env(rabbit, consumer_timeout, {milliseconds}), "

@@ -1,7 +1,7 @@
 """A whole cluster under load, whose parts are killed, paused and cut off at random: every promise is kept.
 
-The short form of `make chaos`. The proxies' journal of it tells the same to Spark, which knows nothing else. Spark is
-asked once: what a journal says does not depend on RabbitMQ's version.
+The short form of `make chaos`. Spark then audits the run by the proxies' journal alone, and must reach the same result.
+Spark runs once: a journal does not depend on RabbitMQ's version.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from support.redis import RedisServer
 
 SECONDS, SECONDS_FULL = 40.0, 600.0
 HORIZON_SECONDS = 20
-"""Longer than any delay of the load."""
+"""Seconds; longer than any delay of the load."""
 AUDIT_SECONDS_MAX = 300
 
 pytestmark = [pytest.mark.crash, pytest.mark.rabbitmq_versions]
@@ -36,7 +36,7 @@ async def test_every_promise_is_kept_whatever_is_done_to_the_parts(
 ) -> None:
     seconds = SECONDS_FULL if full_run else SECONDS
     is_audited = rabbitmq_series == next(iter(series_to_test()))
-    without = {Fault.POLICY_DROPS} if is_audited else ()  # the journal can't know what RabbitMQ has dropped
+    without = {Fault.POLICY_DROPS} if is_audited else ()  # the journal does not record what RabbitMQ has dropped
     verdict = await run(tmp_path, seed=seed, seconds=seconds, release=rabbitmq_release, without=without)
     print(f"\n{verdict}")  # noqa: T201 - the result
     assert verdict.is_good, str(verdict)
@@ -51,7 +51,7 @@ async def test_every_promise_is_kept_whatever_is_done_to_the_parts(
 
 
 def spark_audit(folder: Path) -> subprocess.CompletedProcess[str]:
-    """What `popgate-pipeline audit` says of the run's journal."""
+    """Return the result of `popgate-pipeline audit` on the run's journal."""
     flags = ["--journal", str(folder / JOURNAL), "--out", str(folder / "report"), "--horizon", str(HORIZON_SECONDS)]
     command = [sys.executable, "-m", "popgate_spark.cli", "audit", *flags, "--master", "local[2]"]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=AUDIT_SECONDS_MAX)

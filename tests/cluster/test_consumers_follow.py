@@ -1,4 +1,4 @@
-"""Consumers at several proxies of a cluster follow the consume mode while proxies are killed in the middle of it."""
+"""Consumers at several proxies of a cluster follow the consume mode while proxies are killed during the change."""
 
 import random
 import time
@@ -15,7 +15,9 @@ SIZE = 3
 def test_consumers_change_over_while_proxies_are_killed_and_nothing_is_lost(
     rabbitmq: RabbitNode, redis_server: RedisServer, tmp_path: Path, seed: int, full_run: bool
 ) -> None:
-    """Also those whose own proxy is gone go on when it is back. Drains are long enough: only deaths cut something."""
+    """Consumers whose own proxy is gone continue when it is back, too. Drains are long enough, so only deaths cut
+    leases off.
+    """
     chance = random.Random(seed)
     with ProxyCluster(tmp_path, "--auto-create", "true", nodes=(rabbitmq,), redis=redis_server, size=SIZE) as cluster:
         urls = [proxy.url for proxy in cluster.proxies]
@@ -24,7 +26,7 @@ def test_consumers_change_over_while_proxies_are_killed_and_nothing_is_lost(
             for mode in modes(20 if full_run else 2):
                 victim = cluster.proxies[chance.randrange(SIZE)]
                 client.set_consume_mode("orders", GROUP, mode, drain_timeout_seconds=30)
-                time.sleep(chance.uniform(0, 0.3))  # anywhere in the change, and beside it
+                time.sleep(chance.uniform(0, 0.3))  # anywhere in the change, and outside it
                 victim.kill()
                 time.sleep(chance.uniform(0, 1))
                 victim.start()

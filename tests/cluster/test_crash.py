@@ -1,7 +1,7 @@
-"""Kill -9 of the proxy at random moments under load: every promise it had given outlives it.
+"""Kill -9 of the proxy at random moments under load: every promise it had given survives.
 
-On both brokers; on RabbitMQ the lease records are in the embedded state, beside the proxy, or on Redis, which sees of
-the killed proxy only that it is not heard of any more. `make crash` runs 20 rounds.
+On both brokers; on RabbitMQ the lease records are in the embedded state, beside the proxy, or on Redis, which notices a
+killed proxy only by its missing heartbeats. `make crash` runs 20 rounds.
 """
 
 import asyncio
@@ -22,21 +22,23 @@ from support.redis import RedisServer
 
 ROUNDS, ROUNDS_ON_REDIS, ROUNDS_FULL = 2, 1, 20
 MOMENTS = ("messages", "ack", "nothing", "pop", "release", "reject", "extend", "nothing")
-"""A promise takes effect when its answer is there: so that is when to kill. The short run sees the first four: two
-beside each broker."""
+"""A promise takes effect when its answer arrives, so these are the moments to kill. The short run uses the first
+four: two for each broker.
+"""
 GROW_COUNT = 150
-"""So many messages are published and popped between a start and the next kill, at least."""
+"""Minimum number of messages published and popped between a start and the next kill."""
 HELD_MIN = 16
 HELD_SECONDS, HELD_SECONDS_FULL = 6.0, 8.0
-"""Longer than a kill and a restart take."""
+"""Seconds; longer than a kill and a restart take."""
 GONE_SECONDS = 6.0
-"""So much longer it takes on Redis: the started proxy can't know that the killed one is gone, until nobody has heard of
-it for so long."""
+"""Extra seconds on Redis: the restarted proxy treats the killed one as alive until its heartbeats have been missing
+that long.
+"""
 
 
 @pytest.fixture(params=["embedded", "rabbitmq", "redis"])
 def state_flags(request: pytest.FixtureRequest) -> Sequence[str]:
-    """The flags of `popgate serve` that choose the broker and the state. `redis`: on RabbitMQ."""
+    """Return the flags of `popgate serve` that choose the broker and the state. `redis`: on RabbitMQ."""
     if request.param == "embedded":
         return []
     flags = ["--amqp-url", str(request.getfixturevalue("amqp_url"))]
@@ -54,7 +56,7 @@ async def test_promises_outlive_a_killed_proxy(
 ) -> None:
     """Leases exclude others and can be acked, acked messages stay away, and all others come again.
 
-    Where memory is tight, bodies are dropped and fetched again all the time. With all features messages have ordering
+    With little memory, bodies are dropped and fetched again all the time. With all features, messages have ordering
     keys, delays, dedup_ids and times to live, and some pops have filters.
     """
     if not full_run and (memory == "tight" or features == "plain"):
@@ -112,7 +114,7 @@ async def test_promises_outlive_a_killed_proxy(
 
 
 def assert_dead_letters(audit: Audit, dead: int) -> None:
-    """So many messages are dead as were rejected; some of those without an answer may be."""
+    """Assert that as many messages are dead as were rejected; some without an answer may be, too."""
     rejected = [settlement for settlement in settlements_of(audit) if settlement.verb is Verb.REJECT]
     unsure = sum(settlement.status == "" for settlement in rejected)
     sure = audit.figures()["rejected"]
@@ -120,7 +122,7 @@ def assert_dead_letters(audit: Audit, dead: int) -> None:
 
 
 async def kill_at(proxy: ProxyProcess, client: Client, moment: str) -> None:
-    """Kill the proxy as soon as it has answered such a request; or at once, whatever it does."""
+    """Kill the proxy as soon as it has answered such a request, or immediately."""
     if moment != "nothing":
         killed = asyncio.get_running_loop().create_future()
 

@@ -14,7 +14,7 @@ from support.redis import RedisServer
 
 REFUSED_SECONDS_MAX = 30.0
 HEARTBEAT = ("--amqp-heartbeat-seconds", "1")
-"""A popgate waits for three heartbeats for one that may have been killed."""
+"""A popgate waits three heartbeats for another one that may have been killed."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def start_refused(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def refusal(process: "subprocess.Popen[str]") -> str:
-    """What it says that can't start."""
+    """Return the error text of a proxy that can't start."""
     _, said = process.communicate(timeout=REFUSED_SECONDS_MAX)
     assert process.returncode == 1, said
     return said

@@ -1,4 +1,4 @@
-"""What machines and operators do to a proxy: pauses, a stop in order, a full disk, a wall clock that jumps."""
+"""Effects of machines and operators on a proxy: pauses, an orderly stop, a full disk, a wall clock that jumps."""
 
 import asyncio
 import resource
@@ -20,12 +20,12 @@ from support.wall_clock import WallClock
 GROW_COUNT = 150
 HELD_MIN = 16
 LONG_SECONDS = 120.0
-"""Longer than any test: a lease of that length is live to its end."""
+"""Seconds; longer than any test, so a lease of that length is live to its end."""
 PAUSED_LEASE_SECONDS, PAUSE_SECONDS, PAUSE_SECONDS_FULL = 2.0, 3.0, 30.0
-"""The long pause is longer than RabbitMQ waits for heartbeats."""
+"""Seconds; the long pause exceeds RabbitMQ's heartbeat timeout."""
 EXIT_SECONDS = 2.0
 EXIT_SLACK_SECONDS = 1.0
-"""What a machine that is busy with other things may add."""
+"""Extra seconds for a busy machine."""
 JUMP_LEASE_SECONDS = 2.0
 CLOCK_JUMP_SECONDS = 3_600.0
 
@@ -52,7 +52,7 @@ async def hold(load: Load) -> None:
 async def test_a_proxy_that_was_paused_for_longer_than_its_leases_breaks_no_promise(
     broker_flags: Sequence[str], tmp_path: Path, seed: int, full_run: bool
 ) -> None:
-    """SIGSTOP and SIGCONT: leases end late, never early, and what ended comes again."""
+    """SIGSTOP and SIGCONT: leases end late, never early, and messages of ended leases come again."""
     audit = Audit()
     proxy = ProxyProcess(tmp_path / "proxy", *broker_flags)
     habits = Habits(held_seconds=PAUSED_LEASE_SECONDS, lease_seconds=PAUSED_LEASE_SECONDS)
@@ -77,7 +77,9 @@ async def test_a_proxy_that_was_paused_for_longer_than_its_leases_breaks_no_prom
 async def test_a_stop_in_order_answers_the_parked_pops_and_keeps_the_leases(
     broker_flags: Sequence[str], tmp_path: Path, seed: int, full_run: bool
 ) -> None:
-    """SIGTERM under load: exit within two seconds; the next start finds everything, and nobody waits for a lease."""
+    """SIGTERM under load: exit within two seconds; the next start finds everything, and no message waits for an old
+    lease.
+    """
     audit = Audit()
     proxy = ProxyProcess(tmp_path / "proxy", *broker_flags)
     exits: list[float] = []
@@ -121,14 +123,14 @@ async def parked_count(client: Client, count: int) -> None:
 
 
 def limit_file_size(proxy: ProxyProcess, size: int) -> None:
-    """From now on the living process can't write a file beyond `size` bytes, as if its disk was full."""
+    """Keep the living process from writing a file beyond `size` bytes, as if its disk was full."""
     resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 async def test_a_full_disk_refuses_clearly_and_loses_nothing(
     broker_flags: Sequence[str], tmp_path: Path, seed: int
 ) -> None:
-    """503 until there is room, then as if nothing was; the same when the proxy is killed over the full disk."""
+    """503 until there is room, then full service; also if the proxy is killed while the disk is full."""
     audit = Audit()
     proxy = ProxyProcess(tmp_path / "proxy", *broker_flags)
     async with client_of(proxy, audit) as client:
@@ -160,7 +162,7 @@ async def test_a_full_disk_refuses_clearly_and_loses_nothing(
 
 
 async def publishing_meanwhile(client: Client, *, embedded: bool) -> None:
-    """Messages go to the disk on the embedded broker, and to RabbitMQ, which has room, on RabbitMQ."""
+    """On the embedded broker, messages go to the full disk; on RabbitMQ, they go to RabbitMQ, which has room."""
     message_id = f"on a full disk {now()}"
     refusals = client.refusals.get("broker_unavailable", 0)
     (publish,) = await client.publish([(message_id, f"{message_id} ")])
@@ -172,7 +174,7 @@ async def publishing_meanwhile(client: Client, *, embedded: bool) -> None:
 
 
 async def published_time_of(client: Client) -> float:
-    """What time a message that is published now gets."""
+    """Return the publish time that a message published now gets."""
     answer = await client.http.post("/v1/topics/clock/messages", json={"messages": [{"body": ""}]})
     popped = await client.http.post("/v1/topics/clock/groups/default/pop", json={"wait_seconds": 10})
     message = popped.json()["messages"][0]
@@ -185,7 +187,7 @@ async def published_time_of(client: Client) -> float:
 
 
 async def test_the_wall_clock_may_jump(broker_flags: Sequence[str], tmp_path: Path, seed: int, full_run: bool) -> None:
-    """An hour forth and back under a living proxy, and back while it is down: leases last as long as was said."""
+    """An hour forward and back under a living proxy, and back while it is down: leases keep their promised length."""
     if broker_flags and not full_run:
         pytest.skip("the records, and so the deadlines, are in the embedded state in both cases")
     audit = Audit()

@@ -1,8 +1,7 @@
-"""Thousands of hostile connections to one proxy with few file descriptors: the others are served as before.
+"""Thousands of hostile connections to one proxy with few file descriptors: other clients are served as before.
 
 10,000 connections under 1,024 descriptors, and 2,000 that send a byte a second; the short run has a third of all.
-Service is compared with that of a proxy which is left alone, round by round, so that whatever else the machine does
-meets both.
+Service is compared, round by round, with that of an unaffected proxy, so that other load on the machine affects both.
 """
 
 import contextlib
@@ -25,14 +24,14 @@ from support.proxy import POPGATE, ProxyProcess, plain_client
 
 FILES = 1_024
 SHORT = 3
-"""By which the short run divides."""
+"""Divisor of the short run's counts."""
 LATENCY_FACTOR_MAX = 2.0
 LOG_BYTES_MAX = 1_000_000
 MEMORY_BYTES_MAX = 64 << 20
-"""Beyond what it was, when the hostile clients have gone."""
+"""Maximum growth of memory in bytes after the hostile clients have gone."""
 ROUNDS = 40
 BURST_MAX, AGAIN_MAX = 2_000, 100
-"""How many are opened a second: first, and in place of those that were closed."""
+"""Connections opened a second: at first, and to replace closed ones."""
 Told = Callable[[str, object], None]
 
 
@@ -62,13 +61,13 @@ def proxy(tmp_path: Path, full_run: bool) -> Iterator[ProxyProcess]:
 
 @pytest.fixture
 def twin(tmp_path: Path) -> Iterator[ProxyProcess]:
-    """One that is left alone."""
+    """A proxy without hostile clients."""
     with started(tmp_path / "twin", FILES) as process:
         yield process
 
 
 def round_seconds(client: httpx.Client) -> float:
-    """To publish a message, pop it and ack it."""
+    """Return the seconds to publish a message, pop it and ack it."""
     began = time.perf_counter()
     for path, body in (
         ("/v1/topics/t/messages", {"messages": [{"body": "x"}]}),
@@ -83,7 +82,9 @@ def round_seconds(client: httpx.Client) -> float:
 
 
 def service(*proxies: ProxyProcess) -> list[float]:
-    """The median round of each, by a client that keeps its connection, while others come, ask once and go."""
+    """Return the median round of each proxy, by a client that keeps its connection, while other clients connect for
+    one request each.
+    """
     times: list[list[float]] = [[] for _ in proxies]
     with contextlib.ExitStack() as stack:
         kept = [stack.enter_context(plain_client(one.url, timeout_seconds=20)) for one in proxies]
@@ -100,12 +101,12 @@ def is_open_to_new(proxy: ProxyProcess) -> bool:
     with plain_client(proxy.url, timeout_seconds=5) as new:
         try:
             return new.get("/readyz").status_code == 200
-        except httpx.NetworkError:  # it was closed to make room, as hundreds came at once
+        except httpx.NetworkError:  # it was closed to make room, because hundreds arrived at once
             return False
 
 
 class Hostile:
-    """Connections of one kind: each new one sends ``greeting``, and each a further ``drop`` a second."""
+    """Connections of one kind: each new one sends ``greeting``, and then one ``drop`` a second."""
 
     def __init__(self, port: int, count: int, greeting: bytes, drop: bytes) -> None:
         self._port = port
@@ -128,7 +129,7 @@ class Hostile:
             one.close()
 
     def _run(self) -> None:
-        """Open ``count`` of them, and some again of those that the proxy has closed."""
+        """Open ``count`` of them, and replace some of those that the proxy has closed."""
         while not self._stop.is_set():
             began = time.monotonic()
             self._open = [one for one in self._open if self._goes_on(one)]

@@ -1,4 +1,6 @@
-"""The short form of `make bench ARGS="--only modes"`: its parts work, and so much can a hung consumer do to others."""
+"""The short form of `make bench ARGS="--only modes"`: checks that it runs, and limits a hung consumer's effect on
+others.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +27,7 @@ async def test_of_one_hung_consumer_pop_clients_notice_nothing_and_what_it_holds
     assert pop.other_wait_seconds_max < PLAN.invisibility_seconds * 0.75, "a queue has waited for the hung consumer"
     assert pop.held_wait_seconds_max <= PLAN.invisibility_seconds + hanging.LATE_SECONDS_MAX
     assert pop.still_held == 0
-    # The others are as the plot shows them: the figures can tell a consumer that hangs.
+    # For the other ways, the figures must show the hanging consumer, as the plot does.
     hung_seconds = PLAN.seconds - PLAN.hangs_at
     assert pull.other_wait_seconds_max > hung_seconds / 2
     assert pull.still_held == PLAN.in_hand_max

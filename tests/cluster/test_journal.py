@@ -1,4 +1,4 @@
-"""The journal of real proxies: whole stories, of an embedded proxy and of two in a cluster; kills, full disks."""
+"""The journal of real proxies: complete stories, of an embedded proxy and of two in a cluster; kills, full disks."""
 
 import resource
 import subprocess
@@ -40,7 +40,7 @@ def publish(client: httpx.Client, *message_ids: str, **fields: Any) -> list[str]
 
 
 def pop(client: httpx.Client, count: int, client_id: str, **fields: Any) -> dict[str, str]:
-    """So many messages: their receipt handles by their ids."""
+    """Pop that many messages; return their receipt handles by their ids."""
     handles: dict[str, str] = {}
     while len(handles) < count:
         asked = {"max_messages": count - len(handles), "wait_seconds": 20, "client_id": client_id, **fields}
@@ -57,7 +57,7 @@ def settle(client: httpx.Client, verb: str, handle: str, **fields: Any) -> None:
 
 
 def tell_a_story(here: httpx.Client, there: httpx.Client) -> None:
-    """All that can happen to messages, through two proxies, or through one."""
+    """Make everything happen that can happen to messages, through two proxies, or through one."""
     call(here, "PUT", "/v1/admin/topics/t", queues=2)
     call(here, "PUT", ADMIN_GROUP, invisibility_seconds=60)
     assert publish(here, "acked", "released", "rejected", "extended") == ["published"] * 4
@@ -98,7 +98,7 @@ def tell_a_story(here: httpx.Client, there: httpx.Client) -> None:
 
 
 def pull(client: httpx.Client, message_id: str) -> None:
-    """As a client that has all queues."""
+    """Pull as a client that has all queues."""
     me: dict[str, Any] = {"client_id": "eve", "supports": ["pull"]}
 
     def is_pulled() -> bool:
@@ -127,13 +127,15 @@ STORY = {
     "pulled": ["published", "delivered eve", "acked eve"],
     "open": ["published"],
 }
-"""By message: what happened to it, and to whom."""
+"""By message: its events, and their clients."""
 MOVED = ["published", "delivered ann", "dead_lettered ann: bad", "rejected ann: bad"]
 REDRIVEN = ["redriven"]
 
 
 def stories(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """By copy: as ``STORY`` has it. Who settled by way of another proxy is known by the hand-out before."""
+    """Return the events by copy, in the form of ``STORY``. The client of a settlement through another proxy is found
+    by the hand-out before.
+    """
     told: dict[str, list[str]] = {}
     given: dict[tuple[str, int], str] = {}
     for row in rows:
@@ -155,7 +157,7 @@ def check_story(rows: list[Row]) -> None:
     told = stories(rows)
     for message_id, story in STORY.items():
         assert told.pop(copies[message_id]) == story
-    # A purge takes what it drops as a client does.
+    # The client that purges appears as the one that drops the messages.
     assert told.pop(copies["purged"]) == ["published", "delivered", "purged"]
     (dead,) = [row for row in rows if row["event"] == "dead_lettered"]
     (redriven,) = [row for row in rows if row["event"] == "redriven"]
@@ -178,7 +180,7 @@ def check_story(rows: list[Row]) -> None:
 
 
 def check_row(row: Row) -> None:
-    """What is true of every row of this story."""
+    """Check what every row of this story must have."""
     event = row["event"]
     if event == "published":
         assert (row["group"], row["groups"], row["delivery_count"]) == (None, "g", None)
@@ -253,7 +255,7 @@ def test_two_proxies_tell_one_story_and_nothing_twice(cluster: ProxyCluster, jou
 
 
 def test_a_batch_is_told_whichever_proxy_renews_it_or_leases_it_again(cluster: ProxyCluster, journal: Path) -> None:
-    """Each proxy owns one of the queues; a rival has the messages in between, and gives them back."""
+    """Each proxy owns one of the queues; in between, a rival gets the messages and releases them."""
     here, there = (proxy.client for proxy in cluster.proxies)
     call(here, "PUT", "/v1/admin/topics/t", queues=2)
     call(here, "PUT", ADMIN_GROUP, invisibility_seconds=60)
@@ -320,7 +322,7 @@ def figure(client: httpx.Client, name: str) -> float:
 
 
 def limit_file_size(proxy: ProxyProcess, size: int) -> None:
-    """From now on the living process can't write a file beyond `size` bytes, as if its disk was full."""
+    """Keep the living process from writing a file beyond `size` bytes, as if its disk was full."""
     resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
@@ -359,7 +361,7 @@ def test_a_full_disk_holds_up_no_message_and_costs_no_event(
 
 
 def refusal(folder: Path, journal: Path, program: Sequence[str] | None = None) -> str:
-    """What a proxy says that does not start."""
+    """Return the error text of a proxy that does not start."""
     block = PortBlock()
     arguments = ("serve", "--port", str(block.ports[0]), "--data-dir", str(folder), "--journal", str(journal))
     command = popgate_command(*arguments) if program is None else [*program, *arguments]

@@ -1,7 +1,7 @@
 """Kill -9 of the proxy in the middle of every step of a batch engine: each message is in exactly one batch.
 
-The engine behaves as the Spark source does (design: section 9): ack what the sink has, lease the next epoch, read its
-slices, extend, and after any failure the same again. On both brokers; `make crash` runs more rounds.
+The engine behaves like the Spark source (design: section 9): ack what the sink has, lease the next epoch, read its
+slices, extend, and repeat the same after any failure. On both brokers; `make crash` runs more rounds.
 """
 
 import random
@@ -23,7 +23,7 @@ SLICES = 3
 LEASE_SECONDS = 300
 RETRY_SECONDS = 60.0
 STEP_SECONDS_MAX = 0.25
-"""About as long as a step takes: a kill comes anywhere in it, or right after it."""
+"""About the maximum seconds of a step: a kill comes anywhere in it, or right after it."""
 TOPIC, GROUP = "orders", "lake"
 STEPS = ("lease", "read", "extend", "ack")
 
@@ -50,13 +50,13 @@ class Engine:
             self.epoch += 1
 
     def read(self) -> None:
-        """The slices of the present epoch; what the sink has already must be the same."""
+        """Read the slices of the present epoch; those already in the sink must be unchanged."""
         if self.epoch:
             slices = [self._stream.messages(self.epoch, number) for number in range(SLICES)]
             assert self.sink.setdefault(self.epoch, slices) == slices
 
     def read_again(self, after: str) -> None:
-        """What the sink has is still the same; once acked it can't be read any more."""
+        """Check that the sink's slices are unchanged; after their ack they can't be read any more."""
         if after != "ack" and self.epoch in self.sink:
             self.read()
 
@@ -103,14 +103,16 @@ def test_every_message_is_in_exactly_one_batch(
 
 
 def is_empty(client: Client) -> bool:
-    """A pop makes the broker deliver what was acked in the records and is not yet known to be acked there."""
+    """Tell whether the queue is empty; the pop also makes the broker deliver messages that are acked in the records
+    only.
+    """
     assert client.pop(TOPIC, GROUP) == []
     state = client.stats(TOPIC, GROUP)
     return all(state[name] == 0 for name in ("ready", "in_flight", "dead"))
 
 
 def drain(engine: Engine) -> None:
-    """Go on until every message has been in a batch."""
+    """Continue until every message has been in a batch."""
     deadline = time.monotonic() + RETRY_SECONDS
     while len(engine.bodies()) < engine.published:
         assert time.monotonic() < deadline, f"{len(engine.bodies())} of {engine.published} were in a batch"
@@ -119,7 +121,7 @@ def drain(engine: Engine) -> None:
 
 
 def kill_during(step: Callable[[], None], proxy: ProxyProcess, seconds: float) -> None:
-    """Kill the proxy that long after `step` began, start it again, and let the step's repeats come through."""
+    """Kill the proxy that long after `step` began, restart it, and let the step's repeats succeed."""
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(step)
         time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""A cluster is upgraded one proxy after the other under load, and back; one that is too far ahead stays outside.
+"""A cluster is upgraded one proxy after the other under load, and back; a release too far ahead can't join.
 
 The earlier release speaks version 1 as it was frozen in `releases.earlier_wire`, the next one that and a version 2.
 """
@@ -33,7 +33,7 @@ QUEUES = 6
 AGREED_SECONDS = 12.0
 AT_ONCE_SECONDS = 2.0
 MIXED_SECONDS = 1.0
-"""For so long the load goes on after each step."""
+"""Seconds for which the load continues after each step."""
 REFUSED_SECONDS = 15.0
 TO_COME = "the proxies use protocol version 1 until all of them support a higher one"
 
@@ -57,12 +57,12 @@ def cluster(tmp_path: Path, rabbitmq: RabbitNode, redis_server: RedisServer) -> 
 
 
 def install(proxy: ProxyProcess, release: str) -> None:
-    """That is what it is from its next start on."""
+    """Install a release, which takes effect at the next start."""
     (proxy.folder / RELEASE_FILE).write_text(release)
 
 
 def change(proxy: ProxyProcess, release: str, cluster: ProxyCluster) -> None:
-    """Stop it in order and start it as that release; return when all is as it should be with `SIZE` proxies."""
+    """Stop it in order and start it as that release; return when the cluster of `SIZE` proxies has settled."""
     install(proxy, release)
     proxy.restart()
     wait_until(lambda: is_settled(cluster.proxies), timeout_seconds=AGREED_SECONDS, what="all to own queues")
@@ -75,7 +75,7 @@ def seen(proxy: ProxyProcess) -> Json:
 
 
 def is_settled(proxies: Sequence[ProxyProcess]) -> bool:
-    """Whether all agree on who is there, and on owners, who share the queues evenly."""
+    """Tell whether all agree on the members and on owners, who share the queues evenly."""
     views = [seen(proxy) for proxy in proxies]
     names = {view["instance"] for view in views}
     owners = [{one["broker_queue"]: one["owner"] for one in view["queues"]} for view in views]
@@ -88,7 +88,7 @@ def is_settled(proxies: Sequence[ProxyProcess]) -> bool:
 
 
 def spoken(proxies: Sequence[ProxyProcess]) -> set[int]:
-    """The versions in which they say that they speak."""
+    """Return the versions that the members claim to speak."""
     return {seen(proxy)["protocol"] for proxy in proxies}
 
 
@@ -97,7 +97,7 @@ def ranges(proxy: ProxyProcess) -> Counter[tuple[int, int]]:
 
 
 def heard(proxy: ProxyProcess) -> list[str]:
-    """In which versions it was spoken to, over all its starts; one of many only once."""
+    """Return the versions that others used to it, over all its starts, each run of one version once."""
     file = proxy.folder / HEARD_FILE
     return file.read_text().split() if file.exists() else []
 
@@ -162,6 +162,6 @@ def test_one_that_speaks_no_common_version_refuses_to_join_and_the_cluster_does_
 
 
 def without_counts(view: Json) -> Json:
-    """What is seen of the cluster, but for what changes with each request."""
+    """Return the cluster's status without the values that change with each request."""
     members = [{key: one[key] for key in ("instance", "address", "protocol", "queues")} for one in view["members"]]
     return {**view, "members": members}

@@ -1,4 +1,4 @@
-"""Locks on three RabbitMQ nodes, one of which is killed, or stands still: a partition, as the others see it."""
+"""Locks on three RabbitMQ nodes, one of which is killed, or paused: to the others this looks like a partition."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 2
 LONG_HEARTBEAT_SECONDS = 60
 NETWORK = RabbitSettings(net_tick_seconds=4, net_setup_seconds=2)
-"""A node that stands still is given up within seconds, not within a minute."""
+"""Settings with which a paused node is considered down within seconds, not within a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRe
 
 @pytest.fixture
 def nodes(cluster: RabbitCluster) -> tuple[RabbitNode, ...]:
-    for node in cluster.nodes:  # before a test, not after it: nobody waits for nodes that nobody needs any more
+    for node in cluster.nodes:  # before a test, not after it: the nodes may not be needed any more
         node.resume()
         node.start()
     cluster.wait_whole()  # a queue that is declared before has fewer members
@@ -52,14 +52,14 @@ async def locks_on(
 
 
 def is_lost(connection: AbstractConnection) -> bool:
-    """aio-pika calls it open until its owner closes it."""
+    """Tell whether the connection is lost; aio-pika calls it open until its owner closes it."""
     return connection.transport is None or connection.transport.connection.is_closed
 
 
 async def held(lock: Lock, connection: AbstractConnection | None = None) -> Grant:
-    """The lock, whatever it takes: while a queue has no leader it can't be asked for.
+    """Acquire the lock, with retries: while a queue has no leader, the lock can't be requested.
 
-    Raises: ConnectionError where that connection of its is lost.
+    Raises: ConnectionError if that connection is lost.
     """
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
@@ -75,9 +75,10 @@ async def held(lock: Lock, connection: AbstractConnection | None = None) -> Gran
 
 
 async def held_anyhow(stack: AsyncExitStack, node: RabbitNode, lock: str) -> Grant:
-    """The same on a connection of its own, and on another one should RabbitMQ end that: where a queue's leader wakes up
-    that was given up, 3.10 crashes on the next consume (``rabbit_fifo:handle_aux`` knows no ``await_condition``), and
-    the whole connection ends with INTERNAL_ERROR."""
+    """Acquire the lock on a separate connection, and on another one if RabbitMQ ends that: if a queue's leader
+    resumes that was considered down, 3.10 crashes on the next consume (``rabbit_fifo:handle_aux`` knows no
+    ``await_condition``), and the whole connection ends with INTERNAL_ERROR.
+    """
     while True:
         locks, connection = await stack.enter_async_context(locks_on(node))
         with suppress(ConnectionError):
@@ -85,7 +86,7 @@ async def held_anyhow(stack: AsyncExitStack, node: RabbitNode, lock: str) -> Gra
 
 
 async def lost_at(grant: Grant) -> float:
-    """Asks until it hears that the lock is lost; when the last question was asked that was answered well."""
+    """Ask until the lock is reported lost; return when the last question was asked that was answered positively."""
     verified = monotonic()
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
@@ -108,7 +109,7 @@ async def test_the_lock_of_a_client_whose_node_is_killed_goes_on_with_the_others
         grant = await held(mine.mutex("a"))
         waiting = asyncio.ensure_future(held(others.mutex("a")))
         await asyncio.sleep(0.5)
-        await asyncio.to_thread(nodes[0].sync)  # a queue that is younger than that loses its leader for ever (3.10)
+        await asyncio.to_thread(nodes[0].sync)  # a younger queue loses its leader for ever (3.10)
         nodes[0].kill()
         next_grant = await waiting
         assert token(next_grant) > token(grant)
@@ -122,7 +123,7 @@ async def test_the_lock_of_a_client_whose_node_is_killed_goes_on_with_the_others
 
 
 async def leader(node: RabbitNode, lock: str) -> str:
-    """The node that leads the queue of the lock's token, as ``node`` knows it."""
+    """Return the node that leads the queue of the lock's token, as ``node`` knows it."""
     for queue in await asyncio.to_thread(node.queues, "/"):
         if queue["name"] == f"popgate:mutex:{lock}:1:token":
             return str(queue["leader"])
@@ -132,8 +133,9 @@ async def leader(node: RabbitNode, lock: str) -> str:
 async def test_in_a_partition_the_majority_hands_the_lock_on_and_fences_who_had_it(
     nodes: tuple[RabbitNode, ...],
 ) -> None:
-    """Whoever asks hears of it before anybody else has the lock; a holder that slept through it is refused by its
-    token. Who holds a lock through a node of the majority keeps it."""
+    """A holder that asks learns of the loss before another client has the lock; the token of a holder that slept
+    through it is refused. A holder connected through a node of the majority keeps its lock.
+    """
     async with AsyncExitStack() as stack:
         first, _ = await stack.enter_async_context(locks_on(nodes[0]))
         sleeping, _ = await stack.enter_async_context(locks_on(nodes[0], heartbeat_seconds=LONG_HEARTBEAT_SECONDS))
@@ -187,4 +189,4 @@ async def test_in_a_partition_the_majority_hands_the_lock_on_and_fences_who_had_
         await kept.verify()
         await kept.release()
         assert token(await behind_kept) > token(kept)
-        nodes[0].kill()  # it would stay apart: it can be asked again before it sees that it was given up
+        nodes[0].kill()  # it would stay apart: it may be asked before it sees that the others considered it down

@@ -1,4 +1,4 @@
-"""Several proxies, one service: who owns which queue, what outlives a proxy, and how it is handed over."""
+"""Several proxies, one service: queue ownership, what survives the loss of a proxy, and hand-over."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def cluster(shared: ProxyCluster) -> ProxyCluster:
 
 
 def make_topic(cluster: ProxyCluster, queues: int) -> None:
-    """The topic, new."""
+    """Create the topic again."""
     client = cluster.proxies[0].client
     answer(client.delete("/v1/admin/topics/t"), 204, 404)
     answer(client.put("/v1/admin/topics/t", json={"queues": queues}), 201)
@@ -68,7 +68,7 @@ def answer(response: httpx.Response, *statuses: int) -> Json:
 
 
 def owners(proxy: ProxyProcess) -> dict[str, str | None]:
-    """By the queues' names, as this proxy sees it."""
+    """Return the owners by the queues' names, as this proxy sees it."""
     return {one["broker_queue"]: one["owner"] for one in answer(proxy.client.get("/v1/admin/cluster"))["queues"]}
 
 
@@ -77,7 +77,7 @@ def instance(proxy: ProxyProcess) -> str:
 
 
 def is_balanced(cluster: ProxyCluster) -> bool:
-    """Whether all that run agree on owners, who have as many queues as one another, or one more."""
+    """Tell whether all running proxies agree on owners, whose queue counts differ by at most one."""
     running = [proxy for proxy in cluster.proxies if proxy.is_running()]
     views = [owners(proxy) for proxy in running]
     members = {instance(proxy) for proxy in running}
@@ -189,7 +189,7 @@ def test_leases_outlive_the_proxy_that_gave_them(cluster: ProxyCluster) -> None:
 
 
 def test_a_repeated_attempt_outlives_the_owner_and_waits_for_the_next_one(cluster: ProxyCluster) -> None:
-    """What a client does first when the proxy that it spoke to is killed."""
+    """A client's first retry after its proxy was killed."""
     victim, one, two = cluster.proxies
     publish(one, *map(str, range(120)))
     theirs = {place for place, owner in enumerate(owners(victim).values()) if owner == instance(victim)}
@@ -210,7 +210,7 @@ def test_a_repeated_attempt_outlives_the_owner_and_waits_for_the_next_one(cluste
 
 
 def test_what_the_settling_proxy_did_not_live_to_tell_is_found_by_the_owner(cluster: ProxyCluster) -> None:
-    """Messages of one key come one after the other: who is not told that the first is gone holds back the others."""
+    """Messages of one key come one after the other: an owner that does not learn of the first ack blocks the others."""
     edge = cluster.add("--owns-queues", "false")
     with edge:
         publish(edge, "1", "2", ordering_key="k")
@@ -234,7 +234,7 @@ def test_a_proxy_that_slept_while_it_was_overtaken_hands_out_nothing_that_is_lea
         timeout_seconds=HUNG_SECONDS,
         what="others to own the queues of the sleeper",
     )
-    # RabbitMQ hands over what the sleeper consumed when it has missed its heartbeats.
+    # RabbitMQ redelivers what the sleeper consumed after it has missed its heartbeats.
     leased = pop_all(one, 200, invisibility_seconds=60, wait_seconds=20)
     assert len(set(bodies(leased))) == 200
     sleeper.resume()
@@ -281,7 +281,7 @@ def test_a_proxy_that_stops_hands_over_in_order_what_is_in_flight(cluster: Proxy
 
 
 SLACK_SECONDS = 1.0
-"""For the machine: a process that ends, and two that look."""
+"""Extra seconds for the machine: one process ends, and two notice it."""
 
 
 def test_a_rolling_restart_under_load_costs_no_error_and_no_duplicate(cluster: ProxyCluster) -> None:
@@ -329,7 +329,7 @@ def test_a_long_poll_wakes_wherever_the_message_came_in(cluster: ProxyCluster, r
 
 FILTERS = 500
 FILTERED_FACTOR_MAX = 10.0
-"""500 filters that each looked at a message one after the other took 50 times as long."""
+"""Maximum slowdown; when each of the 500 filters was applied to each message, it took 50 times as long."""
 
 
 def test_filters_parked_at_a_proxy_without_queues_hold_up_no_other_pop_there(cluster: ProxyCluster) -> None:
@@ -354,7 +354,7 @@ def test_filters_parked_at_a_proxy_without_queues_hold_up_no_other_pop_there(clu
 
 
 def median_wait(publisher: ProxyProcess, edge: ProxyProcess) -> float:
-    """Seconds from a publish until a pop that waits at `edge` has the message."""
+    """Return the median seconds from a publish until a pop that waits at `edge` has the message."""
     waits: list[float] = []
     for number in range(7):
         came: list[float] = []
@@ -381,7 +381,7 @@ def test_idle_proxies_hardly_talk_to_each_other(cluster: ProxyCluster) -> None:
 
 
 def asked(proxy: ProxyProcess) -> int:
-    """How many messages and requests it has sent the others."""
+    """Return how many messages and requests it has sent to the others."""
     members = answer(proxy.client.get("/v1/admin/cluster"))["members"]
     return sum(member["asked"] + member["passed_on"] for member in members)
 

@@ -1,7 +1,7 @@
-"""A group's `max_in_flight` holds over all proxies, whatever happens to them, and no queue starves under it.
+"""A group's `max_in_flight` holds over all proxies, through all their faults, and no queue starves under it.
 
-Judged by what the clients saw: a lease surely lives from its answer until its settlement is sent, or until its time is
-over, counted from when it was asked for.
+Judged by the clients' observations: a lease is certainly live from its answer until its settlement is sent, or until
+its time is over, counted from when its pop was sent.
 """
 
 import itertools
@@ -62,7 +62,7 @@ def ok(response: httpx.Response) -> Json:
 
 
 def owners(proxy: ProxyProcess) -> list[str | None]:
-    """Of the queues in order, as this proxy sees it."""
+    """Return the owners of the queues in order, as this proxy sees it."""
     queues = ok(proxy.client.get("/v1/admin/cluster"))["queues"]
     return [one["owner"] for one in sorted(queues, key=lambda one: str(one["broker_queue"]))]
 
@@ -86,7 +86,7 @@ def publish(proxy: ProxyProcess, count: int, **fields: object) -> None:
 
 
 def pop(proxy: ProxyProcess, **fields: object) -> list[Json] | None:
-    """What came; None where it was too many."""
+    """Pop; return the messages, or None if the limit refused it."""
     response = proxy.client.post(f"{GROUP}/pop", json=fields)
     if response.status_code == 429:
         assert response.json()["code"] == "too_many_in_flight"
@@ -95,7 +95,7 @@ def pop(proxy: ProxyProcess, **fields: object) -> list[Json] | None:
 
 
 def pop_all(proxies: Sequence[ProxyProcess], count: int, **fields: object) -> list[Json]:
-    """Through each in turn."""
+    """Pop through each proxy in turn."""
     messages: list[Json] = []
     turn = itertools.cycle(proxies)
     give_up_at = time.monotonic() + FLOW_SECONDS
@@ -125,7 +125,7 @@ def assert_full(proxies: Sequence[ProxyProcess]) -> None:
 
 
 class Witness:
-    """What the clients saw. `spans`: when each lease surely lived."""
+    """The clients' observations. `spans`: when each lease was certainly live."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[float, float]] = []
@@ -140,8 +140,9 @@ class Witness:
 
 
 class Poller(threading.Thread):
-    """Pops through one proxy and settles through another. It gives some leases back, and lets some run out, every so
-    many."""
+    """Pops through one proxy and settles through another. It regularly releases a lease, and lets another one run
+    out.
+    """
 
     def __init__(
         self, witness: Witness, urls: Sequence[str], number: int, done: threading.Event, forgets_every: int
@@ -335,6 +336,6 @@ def test_a_pop_that_waits_at_the_limit_is_served_in_time_and_bothers_nobody(clus
 
 
 def asked(proxy: ProxyProcess) -> int:
-    """How many messages and requests it has sent the others."""
+    """Return how many messages and requests it has sent to the others."""
     members = ok(proxy.client.get("/v1/admin/cluster"))["members"]
     return sum(member["asked"] + member["passed_on"] for member in members)

@@ -1,4 +1,4 @@
-"""Proxies die in every phase of a switch of consume modes: it ends, nothing is lost, and nothing comes twice."""
+"""Proxies die in every phase of a switch of consume modes: it completes, nothing is lost, and nothing comes twice."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ def shared(
 
 
 class Group:
-    """A group of one topic, and the requests about it, each to some proxy."""
+    """A group of one topic, and requests about it, each to some proxy."""
 
     def __init__(self, proxies: Sequence[ProxyProcess], topic: str) -> None:
         self.proxies = proxies
@@ -57,7 +57,7 @@ class Group:
         assert {result["status"] for result in results} == {"published"}
 
     def owners(self) -> list[str | None]:
-        """By the number of the queue, as all proxies see it; empty where they differ."""
+        """Return the owners by queue number, if all proxies agree; otherwise nothing."""
         views = [
             answer(proxy.client.get("/v1/admin/cluster"))["queues"] for proxy in self.proxies if proxy.is_running()
         ]
@@ -69,7 +69,7 @@ class Group:
         return None not in owners and len(set(owners)) == SIZE
 
     def of(self, who: str) -> ProxyProcess:
-        """The owner of the first queue, or another proxy."""
+        """Return the owner of the first queue, or another proxy."""
         first = self.owners()[0]
         is_owner = {instance(proxy) == first: proxy for proxy in self.proxies}
         return is_owner[who == "owner"]
@@ -78,7 +78,7 @@ class Group:
         return next(proxy for proxy in self.proxies if proxy.is_running())
 
     def pop(self, count: int, **fields: object) -> list[Json]:
-        """Up to so many, through every proxy that lives; fewer only where there are no more."""
+        """Pop up to that many through every living proxy; fewer only if there are no more."""
         found: list[Json] = []
         while len(found) < count:
             more: list[Json] = []
@@ -98,7 +98,9 @@ class Group:
         return [result["status"] for result in results]
 
     def pull(self) -> tuple[list[Json], list[Json]]:
-        """Up to two of each queue, as the group's only pull client: those that it commits then, and the others."""
+        """Pull up to two messages of each queue, as the group's only pull client; return those it commits at once,
+        and the others.
+        """
         client = self.living().client
         group = f"{self.path}/groups/g"
         asked = {"client_id": "puller", "supports": ["pull"]}
@@ -110,7 +112,7 @@ class Group:
             who = {"client_id": "puller", "generation": told["generation"]}
             path = f"{group}/queues/{queue}"
             pulled = answer(client.post(f"{path}/pull", json={**who, "max_messages": 2, "wait_seconds": 1}))["messages"]
-            if not pulled:  # what it had was leased before, all of it
+            if not pulled:  # all of it was leased before
                 continue
             last = {**who, "receipt_handle": pulled[0]["receipt_handle"]}
             assert answer(client.post(f"{path}/commit", json=last)) == {"committed": 1}
@@ -120,7 +122,7 @@ class Group:
         return committed, others
 
     def switch(self, mode: str, through: ProxyProcess | None = None) -> None:
-        """Ask once through a proxy that may die of it, and then one that lives."""
+        """Request the switch once through a proxy that may die of it, and then through a living one."""
         body = {"mode": mode, **({"drain_timeout_seconds": 120} if mode == "pull" else {})}
         if through is not None:
             with pytest.raises(httpx.HTTPError):
@@ -155,7 +157,8 @@ def is_dead(proxy: ProxyProcess) -> None:
 @pytest.mark.parametrize(("step", "moment", "who"), PHASES)
 def test_a_switch_ends_whoever_dies_in_it(shared: ProxyCluster, step: str, moment: str, who: str) -> None:
     """The step is written to the shared state; before or after that a proxy dies: the owner of the first queue, or
-    another one, which writes the step where that is not the owner's alone."""
+    another one, which writes the step unless only the owner may.
+    """
     for proxy in shared.proxies:
         (proxy.folder / DIE_FILE).unlink(missing_ok=True)
         proxy.start()

@@ -1,6 +1,6 @@
-"""A group is switched there and back under load from both kinds of client: nothing is lost, and nothing comes twice.
+"""A group is switched between modes under load from both kinds of client: nothing is lost, and nothing comes twice.
 
-But for what a switch cuts off, where its clients were given too little time.
+The exceptions are leases that a switch cuts off because its clients were given too little time.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from support.redis import RedisServer
 
 SIZE, QUEUES = 3, 4
 POP_SECONDS, PULL_SECONDS = 0.4, 1.0
-"""How long each mode lasts. Pull clients first have to be given their queues."""
+"""Seconds that each mode lasts. Pull clients first need an assignment of queues."""
 CONVERGED_SECONDS = 40.0
 SETTLED_SECONDS = 60.0
 
@@ -38,7 +38,7 @@ def cluster(
 
 
 class Switch:
-    """The admin, who asks one proxy after the other."""
+    """An admin that sends each request to the next proxy."""
 
     def __init__(self, cluster: ProxyCluster, topic: str) -> None:
         self._urls = [proxy.url for proxy in cluster.proxies]
@@ -46,7 +46,7 @@ class Switch:
         self._mode_path = f"{self._path}/groups/{GROUP}/consume-mode"
         self._turn = 0
         self.seconds: list[float] = []
-        """How long each switch took."""
+        """Duration of each switch in seconds."""
 
     async def create(self) -> None:
         async with self._client() as client:
@@ -54,7 +54,7 @@ class Switch:
             assert (await client.put(f"{self._path}/groups/{GROUP}", json={"max_deliveries": None})).is_success
 
     async def to(self, mode: str, drain_seconds: float) -> None:
-        """Return when all proxies serve it."""
+        """Switch to a mode; return when all proxies serve it."""
         began = time.monotonic()
         async with self._client() as client:
             body = {"mode": mode, "drain_timeout_seconds": drain_seconds}
@@ -80,7 +80,7 @@ class Switch:
 async def switched_under_load(
     cluster: ProxyCluster, topic: str, seed: int, rounds: int, drain_seconds: Callable[[], float], work_seconds: float
 ) -> tuple[Record, Switch]:
-    """There and back so many times, ``rounds`` times each way."""
+    """Switch between the modes ``rounds`` times each way."""
     switch = Switch(cluster, topic)
     await switch.create()
     load = ModeLoad(

@@ -1,8 +1,8 @@
 """Order per key and per queue on every version of RabbitMQ, over all events that return messages to their queue.
 
-Messages come back by a nack (a release, or a delivery that is held too long), by the end of a channel, by a hand-over
-to another proxy, and with a proxy that is killed; leases run out meanwhile. A seed draws the order of these events, and
-the load beside them. The audit judges the order of each key. The order of the queue itself is read at its end.
+Messages return by a nack (a release, or a delivery that is held too long), by the end of a channel, by a hand-over to
+another proxy, and with a killed proxy; meanwhile leases run out. A seed draws the order of these events, and the load.
+The audit judges the order of each key. The order of the queue itself is read at the end.
 """
 
 import asyncio
@@ -22,7 +22,9 @@ from support.rabbitmq_releases import RabbitRelease
 from support.redis import RedisServer
 
 CONSUMER_TIMEOUT_SECONDS = 2.0
-"""So short that held messages are re-homed time and again, where RabbitMQ does not let the consumer choose."""
+"""Consumer timeout in seconds, so short that held messages are requeued repeatedly, on brokers that don't let the
+consumer choose it.
+"""
 SETTINGS = RabbitSettings(consumer_timeout_seconds=CONSUMER_TIMEOUT_SECONDS, channel_tick_interval_seconds=0.2)
 EVENTS = ("close channels", "hand over", "kill", "rest")
 ROUNDS, ROUNDS_FULL = 6, 60
@@ -60,13 +62,13 @@ def proxies(node: RabbitNode, redis_server: RedisServer, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def calm_proxies(rabbitmq: RabbitNode, redis_server: RedisServer, tmp_path: Path) -> Iterator[ProxyCluster]:
-    """Where nothing is re-homed: a message on its way back is passed by those behind it that have no key of its."""
+    """Proxies that requeue nothing early: otherwise messages without a key overtake one that is on its way back."""
     with ProxyCluster(tmp_path, nodes=(rabbitmq,), redis=redis_server, size=2) as cluster:
         yield cluster
 
 
 async def disturb(proxies: ProxyCluster, event: str, chance: random.Random) -> None:
-    """Let one of the events happen that return messages to their queue."""
+    """Trigger one of the events that return messages to their queue."""
     proxy = chance.choice(proxies.proxies)
     match event:
         case "close channels":
@@ -104,8 +106,9 @@ async def test_the_order_of_keys_is_kept_whatever_returns_messages(
 async def test_a_queue_keeps_its_order_whatever_returns_its_messages(
     calm_proxies: ProxyCluster, seed: int, full_run: bool
 ) -> None:
-    """What was leased and came back stands before what was not, and each of both in the order of the queue. Messages
-    with ordering keys have an order within their key only."""
+    """Messages that were leased and returned precede those that were not, and both are in the order of the queue.
+    Messages with ordering keys are ordered only within their key.
+    """
     chance = random.Random(f"line {seed}")
     for number in range(ROUNDS_FULL // 10 if full_run else 2):
         audit = Audit()
@@ -130,7 +133,7 @@ async def test_a_queue_keeps_its_order_whatever_returns_its_messages(
 
 
 async def all_ready(client: Client, count: int) -> None:
-    """Return when so many can be popped: a body that is not here any more is fetched from the broker first."""
+    """Return when that many messages can be popped: a dropped body is fetched from the broker first."""
     async with asyncio.timeout(60):
         while (state := await client.state())["ready"] < count:  # noqa: ASYNC110 - a state can't be waited for
             await asyncio.sleep(0.1)
@@ -138,7 +141,7 @@ async def all_ready(client: Client, count: int) -> None:
 
 
 async def until_all(client: Client, count: int, got: list[str]) -> None:
-    """Pop one after the other, and ack each."""
+    """Pop and ack messages one after the other."""
 
     async def one() -> None:
         leases = await client.pop("two", max_messages=1, wait_seconds=1.0, seconds=LONG_SECONDS)

@@ -1,4 +1,4 @@
-"""The prover finds what is wrong with broken locks, finds nothing wrong with ours, and fails clearly."""
+"""The prover finds the faults of broken locks, finds none in ours, and fails clearly."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from support.redis import RedisServer
 TESTS = Path(__file__).parents[1]
 VHOST = "prover"
 TOGETHER = 6
-"""So many proofs run at a time: they mostly wait."""
+"""Number of proofs that run at a time: they mostly wait."""
 TIMEOUT_SECONDS = 240
 OWN_SECONDS = "5"
 KINDS = ["mutex", "persistent_mutex", "semaphore"]
@@ -31,7 +31,7 @@ FORGOTTEN = "forgotten_over_http"
 
 @dataclass(frozen=True)
 class Broken:
-    """A lock of ``proving.broken``, with the rules that it breaks, of which one is seen at once with these flags."""
+    """A lock of ``proving.broken`` and the rules that it breaks; with these flags one violation is seen at once."""
 
     name: str
     rules: Sequence[str]
@@ -41,7 +41,7 @@ class Broken:
 UNDISTURBED = ["--kind", "mutex", "--fault", "admin"]
 """A mutex has no administrator."""
 BROKEN = [
-    # Those that take long first. Who is told that it holds what others have may be told so after its own release, too.
+    # The longest first. A client that is told it holds others' locks may be told so after its own release, too.
     Broken("leaking", ["release"], UNDISTURBED),
     Broken("double_slot", ["exclusion"], ["--kind", "persistent_mutex", "--fault", "admin"]),
     Broken("released_by_name", ["exclusion"], UNDISTURBED),
@@ -53,7 +53,7 @@ BROKEN = [
     Broken("hasty", ["free"], ["--kind", "semaphore", "--fault", "stop", "--workers", "2"]),
 ]
 HTTP_WAYS = {"http": ("mutex", 1), "proxies": ("semaphore", 2)}
-"""Ways to our locks over HTTP: the kind of lock, and through how many proxies."""
+"""Ways to our locks over HTTP: the kind of lock, and the number of proxies."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Proof:
 
 
 def prove(folder: Path, implementation: str, *flags: str) -> Proof:
-    """The command to its end; ``flags`` come last."""
+    """Run the command to its end; ``flags`` come last."""
     file = folder / f"{secrets.token_hex(4)}.json"
     done = subprocess.run(
         [*command(implementation), "--json", str(file), *flags],
@@ -91,7 +91,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def url(rabbitmq: RabbitNode) -> Iterator[str]:
-    """With a heartbeat so short that who stands still loses its lock soon."""
+    """The broker's URL with a heartbeat so short that a paused client soon loses its lock."""
     rabbitmq.add_vhost(VHOST)
     yield f"{rabbitmq.amqp_url(VHOST)}?heartbeat=1"
     rabbitmq.delete_vhost(VHOST)
@@ -101,7 +101,7 @@ def url(rabbitmq: RabbitNode) -> Iterator[str]:
 def http_urls(
     url: str, rabbitmq: RabbitNode, redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sequence[str]]:
-    """Of two proxies over one broker."""
+    """The URLs of two proxies over one broker."""
     folder = tmp_path_factory.mktemp("proxies")
     serve = ["--amqp-url", rabbitmq.amqp_url(VHOST), "--redis-url", redis_server.url(), "--redis-namespace", VHOST]
     with ProxyProcess(folder / "1", *serve) as one, ProxyProcess(folder / "2", *serve) as two:
@@ -117,7 +117,7 @@ Proofs = Mapping[str, Future[Proof]]
 
 @pytest.fixture(scope="module")
 def proofs(url: str, http_urls: Sequence[str], seed: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proofs]:
-    """Of each broken lock, and of ours; by name. They run while other tests do."""
+    """Proofs of each broken lock, and of ours, by name. They run in parallel with other tests."""
     folder = tmp_path_factory.mktemp("proofs")
     amqp, own = ["--amqp-url", url], ["--duration", OWN_SECONDS]
     work = [(broken.name, f"proving.broken:{broken.name}", [*amqp, *broken.flags]) for broken in BROKEN]

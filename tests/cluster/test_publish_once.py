@@ -1,6 +1,6 @@
-"""Kill -9 of the proxy at random moments while clients publish with a dedup_id and repeat what was not answered.
+"""Kill -9 of the proxy at random moments while clients publish with a dedup_id and repeat unanswered publishes.
 
-Every message is there once in the end, whatever the proxy had stored or noted when it died.
+Every message is there once in the end, whatever the proxy had stored or recorded when it died.
 """
 
 import random
@@ -31,7 +31,7 @@ def test_what_is_repeated_over_kills_is_there_once(
     ended = threading.Event()
 
     def publish(publisher: int) -> dict[str, str]:
-        """Publish batches until the kills are over; the message_id of each body."""
+        """Publish batches until the kills are over; return the message_id of each body."""
         ids: dict[str, str] = {}
         with Client(proxy.url, retry_seconds_max=60) as client:
             for number in range(1_000_000):

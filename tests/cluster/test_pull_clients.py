@@ -1,5 +1,5 @@
-"""Pull clients as processes, over several proxies: they are killed and paused, and so are the proxies. Order per queue,
-nothing lost, and twice only what was not committed.
+"""Pull clients as processes, over several proxies: clients and proxies are killed and paused. Order per queue holds,
+nothing is lost, and only uncommitted messages come twice.
 """
 
 import itertools
@@ -31,7 +31,7 @@ DRAINED_SECONDS = 40.0
 
 
 class Publisher(threading.Thread):
-    """Publishes numbers one after the other, each of them once, until it is stopped."""
+    """Publishes consecutive numbers, each once, until it is stopped."""
 
     def __init__(self, cluster: ProxyCluster) -> None:
         super().__init__(name="publisher")
@@ -67,7 +67,7 @@ class Publisher(threading.Thread):
 
 
 def judge(lines: Sequence[Json], count: int) -> list[str]:
-    """What was not as promised, in words."""
+    """Return the broken promises as text."""
     wrong: list[str] = []
     by_queue: dict[int, set[str]] = defaultdict(set)
     for line in lines:
@@ -98,7 +98,7 @@ def judge(lines: Sequence[Json], count: int) -> list[str]:
 
 
 def _not_fenced(of_queue: Sequence[Json], place: dict[str, int]) -> list[str]:
-    """Commits that counted though somebody else had been given the same meanwhile."""
+    """Return commits that counted although another client had been given the same messages meanwhile."""
     found: list[str] = []
     gots = [line for line in of_queue if line["kind"] == "got"]
     for commit in (line for line in of_queue if line["kind"] == "committed" and line["count"]):

@@ -1,8 +1,8 @@
-"""Three RabbitMQ nodes, two proxies that know all of them, and what happens to one of the nodes under them.
+"""Three RabbitMQ nodes, two proxies that know all of them, and faults of one node.
 
-Each cell of the service, a queue seen through a proxy, is tried without a break: publish, pop, ack. How long a cell
-stood still is measured by these rounds alone. The bounds are RabbitMQ's own times (the next leader comes 0.15 s after a
-kill, and 10 s after the last one began to hang), and `OWN_SECONDS` for everything that popgate and the machine add.
+A cell is a queue seen through a proxy. Each cell is exercised continuously: publish, pop, ack. These rounds alone
+measure how long a cell made no progress. The bounds are RabbitMQ's own times (the next leader comes 0.15 s after a
+kill, and 10 s after the last one began to hang), plus `OWN_SECONDS` for everything that popgate and the machine add.
 """
 
 import asyncio
@@ -28,25 +28,27 @@ from support.rabbitmq_releases import RabbitRelease
 from support.redis import RedisServer
 
 QUEUES, PROXIES = 6, 2
-"""Each queue is a topic of its own, so that a client can choose it. No proxy prefers the third node."""
+"""Each queue has a separate topic, so that a client can choose it. No proxy prefers the third node."""
 OWN_SECONDS = 2.0
 KILLED_SECONDS = 0.15 + OWN_SECONDS
 PAUSED_SECONDS = 10.0 + OWN_SECONDS
-"""A proxy on that node needs two heartbeats, as long as RabbitMQ needs for a leader."""
+"""Bound in seconds: a proxy on that node needs two heartbeats, as long as RabbitMQ needs for a leader."""
 PARTED_SECONDS = KILLED_SECONDS + 2.0
-"""The connections break, so the majority has its leaders as after a kill. But the node that is alone lives. Before 4.3
-it stops RabbitMQ first (pause_minority), which takes its time; from then on the proxy has to notice by itself."""
+"""Bound in seconds. The connections break, so the majority has its leaders as after a kill. But the isolated node
+lives. Before 4.3 it stops RabbitMQ first (pause_minority), which takes time; only then can the proxy notice.
+"""
 PAUSE_SECONDS = PAUSED_SECONDS + 2.0
-"""Until the others have long given it up, and serve again."""
+"""Seconds until the others have long considered it down, and serve again."""
 LEASE_SECONDS = 120.0
-"""Longer than any test: what comes again before was acked, or lost."""
+"""Seconds; longer than any test: a message that comes again was acked before, or lost."""
 REST_SECONDS = 0.05
 WATCH_SECONDS = 1.0
-"""For longer than anything may stand still: what still does would be seen."""
+"""Seconds; longer than any permitted stall, so a cell that still makes no progress is noticed."""
 PATIENCE_SECONDS = 60.0
 NETWORK = RabbitSettings(net_tick_seconds=8, net_setup_seconds=1)
-"""A node that hangs is given up by the others after 6 to 10 s, as a leader that hangs is anyhow. Until it comes back,
-RabbitMQ tries to reach it for so long whenever it is asked about something there."""
+"""The others consider a hanging node down after 6 to 10 s; a hanging leader takes as long in any case. Until it
+returns, RabbitMQ tries to reach it for this long on every request about something there.
+"""
 BALANCED: dict[str, object] = {
     "pattern": "^popgate:",
     "definition": {"queue-leader-locator": "balanced"},
@@ -64,16 +66,16 @@ def rabbit(tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRel
 
 
 class Cell:
-    """One queue through one proxy: a message is published, one is popped and acked, and so on without a break."""
+    """One queue through one proxy: a message is published, one is popped and acked, in an endless loop."""
 
     def __init__(self, name: str, client: Client) -> None:
         self.name = name
         self.client = client
         self.stopping = False
         self.passed: list[float] = []
-        """When a round ended of which everything succeeded."""
+        """End times of the rounds that succeeded completely."""
         self.steps: list[tuple[float, str]] = []
-        """What was done, and when it was over."""
+        """The steps, with their end times."""
 
     async def run(self) -> None:
         number = 0
@@ -96,7 +98,7 @@ class Cell:
         self.steps.append((now(), what))
 
     def still_seconds(self, since: float) -> float:
-        """The longest time without a round, of what is after `since`."""
+        """Return the longest time without a successful round after `since`."""
         before = [at for at in self.passed if at <= since][-1:]
         times = [*before, *(at for at in self.passed if at > since), now()]
         return max(later - earlier for earlier, later in pairwise(times))
@@ -106,7 +108,7 @@ class Cell:
 
 
 class Service:
-    """The proxies at work. `cells` are all queues through all proxies."""
+    """Running proxies. `cells` are all queues through all proxies."""
 
     def __init__(self, proxies: ProxyCluster, audit: Audit, cells: Sequence[Cell]) -> None:
         self.proxies = proxies
@@ -114,7 +116,7 @@ class Service:
         self.cells = cells
 
     async def flows(self, *, rounds: int = 5) -> None:
-        """Return when every cell has passed so many rounds more."""
+        """Return when every cell has completed that many more rounds."""
         goals = [len(cell.passed) + rounds for cell in self.cells]
         await until(
             lambda: all(len(cell.passed) >= goal for cell, goal in zip(self.cells, goals, strict=True)),
@@ -123,14 +125,14 @@ class Service:
         )
 
     def assert_flowed(self, what: str, since: float, *, within_seconds: float) -> None:
-        """No cell stood still for longer."""
+        """Assert that no cell stalled for longer."""
         slowest = max(self.cells, key=lambda cell: cell.still_seconds(since))
         seconds = slowest.still_seconds(since)
         report(what, self.audit, longest=f"{seconds:.2f} s of {within_seconds:g} s")
         assert seconds <= within_seconds, f"{slowest.name}: {slowest.told(since)}"
 
     def ports(self) -> list[set[int]]:
-        """For each proxy the nodes, by their ports, to which its connections lead."""
+        """Return, for each proxy, the ports of the nodes to which it is connected."""
         return [ports(proxy) for proxy in self.proxies.proxies]
 
     async def drain(self) -> None:
@@ -151,7 +153,7 @@ class Service:
 
 
 def make_whole(rabbit: RabbitCluster) -> None:
-    """Whatever the test before has left."""
+    """Repair what the previous test left broken."""
     for node in rabbit.nodes:
         node.resume()
         node.start()
@@ -162,8 +164,9 @@ def make_whole(rabbit: RabbitCluster) -> None:
 async def service(
     rabbit: RabbitCluster, redis: RedisServer, folder: Path, *, policy: dict[str, object] | None = None
 ) -> AsyncGenerator[Service]:
-    """Queues are led by the node of the proxy that declares them, in turn, where no policy says otherwise. In the end
-    everything that was promised must have been kept."""
+    """Each queue is led by the node of the proxy that declares it, in turn, unless a policy says otherwise. In the
+    end every promise must have been kept.
+    """
     make_whole(rabbit)
     audit = Audit()
     proxies = ProxyCluster(folder, nodes=rabbit.nodes, redis=redis, size=PROXIES)
@@ -179,7 +182,7 @@ async def service(
                     cells.append(Cell(f"t{queue} p{at}", client))
             for queue in range(QUEUES):
                 await cells[queue % PROXIES * QUEUES + queue].client.create(queues=1)
-            await asyncio.to_thread(rabbit.nodes[0].sync)  # a queue that is younger loses its leader for ever (3.10)
+            await asyncio.to_thread(rabbit.nodes[0].sync)  # a younger queue loses its leader for ever (3.10)
             served = Service(proxies, audit, cells)
             async with asyncio.TaskGroup() as tasks:
                 for cell in cells:
@@ -195,13 +198,13 @@ async def service(
 
 
 def leads(node: RabbitNode, vhost: str) -> list[str]:
-    """The queues of popgate's groups that `node` leads."""
+    """Return the queues of popgate's groups that `node` leads."""
     rows = [one for one in node.queues(vhost) if one["name"].endswith(":default:0")]
     return [one["name"] for one in rows if one.get("leader") == node.name]
 
 
 def ports(proxy: ProxyProcess) -> set[int]:
-    """Where its connections lead: each of them to what it told last."""
+    """Return the ports of its connections, each as last reported."""
     told = re.findall(r"connected to RabbitMQ.* purpose='(\w+)' address='127\.0\.0\.1:(\d+)'", proxy.output)
     assert {purpose for purpose, _ in told} == {"consume", "publish", "locks"}
     return {int(port) for port in dict(told).values()}
@@ -240,7 +243,9 @@ async def test_a_killed_node_that_led_queues_and_had_a_proxy_on_it(
 def test_a_proxy_without_redis_that_is_killed_with_its_node_starts_again_on_another_one(
     rabbit: RabbitCluster, tmp_path: Path
 ) -> None:
-    """What its connections held stays declared as long as the node is away (4.3): the guard, and who consumes."""
+    """Exclusive queues of its connections stay declared as long as the node is away (4.3): the guard, and the
+    consumers' ones.
+    """
     make_whole(rabbit)
     vhost = f"alone-{secrets.token_hex(4)}"
     rabbit.nodes[0].add_vhost(vhost)
@@ -265,7 +270,7 @@ def test_a_proxy_without_redis_that_is_killed_with_its_node_starts_again_on_anot
 async def test_a_node_that_is_cut_off_from_the_others_and_comes_back(
     rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """A proxy stands on it, and goes to another node; back again the node serves as before."""
+    """A proxy is connected to it, and moves to another node; after its return the node serves as before."""
     one, two, three = rabbit.nodes
     async with service(rabbit, redis_server, tmp_path) as served:
         assert leads(one, served.proxies.vhost)
@@ -284,10 +289,10 @@ async def test_a_node_that_is_cut_off_from_the_others_and_comes_back(
 
 
 def part(node: RabbitNode, others: Sequence[RabbitNode]) -> None:
-    """Connections between them break, and neither side can make new ones: it knows a wrong password of the others.
+    """Break the connections between the sides, and prevent new ones: each side gets a wrong password of the other.
 
-    No node looks before all connections are broken. Who sees that one is broken asks a third node; if that one can
-    still reach both sides, RabbitMQ takes it for a partial partition, and pauses both (before 4.3).
+    No node may look before all connections are broken. A node that sees a broken connection asks a third node; if that
+    one can still reach both sides, RabbitMQ considers it a partial partition, and pauses both (before 4.3).
     """
     blind = "sys, suspend, [rabbit_node_monitor]", "timer, apply_after, [100, sys, resume, [rabbit_node_monitor]]"
     steps = [
@@ -308,7 +313,9 @@ def _names(nodes: Sequence[RabbitNode]) -> str:
 
 
 async def test_a_node_that_hangs_and_goes_on(rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path) -> None:
-    """A proxy stands on it. The others have given it up when it goes on, and nothing that it still has may count."""
+    """A proxy is connected to it. When it resumes, the others consider it down, and nothing that it still has may
+    count.
+    """
     one, two, _ = rabbit.nodes
     async with service(rabbit, redis_server, tmp_path) as served:
         assert leads(one, served.proxies.vhost)
@@ -321,12 +328,12 @@ async def test_a_node_that_hangs_and_goes_on(rabbit: RabbitCluster, redis_server
         one.resume()
         await asyncio.sleep(KILLED_SECONDS + WATCH_SECONDS)
         served.assert_flowed("the node goes on", since, within_seconds=KILLED_SECONDS)
-    one.kill()  # it may stay apart: it can be asked again before it sees that it was given up (3.10)
+    one.kill()  # it may stay apart: it may be asked before it sees that the others considered it down (3.10)
 
 
 @pytest.mark.parametrize("is_resized", [True, False], ids=["after a resize", "in the middle of one"])
 async def test_what_a_lost_node_returns_goes_before_what_is_new(rabbit: RabbitCluster, is_resized: bool) -> None:
-    """What the consumers of one channel held comes back consumer by consumer, and from 4.3 on with a delay."""
+    """Messages held by several consumers of one channel return consumer by consumer, and from 4.3 on with a delay."""
     make_whole(rabbit)
     one, two, three = rabbit.nodes
     vhost = f"lost-{is_resized}"
@@ -356,7 +363,7 @@ async def test_what_a_lost_node_returns_goes_before_what_is_new(rabbit: RabbitCl
 
 
 async def test_a_queue_whose_leader_does_not_answer_is_not_taken_for_empty(rabbit: RabbitCluster) -> None:
-    """RabbitMQ says then that it holds 0 messages. What came back was lined up before the rest of it was here."""
+    """RabbitMQ then reports 0 messages. The returned ones were queued before the others arrived here."""
     make_whole(rabbit)
     one, two, _ = rabbit.nodes
     one.add_vhost("slow")

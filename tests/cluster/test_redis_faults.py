@@ -1,6 +1,6 @@
-"""What Redis goes through under a cluster: an absence costs time and nothing else, and lost data no message.
+"""Faults of Redis under a cluster: an absence costs only time, and lost data costs no message.
 
-Redis writes to disk before it answers here, as popgate asks for; `test_redis_state` has what the adapter does alone.
+Here Redis writes to disk before it answers, as popgate recommends; `test_redis_state` tests the adapter alone.
 """
 
 import logging
@@ -27,13 +27,13 @@ SIZE = 3
 QUEUES = 7
 COUNT = 420
 LEASE_SECONDS = 120
-"""Longer than any test: what is leased is leased to its end."""
+"""Seconds; longer than any test, so no lease runs out."""
 BACK_SECONDS = 2.0
 OUTAGE_SECONDS, OUTAGE_SECONDS_FULL = 5.0, 10.0
 RESTORED_SECONDS = 5.0
 GONE_SECONDS = 6.0
 WATCH_SECONDS = 1.0
-"""So long nothing more may come."""
+"""Seconds in which nothing more may come."""
 BATCH = 100
 TOPIC = "/v1/topics/t"
 GROUP = f"{TOPIC}/groups/g"
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.crash
 
 @pytest.fixture(scope="module")
 def redis_alone(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Iterator[RedisServer]:
-    """A Redis that a test may end. Asks for the shared one, which knows what to do without any."""
+    """A Redis that a test may end. Depends on the shared one, which handles a missing installation."""
     with RedisServer(tmp_path_factory.mktemp("fragile-redis"), {"appendfsync": "always"}) as server:
         yield server
 
@@ -60,7 +60,7 @@ def shared(
 
 @pytest.fixture
 def cluster(shared: ProxyCluster, redis_alone: RedisServer) -> Iterator[ProxyCluster]:
-    """All run and are balanced, and the one topic is new. Afterwards nothing unforeseen stands in their logs."""
+    """All proxies run and are balanced, and the one topic is new. Afterwards their logs contain no unforeseen error."""
     redis_alone.start()
     client = shared.proxies[0].client
     wait_until(lambda: is_balanced(shared), timeout_seconds=30, what="all proxies to be members")
@@ -97,7 +97,7 @@ def members(proxy: ProxyProcess) -> set[str]:
 
 
 def is_balanced(cluster: ProxyCluster) -> bool:
-    """Whether all proxies know one another, and agree on owners."""
+    """Tell whether all proxies know one another, and agree on owners."""
     names = {seen(proxy)["instance"] for proxy in cluster.proxies}
     views = [owners(proxy) for proxy in cluster.proxies]
     return (
@@ -136,8 +136,9 @@ def bodies(messages: Sequence[Json]) -> list[str]:
 def drained(
     cluster: ProxyCluster, count: int, *, seconds: float = 30.0, watch_seconds: float = WATCH_SECONDS
 ) -> list[str]:
-    """Pop and ack through all proxies in turn, until `count` messages have come; what came, with what comes to any
-    proxy in so many seconds after that."""
+    """Pop and ack through all proxies in turn until `count` messages have come, and for a few seconds more; return
+    everything.
+    """
     came: list[str] = []
 
     def take(number: int, wait_seconds: float) -> bool:
@@ -159,7 +160,7 @@ def drained(
 
 
 def in_flight(cluster: ProxyCluster) -> tuple[list[Json], list[str], list[str]]:
-    """COUNT messages, of which some are leased, some acked, and all others wait: these three."""
+    """Publish COUNT messages; return the leased ones, the acked ones and the waiting ones."""
     everything = [f"m{number}" for number in range(COUNT)]
     publish(cluster.proxies[0], everything)
     leased: list[Json] = []
@@ -182,12 +183,13 @@ def assert_refused(response: httpx.Response) -> None:
 
 
 def assert_only_publishes(cluster: ProxyCluster, lease: Json, name: str) -> list[str]:
-    """What clients are told while Redis is away; what was published meanwhile."""
+    """Check the answers while Redis is away; return what was published meanwhile."""
     published: list[str] = []
 
     def ask(proxy: ProxyProcess) -> None:
-        # What was asked before the connection broke, or waited for it, may take as long as Redis is given to answer.
-        # Redis may carry out later what it was asked while it hung: leases that nobody is told of must not stand.
+        # Requests sent before the connection broke, or that waited for it, may take as long as the time limit for
+        # Redis' answers. Redis may later carry out requests that it got while it hung: leases that no client learns of
+        # must not stay.
         asked = {"max_messages": 5, "wait_seconds": 1, "invisibility_seconds": LEASE_SECONDS}
         assert_refused(proxy.client.post(f"{GROUP}/pop", json=asked))
         assert_refused(proxy.client.post(f"{GROUP}/ack", json={"receipt_handles": [lease["receipt_handle"]]}))
@@ -204,7 +206,7 @@ def assert_only_publishes(cluster: ProxyCluster, lease: Json, name: str) -> list
 
 
 def back_within(cluster: ProxyCluster, since: float) -> list[Json]:
-    """Return when each proxy has given out something again; what it was."""
+    """Return when each proxy has handed out a message again, with these messages."""
     given: list[Json] = []
 
     def again(proxy: ProxyProcess) -> None:
@@ -269,7 +271,7 @@ def test_an_absence_of_redis_costs_time_and_nothing_else(
     assert settle(cluster.proxies[2], leased[1::2]) == {"acked": len(leased[1::2])}
     assert settle(cluster.proxies[0], given) == {"acked": len(given)}
     left = {*rest, *published} - {*bodies(given)}
-    # To the end of the time after which whoever is not heard would have been taken for dead.
+    # Up to the time after which a proxy without heartbeats would be considered dead.
     watch_seconds = max(WATCH_SECONDS, back_at + GONE_SECONDS - time.monotonic()) if seconds else WATCH_SECONDS
     came = drained(cluster, len(left), watch_seconds=watch_seconds)
     assert Counter(came) == Counter(left), "each once, and nothing that was acked"
@@ -282,7 +284,7 @@ def test_an_absence_of_redis_costs_time_and_nothing_else(
 
 
 def epochs(cluster: ProxyCluster, server: RedisServer) -> dict[str, int]:
-    """Of all queues that were claimed, dead letters left out."""
+    """Return the epochs of all claimed queues, dead letters excluded."""
     found: Json = server.ask("HGETALL", f"popgate:{cluster.vhost}:claims")
     return {name.decode(): int(epoch) for name, epoch in found.items() if not name.endswith(b":dead")}
 
@@ -417,7 +419,7 @@ def test_pull_clients_go_on_after_a_loss_and_nothing_is_lost_or_done_twice(
 
 
 def _patiently(ask: Callable[[], httpx.Response]) -> list[Json]:
-    """The messages of a pull, once Redis has what it is asked for."""
+    """Return the messages of a pull, retrying until Redis has the data."""
     deadline = time.monotonic() + 20.0
     while (response := ask()).status_code == 503 and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""What Redis goes through under a cluster at work, judged by the audit."""
+"""Faults of Redis under a cluster with load, judged by the audit."""
 
 import asyncio
 import random
@@ -20,14 +20,14 @@ SIZE = 3
 GROW_COUNT = 150
 LOSSES, LOSSES_FULL = 2, 12
 LONG_SECONDS = 120.0
-"""Longer than any test: a lease of that length is live to its end."""
+"""Seconds; longer than any test, so a lease of that length is live to its end."""
 
 pytestmark = pytest.mark.crash
 
 
 @pytest.fixture
 def redis_alone(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisServer]:
-    """A Redis that the test may end. Asks for the shared one, which knows what to do without any."""
+    """A Redis that the test may end. Depends on the shared one, which handles a missing installation."""
     with RedisServer(tmp_path / "fragile-redis", {"appendfsync": "always"}) as server:
         yield server
 
@@ -74,7 +74,7 @@ async def test_promises_outlive_absences_of_redis(
 async def test_nothing_is_lost_with_the_data_of_redis_and_little_comes_again(
     cluster: ProxyCluster, redis_alone: RedisServer, seed: int, full_run: bool
 ) -> None:
-    """What comes again was being settled at the moment of the loss: no more than the requests that were under way."""
+    """Only messages whose settlement was under way at the loss come again: no more than the requests under way."""
     audit = Audit()
     habits = Habits(
         publishers=1,

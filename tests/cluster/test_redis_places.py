@@ -1,4 +1,4 @@
-"""A cluster whose Redis is behind a Sentinel, or speaks TLS; `contract/test_redis_places` has what the adapter does."""
+"""A cluster whose Redis is behind a Sentinel, or speaks TLS; `contract/test_redis_places` tests the adapter."""
 
 import asyncio
 import logging
@@ -32,14 +32,14 @@ SIZE = 2
 QUEUES = 6
 GROW_COUNT = 150
 ENOUGH_COUNT = 10
-"""More than one pop gets."""
+"""Number of messages; more than one pop returns."""
 FAILOVERS, FAILOVERS_FULL = 1, 6
 DECIDED_SECONDS = 15.0
-"""How long a Sentinel may take that waits for half a second before it asks for votes."""
+"""Maximum seconds for the decision of a Sentinel that waits for half a second before it asks for votes."""
 BACK_SECONDS = 4.0
-"""From its decision on."""
+"""Maximum seconds from its decision on."""
 LONG_SECONDS = 120.0
-"""Longer than any test: a lease of that length is live to its end."""
+"""Seconds; longer than any test, so a lease of that length is live to its end."""
 AGREED_SECONDS = 15.0
 
 
@@ -49,12 +49,12 @@ def answered(response: httpx.Response, *statuses: int) -> Json:
 
 
 def owners(proxy: ProxyProcess) -> dict[str, str | None]:
-    """By the queues' names, as this proxy sees it."""
+    """Return the owners by the queues' names, as this proxy sees it."""
     return {one["broker_queue"]: one["owner"] for one in answered(proxy.client.get("/v1/admin/cluster"))["queues"]}
 
 
 def is_shared(cluster: ProxyCluster) -> bool:
-    """Whether all that run own queues, and agree on that."""
+    """Tell whether all running proxies own queues, and agree on that."""
     running = [proxy for proxy in cluster.proxies if proxy.is_running()]
     views = [owners(proxy) for proxy in running]
     names = {answered(proxy.client.get("/v1/admin/cluster"))["instance"] for proxy in running}
@@ -66,7 +66,7 @@ def is_shared(cluster: ProxyCluster) -> bool:
 
 @pytest.fixture
 def replicated(redis_server: RedisServer, tmp_path: Path) -> Iterator[ReplicatedRedis]:
-    """Asks for the shared Redis, which knows what to do without any."""
+    """Depends on the shared Redis, which handles a missing installation."""
     with ReplicatedRedis(tmp_path / "redis") as replicated:
         yield replicated
 
@@ -75,7 +75,7 @@ def replicated(redis_server: RedisServer, tmp_path: Path) -> Iterator[Replicated
 async def test_a_failover_of_redis_costs_a_moment_and_no_message(
     tmp_path: Path, rabbitmq: RabbitNode, replicated: ReplicatedRedis, seed: int, full_run: bool
 ) -> None:
-    """What the replica had not heard yet when the master died is forgotten: no more than the requests under way."""
+    """Writes that had not reached the replica when the master died are lost: no more than the requests under way."""
     audit = Audit()
     habits = Habits(
         publishers=1,
@@ -122,7 +122,7 @@ async def test_a_failover_of_redis_costs_a_moment_and_no_message(
 
 
 async def fail_over(replicated: ReplicatedRedis, audit: Audit, *, hang: bool) -> float:
-    """Kill the master, or let it hang; how long after the Sentinel's decision clients got something."""
+    """Kill the master, or let it hang; return the seconds from the Sentinel's decision until clients got something."""
     master = replicated.master()
     audit.mark("the master hangs" if hang else "the master is killed")
     await asyncio.to_thread(master.pause if hang else master.kill)
@@ -135,7 +135,7 @@ async def fail_over(replicated: ReplicatedRedis, audit: Audit, *, hang: bool) ->
 
 
 async def come_back(replicated: ReplicatedRedis) -> None:
-    """Let the former master be a replica. One that hung takes itself for the master until it is told."""
+    """Let the former master become a replica. One that hung considers itself the master until it is notified."""
     master = replicated.master()
     (former,) = [server for server in replicated.servers if server is not master]
     if former.is_running():
@@ -154,7 +154,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def secretive(redis_server: RedisServer, tmp_path: Path, authority: Authority) -> Iterator[SecretiveRedis]:
-    """Asks for the shared Redis, which knows what to do without any."""
+    """Depends on the shared Redis, which handles a missing installation."""
     with SecretiveRedis(tmp_path / "redis", authority) as server:
         yield server
 
@@ -186,7 +186,7 @@ def test_proxies_share_a_redis_that_speaks_tls(
 
 
 def ports_of_clients(server: RedisServer) -> set[int]:
-    """On which its clients reach it, whoever asks left out."""
+    """Return the ports from which its clients are connected, except the caller's."""
     clients = server.ask("CLIENT LIST")
     return {int(client["laddr"].rpartition(":")[2]) for client in clients if client["cmd"] != "client|list"}
 

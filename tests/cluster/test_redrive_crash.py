@@ -18,12 +18,12 @@ from support.rabbitmq import RabbitNode
 Json: TypeAlias = Any
 ROUNDS, ROUNDS_FULL = 2, 12
 COUNT, COUNT_ON_RABBITMQ = 300, 120
-"""Of the second, where each letter takes longer, the short run."""
+"""Number of letters. On RabbitMQ, where each letter takes longer, the short run uses the second."""
 SWEPT_SECONDS = 20.0
 
 
 class Place:
-    """A topic with one group, and all that is known of its messages."""
+    """A topic with one group, and everything known of its messages."""
 
     def __init__(self, client: httpx.Client) -> None:
         self.client = client
@@ -43,7 +43,7 @@ class Place:
         return self._ok(self.client.post(path, json=body))
 
     def bury(self, count: int) -> set[str]:
-        """Dead letters with these bodies."""
+        """Create dead letters with these bodies."""
         bodies = [f"m{number:04}" for number in range(count)]
         for start in range(0, count, 200):
             messages = [{"body": body, "headers": {"n": body}} for body in bodies[start : start + 200]]
@@ -68,7 +68,7 @@ class Place:
             after = {"after": page["next"]}
 
     def until_moved(self, count: int) -> None:
-        """Return as soon as the redrive has moved so many, or has ended."""
+        """Return as soon as the redrive has moved that many, or has ended."""
         while True:
             progress = self._ok(self.client.get(f"{self.desk}/redrive"))
             if progress["moved"] >= count or progress["ended_at"] is not None:
@@ -78,7 +78,7 @@ class Place:
         return self._ok(self.client.get(self.group))
 
     def drained(self) -> list[str]:
-        """What the source has, popped and acked."""
+        """Return what the source has, popped and acked."""
         bodies: list[str] = []
         while messages := self.post(f"{self.group}/pop", {"max_messages": 256})["messages"]:
             assert {message["delivery_count"] for message in messages} == {1}
@@ -92,7 +92,7 @@ class Place:
 
 @pytest.fixture
 def vhost(request: pytest.FixtureRequest, broker_flags: Sequence[str]) -> Iterator[tuple[RabbitNode, str] | None]:
-    """A virtual host of the test's own, where it is about RabbitMQ."""
+    """A virtual host for the test alone, if it uses RabbitMQ."""
     if not broker_flags:
         yield None
         return
@@ -135,7 +135,9 @@ def test_a_redrive_that_is_killed_half_way_loses_and_doubles_nothing(
 
 
 def _settled_down(place: Place, count: int) -> tuple[list[str], list[str]]:
-    """What the source gave and what is dead, once what was begun is finished: by itself, after the restart."""
+    """Return the source's messages and the dead letters, once unfinished moves have completed by themselves after
+    the restart.
+    """
     deadline = time.monotonic() + SWEPT_SECONDS
     source: list[str] = []
     while True:
@@ -148,7 +150,7 @@ def _settled_down(place: Place, count: int) -> tuple[list[str], list[str]]:
 
 
 def _read(node: RabbitNode, vhost: str, queue: str) -> list[str]:
-    """What stands in a queue, looked at by somebody who knows nothing of popgate, and given back."""
+    """Return the content of a queue, read directly from the broker and given back."""
     connection = pika.BlockingConnection(pika.URLParameters(node.amqp_url(vhost)))
     try:
         channel = connection.channel()

@@ -1,9 +1,9 @@
 """The replica keeper on five RabbitMQ nodes that are lost, cut off and brought back, and with keepers that die.
 
 The scenarios of RabbitMQ's design of continuously maintained minimum replica counts (rabbitmq-server issue 7209), and
-some more. After each of them every queue that can have its minimum has it, the keeper's own doing has cost no queue its
-majority, and publishing stood still for a second at most. Five nodes take a while: only with --full. With -s a table
-says at the end how long publishing and repairs took.
+some more. After each of them, every queue that can have its minimum has it, the keeper's own changes have cost no queue
+its majority, and publishing stalled for a second at most. Five nodes take a while: only with --full. With -s a table at
+the end shows how long publishing and repairs took.
 """
 
 import shutil
@@ -55,8 +55,9 @@ def nodes(cluster: RabbitCluster) -> Sequence[RabbitNode]:
 
 @dataclass(kw_only=True)
 class Figures:
-    """What a scenario took. `repair_seconds`: from the loss, or without one from the first keeper's start, until all
-    queues had what they want again; None where nothing was waited for."""
+    """The times of a scenario. `repair_seconds`: from the loss, or without one from the first keeper's start, until
+    all queues had their wanted replicas; None if the scenario waits for no repair.
+    """
 
     scenario: str
     stall_seconds: float | None = None
@@ -67,7 +68,7 @@ class Figures:
 
 @dataclass(kw_only=True)
 class Scene:
-    """A virtual host; `at` is the node that stays."""
+    """A virtual host; `at` is the node that is never lost."""
 
     cluster: RabbitCluster
     vhost: str
@@ -89,7 +90,7 @@ class Scene:
         self.began = time.monotonic()
 
     def wait_repaired(self, queues: Sequence[str], *, timeout_seconds: float = REPAIR_SECONDS) -> None:
-        """Until each has three replicas. The first time that this is so after a loss is the one that is told."""
+        """Wait until each queue has three replicas. The first such time after a loss is recorded."""
         wait_for_replicas(self.at, self.vhost, queues, 3, timeout_seconds=timeout_seconds)
         if self.figures.repair_seconds is None and self.began is not None:
             self.figures.repair_seconds = time.monotonic() - self.began
@@ -98,7 +99,7 @@ class Scene:
         self.figures.notes.append(note)
 
     def queues(self, count: int, members: Sequence[Sequence[int]]) -> list[str]:
-        """So many queues, on nodes by their numbers (from 1), in turn."""
+        """Declare that many queues, on nodes by their numbers (from 1), in turn."""
         names = [f"q{number:03}" for number in range(count)]
         for at, name in enumerate(names):
             own = [self.cluster.nodes[number - 1] for number in members[at % len(members)]]
@@ -118,7 +119,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def told(request: pytest.FixtureRequest) -> Iterator[list[Figures]]:
-    """Those of all scenarios, printed at the end (with -s: pytest keeps it otherwise)."""
+    """The figures of all scenarios, printed at the end (with -s: pytest captures it otherwise)."""
     figures: list[Figures] = []
     yield figures
     terminal: pytest.TerminalReporter | None = request.config.pluginmanager.get_plugin("terminalreporter")
@@ -156,7 +157,7 @@ def scene(
 
 @contextmanager
 def published_to(scene: Scene, queues: Sequence[str]) -> Generator[Publisher]:
-    """A publisher at work; no publish failed, and none waited too long since it was told to ``forget``."""
+    """Run a publisher; no publish may fail, and none may take too long since the last ``forget``."""
     publisher = Publisher(scene.at, scene.vhost, queues)
     publisher.start()
     wait_until(lambda: publisher.confirmed > len(queues), timeout_seconds=30, what="the publisher to be at work")
@@ -172,7 +173,7 @@ def published_to(scene: Scene, queues: Sequence[str]) -> Generator[Publisher]:
 
 
 def settled(publisher: Publisher) -> None:
-    """Leaders were elected: what follows is the keeper's doing."""
+    """Wait until leaders are elected, so that later delays are due to the keeper."""
 
     def quick() -> bool:
         publisher.forget()
@@ -205,7 +206,7 @@ def test_a_node_that_is_lost_for_good_is_replaced(scene: Scene) -> None:
         scene.lose(lost)
         settled(publisher)
         scene.wait_repaired([*queues, "stream"])
-        # As forget_cluster_node, which would also forget the replicas: here the keeper has to.
+        # As forget_cluster_node, which would also remove the replicas: here the keeper must do it.
         database = "rabbit_db_cluster:forget_member" if has_khepri(scene.at) else "rabbit_mnesia:forget_cluster_node"
         scene.at.ctl("eval", f"ok = {database}('{lost.name}', false).")
         wait_until(
@@ -306,7 +307,7 @@ def test_a_keeper_that_is_killed_half_way_is_followed_by_another(scene: Scene) -
 
 
 def test_a_keeper_that_is_cut_off_is_followed_by_another_and_does_nothing(scene: Scene) -> None:
-    """One keeper has no way but to the fifth node, which is cut off from all others: a real partition."""
+    """One keeper can reach only the fifth node, which is cut off from all others: a real partition."""
     *others, fifth = scene.cluster.nodes
     queues = scene.queues(6, [(1, 2, 5)])
     flags = ("--recovery-interval-seconds", "5")
@@ -371,7 +372,7 @@ def test_two_hundred_queues_are_repaired_without_a_storm(scene: Scene) -> None:
 
 
 def _under_way(keeper: KeeperProcess) -> tuple[int, int]:
-    """The most changes at a time, overall and of one node, by the keeper's log."""
+    """Return the most changes at a time, overall and of one node, by the keeper's log."""
     now: Counter[str] = Counter()
     most = most_on_a_node = 0
     for line in keeper.output.splitlines():
@@ -384,10 +385,10 @@ def _under_way(keeper: KeeperProcess) -> tuple[int, int]:
 
 @contextmanager
 def cut_off(node: RabbitNode, others: Sequence[RabbitNode]) -> Generator[None]:
-    """Nodes that take each other for strangers don't talk: neither reaches the other any more.
+    """Cut a node off: nodes with different passwords don't talk, so neither side can reach the other.
 
-    It stands still until all have turned away from it: where one does while another one still hears it, RabbitMQ speaks
-    of a partial partition, and pauses nodes that are not cut off.
+    It stays paused until all others consider it down: if one does while another one still reaches it, RabbitMQ detects
+    a partial partition, and pauses nodes that are not cut off.
     """
     names = ", ".join(f"'{other.name}'" for other in others)
     node.ctl("eval", f"[erlang:set_cookie(N, stranger) || N <- [{names}]].")

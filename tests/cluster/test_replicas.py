@@ -1,7 +1,7 @@
 """The replica keeper on three real RabbitMQ nodes, as operators run it.
 
-It looks by HTTP or rabbitmqctl. It changes streams by command line tools, and quorum queues by HTTP where RabbitMQ has
-the endpoints (3.11.19, 3.12.1 and newer), else by the tools, too.
+It observes by HTTP or rabbitmqctl. It changes streams by command line tools, and quorum queues by HTTP if RabbitMQ has
+the endpoints (3.11.19, 3.12.1 and newer), otherwise by the tools, too.
 """
 
 import secrets
@@ -74,7 +74,7 @@ def test_a_plan_says_what_each_queue_is_to_have_and_applying_it_gives_them_that(
     declare(first, vhost, "stream", [first], kind="stream")
     declare(first, vhost, "by default", [first], size=2)
     declare(first, vhost, "extra", [first], size=3)
-    # RabbitMQ places the second member of "by default": no node may be full, wherever that is.
+    # RabbitMQ places the second member of "by default" anywhere, so no node may be full.
     flags = ("--min-replicas", "1", "--policies", "*=1, orders*=9, stream=2", "--changes-per-node-max", "4")
 
     rows = popgate.rows("plan", *flags)

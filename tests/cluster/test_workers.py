@@ -1,4 +1,6 @@
-"""Several workers behind one port: who gets the clients, and what becomes of all when one, or the parent, ends."""
+"""Several workers behind one port: the distribution of clients, and the effects when one worker, or the parent,
+ends.
+"""
 
 import itertools
 import os
@@ -31,12 +33,12 @@ QUEUES = 8
 RETRIED = (502, 503, 504)
 EXIT_SECONDS = 2.0
 EXIT_SLACK_SECONDS = 1.0
-"""What a machine that is busy with other things may add."""
+"""Extra seconds for a busy machine."""
 BATCH, OPEN_MAX = 10, 60
 LEASE_SECONDS = 5
-"""As long as a message may be missing whose lease nobody was told of."""
+"""Maximum seconds that a message may be missing if no client got the answer with its lease."""
 AGAIN_SECONDS = 20.0
-"""To be started again, on such a machine, and to be given queues."""
+"""Maximum seconds to be restarted, on such a machine, and to get queues."""
 ENDED = "a worker has ended and will be restarted"
 TOPIC = "/v1/topics/t"
 GROUP = f"{TOPIC}/groups/g"
@@ -44,7 +46,7 @@ GROUP = f"{TOPIC}/groups/g"
 
 @pytest.fixture(scope="module")
 def flags(rabbitmq: RabbitNode, redis_server: RedisServer) -> Sequence[str]:
-    """The flags of a proxy that has RabbitMQ's virtual host and Redis' namespace for itself."""
+    """Return the flags of a proxy that has RabbitMQ's virtual host and Redis' namespace to itself."""
     name = f"workers-{secrets.token_hex(4)}"
     rabbitmq.add_vhost(name)
     return ["--amqp-url", rabbitmq.amqp_url(name), "--redis-url", redis_server.url(), "--redis-namespace", name]
@@ -84,14 +86,14 @@ def cluster(client: httpx.Client) -> Json:
 
 
 def is_balanced(client: httpx.Client) -> bool:
-    """Whether all workers own as many queues as one another, or one more."""
+    """Tell whether the workers' queue counts differ by at most one."""
     status = cluster(client)
     counts = [member["queues"] for member in status["members"]]
     return len(counts) == WORKERS and sum(counts) == QUEUES and max(counts) - min(counts) <= 1
 
 
 def children(parent: int) -> set[int]:
-    """The processes that this one has started and that still run."""
+    """Return the running child processes of this one."""
     found: set[int] = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -112,14 +114,14 @@ def are_gone(pids: set[int]) -> bool:
 
 
 def instances(proxy: ProxyProcess) -> set[str]:
-    """Who serves, of two clients for each worker."""
+    """Return the workers that serve, found by two clients for each worker."""
     with ExitStack() as stack:
         clients = [stack.enter_context(plain_client(proxy.url, timeout_seconds=40)) for _ in range(2 * WORKERS)]
         return {cluster(client)["instance"] for client in clients}
 
 
 class OneOfEach:
-    """A keep-alive connection to each of the workers. A context manager that closes them."""
+    """A keep-alive connection to each worker, as a context manager that closes them."""
 
     def __init__(self, proxy: ProxyProcess) -> None:
         self._proxy = proxy
@@ -166,7 +168,7 @@ def test_clients_that_stay_connected_are_spread_over_the_workers(running: ProxyP
 
 
 def test_a_client_is_not_left_to_a_worker_that_hangs(running: ProxyProcess) -> None:
-    """It has fewer connections than the others, and does not take any."""
+    """It has fewer connections than the others, but does not accept any."""
     with OneOfEach(running) as clients, ExitStack() as stack:
         hung = next(iter(children(running.pid)))
         os.kill(hung, signal.SIGSTOP)
@@ -179,7 +181,7 @@ def test_a_client_is_not_left_to_a_worker_that_hangs(running: ProxyProcess) -> N
 
 
 def test_a_connection_that_waits_outlives_a_worker(running: ProxyProcess) -> None:
-    """All that were not accepted yet are accepted by those that are left."""
+    """The remaining workers accept all connections that were not accepted yet."""
     workers = children(running.pid)
     with ExitStack() as stack:
         for worker in workers:
@@ -239,8 +241,9 @@ def statuses(client: httpx.Client, operation: str, **body: object) -> set[str]:
 
 
 class Work:
-    """A publisher and consumers that ask once more where an answer is missing. A context manager; after it all that
-    was published has been acked."""
+    """A publisher and consumers that retry unanswered requests, as a context manager; after it, everything published
+    has been acked.
+    """
 
     def __init__(self, proxy: ProxyProcess, consumers: int = 6) -> None:
         self._proxy = proxy
@@ -248,7 +251,7 @@ class Work:
         self.acked: set[str] = set()
         self.failures: list[str] = []
         self.again: list[str] = []
-        """What came after it was acked."""
+        """Messages that came after they were acked."""
         self._done = threading.Event()
         self._threads = [threading.Thread(target=self._produce)]
         self._threads += [threading.Thread(target=self._consume, args=(number,)) for number in range(consumers)]
@@ -264,7 +267,7 @@ class Work:
             thread.join()
 
     def grow(self, count: int) -> None:
-        """Return when so many more are acked."""
+        """Return when that many more are acked."""
         until = len(self.acked) + count
         wait_until(lambda: len(self.acked) >= until, timeout_seconds=40, what=f"{count} more to be acked")
 
@@ -344,7 +347,7 @@ def test_a_worker_that_is_killed_under_load_is_missed_by_nobody_and_is_started_a
 def test_a_worker_that_can_not_be_started_again_is_tried_again(
     tmp_path: Path, redis_server: RedisServer, rabbitmq: RabbitNode
 ) -> None:
-    """Meanwhile the other one goes on. `redis_server` is asked for because it knows what to do without any."""
+    """Meanwhile the other one continues. `redis_server` is requested because it handles a missing installation."""
     rabbitmq.add_vhost(tmp_path.name)
     with RedisServer(tmp_path / "redis") as redis:
         flags = ("--amqp-url", rabbitmq.amqp_url(tmp_path.name), "--redis-url", redis.url(), "--workers", "2")
@@ -367,7 +370,7 @@ def test_a_worker_that_can_not_be_started_again_is_tried_again(
 
 
 def ends(proxy: ProxyProcess, *, within_seconds: float = EXIT_SECONDS + EXIT_SLACK_SECONDS) -> int:
-    """The exit code of one that was told to end, and leaves no process behind."""
+    """Return the exit code of a process that was told to end, and that must leave no process behind."""
     workers = children(proxy.pid)
     code = proxy.wait(within_seconds)
     assert are_gone(workers)
@@ -398,11 +401,11 @@ def test_a_signal_to_each_process_ends_all_in_order_too(proxy: ProxyProcess, num
 
 def test_a_second_signal_ends_all_at_once(proxy: ProxyProcess) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port)) as slow:
-        # A request without end holds the first exit back.
+        # An endless request delays the first exit.
         slow.sendall(b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
         with parked_pops(proxy):
             proxy.signal(signal.SIGTERM)
-        # Their answers say that the first signal has been taken.
+        # Their answers show that the first signal was received.
         assert proxy.is_running()
         proxy.signal(signal.SIGTERM)
         assert ends(proxy, within_seconds=0.5) == 128 + signal.SIGTERM
@@ -410,11 +413,11 @@ def test_a_second_signal_ends_all_at_once(proxy: ProxyProcess) -> None:
 
 @contextmanager
 def parked_pops(proxy: ProxyProcess) -> Generator[list[httpx.Response]]:
-    """A pop that waits at each worker; what they were answered, after the block."""
+    """Keep a pop waiting at each worker; yield their answers, which are complete after the block."""
     answers: list[httpx.Response] = []
     with OneOfEach(proxy) as clients, ThreadPoolExecutor(WORKERS) as threads:
         waiting = [threads.submit(client.post, f"{GROUP}/pop", json={"wait_seconds": 30}) for client in clients]
-        time.sleep(0.5)  # one that has not arrived by then gets no answer
+        time.sleep(0.5)  # a pop that has not arrived by then gets no answer
         yield answers
         answers += [one.result() for one in waiting]
 
@@ -437,7 +440,7 @@ def test_workers_do_not_outlive_their_parent(proxy: ProxyProcess) -> None:
 
 
 def test_what_a_worker_can_not_start_with_is_said_once_and_ends_all(tmp_path: Path, flags: Sequence[str]) -> None:
-    """The second worker's port for its peers is taken: the first one could do its work."""
+    """The port of the second worker for its peers is taken, while the first one could work."""
     ports = PortBlock(3).ports
     with socket.create_server(("127.0.0.1", ports[2])):
         peer_address = ("--peer-address", f"127.0.0.1:{ports[1]}")
@@ -462,7 +465,7 @@ def test_a_port_that_is_taken_is_said_once_and_nothing_else_is_done(tmp_path: Pa
 
 
 def refused(*arguments: str) -> str:
-    """The one line of two workers that can't start; the parent's exit code is that of one process."""
+    """Return the one error line of two workers that can't start; the parent's exit code is that of one process."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("POPGATE_")}
     command = popgate_command("serve", *arguments, "--workers", "2")
     done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=30, check=False)
