@@ -1,6 +1,6 @@
 """`python -m cluster.dying_proxy` is `popgate` that kills itself at one step of a switch of consume modes.
 
-`DIE_FILE` in the working directory names the step: "before" or "after" and the mode status that is then written to the
+`DIE_FILE` in the working directory names the step: "before" or "after" and the mode that is then written to the
 shared state, such as "before draining" or "after pull". Without such a file the proxy runs on.
 """
 

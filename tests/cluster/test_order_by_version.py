@@ -62,7 +62,7 @@ def proxies(node: RabbitNode, redis_server: RedisServer, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def calm_proxies(rabbitmq: RabbitNode, redis_server: RedisServer, tmp_path: Path) -> Iterator[ProxyCluster]:
-    """Proxies that requeue nothing early: otherwise messages without a key overtake one that is on its way back."""
+    """Proxies that requeue nothing early: messages of other keys, or of none, would overtake one on its way back."""
     with ProxyCluster(tmp_path, nodes=(rabbitmq,), redis=redis_server, size=2) as cluster:
         yield cluster
 

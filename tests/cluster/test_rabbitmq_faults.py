@@ -243,9 +243,7 @@ async def test_a_killed_node_that_led_queues_and_had_a_proxy_on_it(
 def test_a_proxy_without_redis_that_is_killed_with_its_node_starts_again_on_another_one(
     rabbit: RabbitCluster, tmp_path: Path
 ) -> None:
-    """Exclusive queues of its connections stay declared as long as the node is away (4.3): the guard, and the
-    consumers' ones.
-    """
+    """The guard and the active consumers of its connections stay registered as long as the node is away (4.3)."""
     make_whole(rabbit)
     vhost = f"alone-{secrets.token_hex(4)}"
     rabbit.nodes[0].add_vhost(vhost)
