@@ -1,4 +1,4 @@
-"""Started brokers for tests, stopped again at the end of the block."""
+"""Started brokers for tests; they are stopped at the end of the block."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""The brokers that the contract is held against, and a RabbitMQ that a test may break."""
+"""The brokers under the contract suites, and a RabbitMQ that a test may break."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ from support.rabbitmq_releases import RabbitRelease
 
 CONSUMER_TIMEOUT_SECONDS = 1.5
 BODY_BYTES_MAX = 1_000_000
-"""What the fragile node takes."""
+"""Maximum body size of the fragile node."""
 
 
 @pytest.fixture(params=["embedded", "rabbitmq", "simulated"])
@@ -41,7 +41,7 @@ async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 def lock_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, *, full_run: bool
 ) -> Iterator[HttpServer]:
-    """One server on each broker for all tests of locks over HTTP, each of which has locks of its own."""
+    """One server on each broker for all tests of locks over HTTP; each test uses separate locks."""
     leave_out_a_pair(request, full_run=full_run)
     with creating_server(request, tmp_path_factory) as server:
         yield server
@@ -49,7 +49,7 @@ def lock_server(
 
 @pytest.fixture
 async def lock_clients(amqp_url: str) -> AsyncIterator[LockClients]:
-    """Clients of locks, whose connections end with the test."""
+    """Lock clients, whose connections end with the test."""
     clients = LockClients(amqp_url)
     yield clients
     await clients.close()
@@ -57,7 +57,7 @@ async def lock_clients(amqp_url: str) -> AsyncIterator[LockClients]:
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """A certificate for 127.0.0.1 that signed itself, and the port on which the fragile node shows it."""
+    """A self-signed certificate for 127.0.0.1, and the port on which the fragile node uses it."""
 
     certificate: Path
     key: Path
@@ -84,7 +84,7 @@ def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 def fragile_node(
     tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRelease, tls_files: TlsFiles
 ) -> Iterator[RabbitNode]:
-    """A node that may be killed and paused, takes small messages only and for a short time, and speaks TLS as well."""
+    """A node that may be killed and paused, accepts only small messages and only briefly, and speaks TLS as well."""
     settings = RabbitSettings(
         consumer_timeout_seconds=CONSUMER_TIMEOUT_SECONDS,
         channel_tick_interval_seconds=0.2,

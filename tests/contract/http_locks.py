@@ -1,7 +1,7 @@
-"""One lock over HTTP, and words to talk to it. Import the fixtures `lock` and `pool` by name.
+"""One lock over HTTP, and helpers to use it. Import the fixtures `lock` and `pool` by name.
 
-Of the parameter "front" there are two proxies, and each request goes to the other one than the request before: what one
-of them has given is verified, renewed and released through both.
+With the parameter "front" there are two proxies, and successive requests alternate between them: a lock granted through
+one of them is verified, renewed and released through both.
 """
 
 import asyncio
@@ -29,7 +29,9 @@ PEER_SECONDS_MAX = 8.0
 NOT_ACQUIRED = {"acquired": False, "token": None, "fencing_token": None, "slot": None, "expires_at": None}
 
 LOST_HERE = ("an operator released it", "deleted")
-"""Only the proxy that took a lock away can say so: one whose lock another proxy took sees that its slot is gone."""
+"""Only the proxy that took a lock away reports this; a proxy whose lock was taken through another one sees that its
+slot is gone.
+"""
 
 
 class HttpLock:
@@ -44,7 +46,7 @@ class HttpLock:
 
     @property
     def client(self) -> httpx.Client:
-        """That of the proxy whose turn it is."""
+        """Return the client of the next proxy."""
         return next(self._turns).client
 
     @property
@@ -52,19 +54,19 @@ class HttpLock:
         return self.server.owner is not None
 
     def at(self, process: ProxyProcess) -> "HttpLock":
-        """The same lock, through this proxy only."""
+        """Return the same lock, through this proxy only."""
         return HttpLock(self.server, self.name, [process])
 
     @property
     def here(self) -> "HttpLock":
-        """The same, through the server's own proxy."""
+        """Return the same lock, through the server's own proxy."""
         return self.at(self.server.process)
 
     def define(self, **fields: object) -> Json:
         return put(self.client, self.path, fields)
 
     def ask(self, verb: str, **fields: object) -> Any:
-        """Once more for as long as a proxy does not know yet that the one which held it has died."""
+        """Send the request; repeat it while a proxy does not yet know that the lock's holder has died."""
         deadline = time.monotonic() + PEER_SECONDS_MAX
         while True:
             response = self.client.post(f"{self.path}/{verb}", json=fields)
@@ -77,7 +79,7 @@ class HttpLock:
         return answer(self.ask("acquire", holder=holder, ttl_seconds=ttl_seconds, **fields))
 
     def held(self, holder: str = "h", ttl_seconds: float = 60, wait_seconds: float = 5) -> Json:
-        """A grant that must come."""
+        """Return a grant, which must be given."""
         grant = self.acquire(holder, ttl_seconds, wait_seconds=wait_seconds)
         assert grant["acquired"] is True
         assert len(grant["token"]) >= 32
@@ -117,7 +119,7 @@ def metric(server: HttpServer, name: str, **labels: str) -> float:
 
 
 def wait_for_line(amqp_url: str, lock: str, count: int) -> None:
-    """Return when so many stand in the broker's line for a mutex: they are counted once they do."""
+    """Return when that many clients wait in the broker's line for a mutex."""
 
     async def waiting() -> int:
         async with await aio_pika.connect(amqp_url) as connection:

@@ -1,7 +1,7 @@
-"""What `schemathesis run` loads for test_http_schema: MessagePack, and bounds that keep a run short.
+"""Hooks that `schemathesis run` loads for test_http_schema: MessagePack, and limits that keep a run short.
 
-Nothing here changes what is valid: waits become short, queues few, and names come from a few, so that requests meet
-each other's topics.
+The hooks change no valid value to an invalid one: waits become short, queues few, and names come from a small set, so
+that requests meet each other's topics.
 """
 
 import re
@@ -27,7 +27,7 @@ def to_msgpack(context: schemathesis.SerializationContext, value: Any) -> Any:
         return value
     try:
         return msgspec.msgpack.encode(value, enc_hook=str)
-    except OverflowError:  # an invalid number that MessagePack can't even write: any other damage will do
+    except OverflowError:  # an invalid number that MessagePack can't even encode: replaced by other invalid data
         return b"\xc1"
 
 
@@ -44,21 +44,21 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case[Any],
         elif name == "queue" and isinstance(value, int) and 0 <= value < QUEUES_PATH_MAX:
             case.path_parameters[name] = 0  # every topic has that one
         elif name == "epoch" and value == 0:
-            case.path_parameters[name] = 1  # only epoch 0 is ever acked: that it is gone then, a schema can't say
+            case.path_parameters[name] = 1  # only epoch 0 is ever acked: a schema can't say that it is gone then
     if isinstance(case.body, dict):
         _bound(case.body, "wait_seconds", WAIT_SECONDS_MAX, 30)
         _bound(case.body, "queues", QUEUES_MAX, 256)
         _bound(case.body, "slots", SLOTS_MAX, 64)
         _bound(case.body, "through_epoch", 0, 2**63 - 1)
         if isinstance(retry := case.body.get("retry"), dict):
-            _bound(retry, "initial_seconds", 0, 43_200)  # at most max_seconds, which a schema can't say
+            _bound(retry, "initial_seconds", 0, 43_200)  # at most max_seconds, which a schema can't express
         most = case.body.get("max_lease_seconds")
         if isinstance(most, (int, float)) and not isinstance(most, bool) and 1 <= most <= 43_200:
             case.body["max_lease_seconds"] = 43_200  # at least invisibility_seconds, likewise
 
 
 def _bound(body: dict[str, Any], name: str, limit: float, valid: float) -> None:
-    """Lower a valid value that is above ``limit``; leave an invalid one as it is."""
+    """Lower a valid value that is above ``limit``; leave an invalid one unchanged."""
     value = body.get(name)
     if isinstance(value, (int, float)) and limit < value <= valid:
         body[name] = limit

@@ -1,7 +1,7 @@
-"""A real `popgate serve` for the tests of the HTTP interface, on each broker, and words to talk to it.
+"""A real `popgate serve` for the tests of the HTTP interface, on each broker, and helpers to use it.
 
-Import the fixture `server` by name, or `lean_server` as `server`. One server serves a whole module; every test takes a
-topic of its own.
+Import the fixture `server` by name, or `lean_server` as `server`. One server serves a whole module; every test uses a
+separate topic.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ CREATED_QUEUES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpServer:
-    """A running server. `broker` is "embedded" or "rabbitmq", there in a virtual host of its own.
+    """A running server. `broker` is "embedded", or "rabbitmq" with a separate virtual host.
 
-    Of the parameter "front" the broker is "rabbitmq" and the state is on Redis; the server owns no queues, and passes
+    With the parameter "front" the broker is "rabbitmq" and the state is on Redis; the server owns no queues, and passes
     everything on to another proxy that does.
     """
 
@@ -41,7 +41,7 @@ class HttpServer:
         return self.process.client
 
     def metrics(self) -> dict[str, float]:
-        """By name and labels, the sum over all proxies: each counts what it does."""
+        """Return the metrics by name and labels, summed over all proxies: each counts its own work."""
         metrics: dict[str, float] = {}
         for process in (self.process, self.owner):
             for line in process.client.get("/metrics").text.splitlines() if process is not None else ():
@@ -51,7 +51,7 @@ class HttpServer:
         return metrics
 
     def topic(self, *groups: str, queues: int = 1) -> "Topic":
-        """A new topic with these groups; with `default` where none is named."""
+        """Create a topic with these groups; with `default` if none is named."""
         topic = Topic(self.client, f"t-{secrets.token_hex(4)}")
         put(self.client, topic.admin_path, {"queues": queues})
         for group in groups or ("default",):
@@ -87,12 +87,12 @@ class Topic:
         return list(answer(self.client.post(f"{self.group_path}/pop", json=fields))["messages"])
 
     def pop_one(self, **fields: object) -> Json:
-        """The one message that must come, at once or within a second."""
+        """Return the one message that must come, at once or within a second."""
         (message,) = self.pop(**{"wait_seconds": 1, **fields})
         return message
 
     def pop_all(self, count: int, **fields: object) -> list[Json]:
-        """Pop until `count` messages were given. A pop may answer with fewer than there are."""
+        """Pop until `count` messages came. A pop may answer with fewer than are ready."""
         messages: list[Json] = []
         while len(messages) < count:
             more = self.pop(max_messages=count - len(messages), wait_seconds=2, **fields)
@@ -106,7 +106,7 @@ class Topic:
         return results
 
     def ack(self, *messages: Json) -> list[str]:
-        """Ack popped messages, or receipt handles; the statuses."""
+        """Ack popped messages, or receipt handles; return the statuses."""
         handles = [message if isinstance(message, str) else message["receipt_handle"] for message in messages]
         return [result["status"] for result in self.settle("ack", handles)]
 
@@ -115,7 +115,7 @@ class Topic:
 
 
 def answer(response: httpx.Response) -> Json:
-    """The body of a success."""
+    """Return the body of a success."""
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -127,7 +127,7 @@ def put(client: httpx.Client, path: str, body: object = None) -> Json:
 
 
 def problem(response: httpx.Response, status: int, code: str) -> Json:
-    """The problem document of a failure, which must be whole."""
+    """Return the problem document of a failure, which must be complete."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     document = response.json()
@@ -143,7 +143,7 @@ def problem(response: httpx.Response, status: int, code: str) -> Json:
 
 @pytest.fixture(scope="module", params=["embedded", "rabbitmq", "front"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    """A server on each broker, where topics and groups come into being by use."""
+    """A server on each broker, which creates topics and groups on first use."""
     with creating_server(request, tmp_path_factory) as server:
         yield server
 
@@ -152,11 +152,11 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def lean_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, *, full_run: bool
 ) -> Iterator[HttpServer]:
-    """`server`, for tests to which a pair of a broker and a state is no more than the two of them.
+    """`server`, for tests that need no combination of broker and state beyond the main ones.
 
-    RabbitMQ is then there behind `front`, and the state beside the proxy with `embedded`, which also shows what is not
-    passed on: only --full runs have them together as well. That they work together, test_http_interface and
-    test_http_admin show in every run.
+    RabbitMQ then runs only behind `front`, and the state beside the proxy only with `embedded`, which also covers
+    requests that are not passed on; only --full runs combine the two. In every run, test_http_interface and
+    test_http_admin test the combination.
     """
     leave_out_a_pair(request, full_run=full_run)
     with creating_server(request, tmp_path_factory) as server:
@@ -164,14 +164,14 @@ def lean_server(
 
 
 def leave_out_a_pair(request: pytest.FixtureRequest, *, full_run: bool) -> None:
-    """Skip what `lean_server` leaves out of a short run."""
+    """Skip the combination that `lean_server` omits in a short run."""
     if request.param == "rabbitmq" and not full_run:
         pytest.skip("the short run has this broker behind the front, and this state on the embedded broker")
 
 
 @contextmanager
 def creating_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[HttpServer]:
-    """A server on the fixture's broker, where topics, groups and locks come into being by use."""
+    """A server on the fixture's broker, which creates topics, groups and locks on first use."""
     arguments = ["--auto-create", "true", "--auto-create-queues", str(CREATED_QUEUES)]
     with started_server(request, tmp_path_factory.mktemp(f"http-{request.param}"), *arguments) as server:
         yield server
@@ -179,7 +179,7 @@ def creating_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
 
 @contextmanager
 def started_server(request: pytest.FixtureRequest, folder: Path, *arguments: str) -> Generator[HttpServer]:
-    """A server on the broker that the fixture's parameter names; on RabbitMQ in a virtual host of its own."""
+    """Start a server on the broker that the fixture's parameter names; on RabbitMQ in a separate virtual host."""
     if request.param == "embedded":
         with ProxyProcess(folder, *arguments) as process:
             yield HttpServer(broker="embedded", process=process)
@@ -199,5 +199,5 @@ def started_server(request: pytest.FixtureRequest, folder: Path, *arguments: str
             process = stack.enter_context(ProxyProcess(folder / "front", *flags, *arguments))
             yield HttpServer(broker="rabbitmq", process=process, vhost=vhost, owner=owner)
     finally:
-        if node.is_running():  # a server of the whole session may outlive the release that it was started on
+        if node.is_running():  # a session's server may outlive the release on which it was started
             node.delete_vhost(vhost)

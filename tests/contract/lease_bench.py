@@ -1,7 +1,7 @@
-"""The state stores under test, on every adapter, and words for the tests of its contract.
+"""The state stores under test, on every adapter, and helpers for their contract tests.
 
-An adapter joins by a name in ``STORES`` and a way to open it on an empty folder, to let time pass, and to restart it.
-Import the fixtures ``bench`` and ``open_bench`` by name.
+An adapter joins by a name in ``STORES`` and functions to open it on an empty folder, to advance time, and to restart
+it. Import the fixtures ``bench`` and ``open_bench`` by name.
 """
 
 import time
@@ -56,7 +56,7 @@ INVISIBILITY = 30.0
 
 
 class Bench(Protocol):
-    """The stores under test: of leases, lease groups and dedup ids. All are other objects after ``restart``."""
+    """The stores under test: of leases, lease groups and dedup ids. ``restart`` replaces all of these objects."""
 
     @property
     def store(self) -> LeaseStore: ...
@@ -109,12 +109,12 @@ async def sqlite(folder: Path) -> AsyncGenerator[Bench]:
 
 
 CLOCK = "bench:clock"
-"""The key of what the scripts of a ``RedisBench`` take for Redis' time, in microseconds."""
+"""The key that scripts of a ``RedisBench`` read instead of Redis' time, in microseconds."""
 
 
 @contextmanager
 def clock_in_redis() -> Generator[None]:
-    """Meanwhile the scripts read their time from ``CLOCK``: Redis' own can't be turned by hand."""
+    """Make the scripts read their time from ``CLOCK``, because Redis' own clock can't be set."""
 
     @cache
     def changed(name: str) -> Script:
@@ -126,7 +126,7 @@ def clock_in_redis() -> Generator[None]:
 
 
 class RedisBench:
-    """A database that is this bench's alone, under ``clock_in_redis``. Time passes by ``pass_time`` only."""
+    """A database for this bench alone, under ``clock_in_redis``. Only ``pass_time`` advances time."""
 
     def __init__(self, connect: Callable[[], RedisConnection]) -> None:
         self._connect = connect
@@ -140,7 +140,7 @@ class RedisBench:
         await self._connection.command("INCRBY", CLOCK, round(seconds * 1_000_000))
 
     async def restart(self) -> None:
-        """Another process; Redis itself is restarted in ``test_redis_state``."""
+        """Restart as another process; ``test_redis_state`` restarts Redis itself."""
         await self._disconnect()
         self._connection = self._connect()
         self.store = RedisLeaseStore(self._connection)
@@ -152,7 +152,7 @@ class RedisBench:
         assert self._connection is not None
         await self._connection.command("FLUSHDB")
         await self._connection.command("SET", CLOCK, time.time_ns() // 1000)
-        for queue in (QUEUE, OTHER_QUEUE):  # somebody has had them: else what is missing counts as lost with the data
+        for queue in (QUEUE, OTHER_QUEUE):  # in use before: else missing records count as lost with the data
             await self._connection.command("HSET", f"{self._connection.prefix}claims", queue, 0)
 
     async def close(self) -> None:

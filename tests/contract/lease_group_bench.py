@@ -1,4 +1,4 @@
-"""Words for the tests of lease groups on a bench (``lease_bench``)."""
+"""Helpers for the tests of lease groups on a bench (``lease_bench``)."""
 
 from collections.abc import Sequence
 
@@ -56,7 +56,7 @@ async def renew(
 
 
 async def settle_all(bench: Bench) -> tuple[list[tuple[CopyId, SettleAction, SettleStatus]], int]:
-    """What was settled, in order, and how many were lost."""
+    """Settle a whole group; return what was settled, in order, and how many messages were lost."""
     settled: list[tuple[CopyId, SettleAction, SettleStatus]] = []
     lost, more = 0, True
     while more:

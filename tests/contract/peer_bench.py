@@ -1,7 +1,8 @@
-"""A node that answers its peers: an embedded engine behind the real application and server, in this process or its own.
+"""A node that answers its peers: an embedded engine behind the real application and server, in this or a separate
+process.
 
-What its engine says to messages is a table in the test's hands. `python -m contract.peer_bench PORT INSTANCE FOLDER`
-runs one until SIGTERM.
+A table under the test's control determines the engine's answers to messages. `python -m contract.peer_bench PORT
+INSTANCE FOLDER` runs one until SIGTERM.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ HOST = "127.0.0.1"
 
 
 class TableAnswers:
-    """Answers a message with what stands in `says` for its type: a value, an error to raise, or a function of it."""
+    """Answers a message with the entry of `says` for its type: a value, an error to raise, or a function of it."""
 
     def __init__(self) -> None:
         self.says: dict[type[PeerMessage[Any]], Any] = {}
@@ -104,7 +105,7 @@ async def peer_node(
     codec: Codec = CODEC,
     wrap: Callable[[PeerNode], ASGIApp] = lambda node: node.app,
 ) -> AsyncGenerator[PeerNode]:
-    """A node that serves in this process; on a port of its own where none is given."""
+    """Serve a node in this process, on a new port unless one is given."""
     clock, background, counters = SystemClock(), Background(), EventCounters()
     make_folder(folder)
     database = Database(folder / "popgate.db", clock)
@@ -154,7 +155,7 @@ async def until(condition: Callable[[], bool], *, timeout_seconds: float = 5) ->
 
 @contextlib.contextmanager
 def listening(port: int = 0) -> Generator[socket.socket]:
-    # With the protocol named, asyncio turns Nagle's algorithm off for what it accepts, as in bootstrap.
+    # With the protocol named, asyncio turns off Nagle's algorithm for accepted connections, as in bootstrap.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((HOST, port))

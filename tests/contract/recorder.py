@@ -1,4 +1,4 @@
-"""A listener that remembers what it was told, and messages and layouts for broker tests."""
+"""A listener that records its events, and messages and layouts for broker tests."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from popgate.domain.names import CopyId, GroupName, Layout, Subscription, TopicN
 from popgate.ports.broker import Broker, Delivery, Outgoing, PublishStatus
 
 WAIT_SECONDS = 20.0
-"""Far above what any broker needs: tests wait for events, not for time."""
+"""Maximum wait in seconds, far above what any broker needs: tests wait for events, not for time."""
 TOPIC = TopicName("orders")
 
 
@@ -67,7 +67,7 @@ def message(
     ordering_key: str | None = None,
     message_id: str = "m-1",
 ) -> Message:
-    """A message with a copy id of its own."""
+    """Return a message with a new copy id."""
     global _minted  # noqa: PLW0603 - unique over all tests of the run
     _minted += 1
     return Message(

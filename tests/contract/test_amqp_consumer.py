@@ -1,4 +1,4 @@
-"""One program, or a few in this process, that consume a group straight from a real RabbitMQ."""
+"""One program, or a few in this process, that consume a group directly from a real RabbitMQ."""
 
 import asyncio
 import secrets
@@ -27,7 +27,7 @@ DEAD = f"popgate:{TOPIC}:{GROUP}:dead"
 
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members listen and wait for less long: nothing here is slow."""
+    """Shorten the waits of members, because nothing here is slow."""
     monkeypatch.setattr(presence, "GATHER_SECONDS", 0.1)
     monkeypatch.setattr(balancing, "SETTLE_SECONDS", 0.2)
     monkeypatch.setattr(balancing, "ASIDE_SECONDS", 0.5)
@@ -321,7 +321,7 @@ async def test_what_a_proxy_consumes_is_left_to_it_and_taken_when_it_lets_go_and
         held = await proxy.consume(layout.queues[0], layout, 1, theirs)
         publish(channel, "a", "b", "c")
         await theirs.until_count(1)
-        await held.resize(0)  # RabbitMQ sees no consumer of the proxy any more, and it still has "a" out on lease
+        await held.resize(0)  # RabbitMQ has no consumer of the proxy any more, and it still has "a" leased
         async with running(consumer):
             await until(lambda: bool(consumer.state().problems), "the program to say what it is")
             assert "a popgate proxy consumes the queue" in consumer.state().problems[QUEUE]

@@ -1,4 +1,4 @@
-"""Administering locks over a real RabbitMQ: slots that come and go under those who hold them and wait."""
+"""Administering locks over a real RabbitMQ: slots that are added and removed while clients hold and wait for them."""
 
 import asyncio
 from contextlib import suppress
@@ -94,7 +94,7 @@ async def test_slots_come_and_go_under_those_who_wait(lock_clients: LockClients)
 
 
 async def test_no_connection_is_lost_while_slots_come_and_go_under_those_who_acquire(lock_clients: LockClients) -> None:
-    """RabbitMQ closes the connection of whoever publishes to a quorum queue at the moment it is deleted."""
+    """RabbitMQ closes the connection of a client that publishes to a quorum queue at the moment of its deletion."""
     admin, *others = [await lock_clients() for _ in range(4)]
     done = asyncio.Event()
     grants = 0
@@ -156,7 +156,7 @@ async def test_who_holds_it_is_not_replaced_by_who_held_it_while_somebody_looked
         looked_at = await plain.basic_get("slot")
         await channel.put("slot", b"new")
         await plain.basic_nack(looked_at.delivery_tag or 0, requeue=True)
-        await plain.close()  # by then it is there again
+        await plain.close()  # by then it exists again
         assert await channel.last("slot") == b"new"
         await channel.delete("slot")
 
@@ -181,8 +181,9 @@ async def test_a_lock_that_goes_while_an_administrator_looks_is_no_error(
 async def test_a_slot_that_is_put_back_while_its_queue_shows_nothing_has_one_token(
     lock_clients: LockClients, monkeypatch: pytest.MonkeyPatch, unseen: int
 ) -> None:
-    """RabbitMQ says of a queue that has just lost its leader that it has no message and no consumer. With two tokens
-    the next holders would get the lower and the higher one in turn."""
+    """RabbitMQ reports no message and no consumer for a queue that has just lost its leader. With two tokens the
+    next holders would get the lower and the higher one in turn.
+    """
     admin, one, two = [await lock_clients() for _ in range(3)]
     before = await held(await lock(one, LockKind.PERSISTENT_MUTEX))
     await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 0)
@@ -295,7 +296,9 @@ async def test_a_lock_whose_token_was_deleted_by_hand_is_mended(lock_clients: Lo
 
 
 async def test_a_mutex_whose_slot_queue_has_expired_is_administered_all_the_same(lock_clients: LockClients) -> None:
-    """Nobody consumes that queue, nor mostly that of those who wait, so RabbitMQ removes them from a mutex in use."""
+    """That queue has no consumer, nor usually has the queue of waiting clients, so RabbitMQ removes them from a
+    mutex in use.
+    """
     admin, one = await lock_clients(), await lock_clients("billing")
     mutex = one.mutex("a")
     grant = await held(mutex)

@@ -1,4 +1,4 @@
-"""Locks over a real RabbitMQ, each client on a connection of its own."""
+"""Locks over a real RabbitMQ, each client on a separate connection."""
 
 import asyncio
 from contextlib import suppress
@@ -39,7 +39,7 @@ async def test_one_holds_it_and_the_next_gets_it_with_a_higher_token(
     assert not fenced or token(next_grant) > token(grant)
     with pytest.raises(LockLost, match="released"):
         await grant.verify()
-    await grant.release()  # once more does no harm
+    await grant.release()  # a repetition does no harm
     await next_grant.verify()
 
 
@@ -147,7 +147,7 @@ async def test_a_waiting_client_that_gives_up_leaves_nothing_behind(lock_clients
 
 
 async def test_fifty_who_wait_have_it_in_the_order_in_which_they_came(lock_clients: LockClients) -> None:
-    """Nobody asks time and again, nobody is overtaken, and it is handed over at once."""
+    """No client polls, none is overtaken, and the hand-over is immediate."""
     locks = [await lock_clients() for _ in range(5)]
     order: list[int] = []
     hand_overs: list[float] = []
@@ -162,7 +162,7 @@ async def test_fifty_who_wait_have_it_in_the_order_in_which_they_came(lock_clien
     working: list[asyncio.Task[None]] = []
     for number in range(50):
         working.append(asyncio.create_task(work(number)))
-        async with asyncio.timeout(5):  # who is counted stands in line
+        async with asyncio.timeout(5):  # a counted client is waiting
             while (await locks[0].administration.status("a", LockKind.MUTEX)).waiting <= number:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
     await first.release()
@@ -184,7 +184,7 @@ async def test_a_renewal_proves_the_lock_and_raises_its_token(lock_clients: Lock
 
 
 class Wire(TCPTransportFactory):
-    """A connection's wire to RabbitMQ, to be cut."""
+    """A connection's wire to RabbitMQ, which a test can cut."""
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, self.writer = await super().create(url, **kwargs)
@@ -227,7 +227,7 @@ async def test_a_held_lock_is_renewed_by_itself(lock_clients: LockClients) -> No
 async def test_a_lock_that_was_given_up_while_the_broker_stood_still_is_free_when_it_goes_on(
     lock_clients: LockClients, rabbitmq: RabbitNode
 ) -> None:
-    """Its connection outlives that, and so must not hold what nobody holds."""
+    """Its connection survives, and so must not keep a token without a holder."""
     one, two = await lock_clients(), await lock_clients()
     grant = await held(one.mutex("a"))
     rabbitmq.pause()
@@ -251,7 +251,7 @@ async def test_without_a_connection_there_is_no_lock(lock_clients: LockClients) 
 async def test_who_asks_on_a_channel_that_is_closed_meanwhile_is_not_cancelled(
     amqp_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """aiormq cancels what waits on a channel that is closed; a program that verifies just then must hear an error."""
+    """aiormq cancels calls that wait on a closed channel; a program that verifies at that moment must get an error."""
     async with await aio_pika.connect(amqp_url) as connection:
         driver = RabbitLockDriver(connection)
         plain = await driver.plain_channel()

@@ -1,4 +1,6 @@
-"""The contract of the store of pull clients' assignments, over every adapter; one joins by a way to open it."""
+"""The contract of the store of pull clients' assignments, over every adapter; an adapter joins by a function to open
+it.
+"""
 
 import asyncio
 import time
@@ -114,7 +116,7 @@ async def test_a_version_does_not_come_again_after_it_was_dropped(opener: Opener
         for _ in range(2):
             await store.drop(ORDERS)
         assert await store.read(ORDERS) == NOTHING_STORED
-        await asyncio.sleep(0.002)  # versions are milliseconds, where they are not too many
+        await asyncio.sleep(0.002)  # versions are milliseconds, unless there are too many
         second = await store.write(ORDERS, ONE, 0)
         assert first is not None
         assert second is not None

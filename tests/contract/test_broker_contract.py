@@ -1,4 +1,4 @@
-"""What every broker must do, whatever stands behind it: the promises of ``popgate.ports.broker``."""
+"""What every broker adapter must do: the promises of ``popgate.ports.broker``."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What every broker must do with delayed publishes: never early, at most a second late, and nothing lost meanwhile."""
+"""What every broker must do with delayed publishes: never early, at most a second late, and never lost."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ BILLING = layout("billing")
 SHIPPING = layout("shipping")
 QUEUE = BILLING.queues[0]
 LATE_SECONDS_MAX = 1.0
-"""Beyond the resolution."""
+"""Maximum seconds late, in addition to the resolution."""
 STANDING_BY = 2_000
 STANDING_BY_FULL = 100_000
 BATCH = 500
@@ -40,7 +40,7 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
 
 
 class Timed(Recorder):
-    """Notes when each message came."""
+    """Records the time at which each message came."""
 
     def __init__(self) -> None:
         super().__init__()

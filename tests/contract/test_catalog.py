@@ -1,4 +1,4 @@
-"""The contract of the catalog, over every adapter; an adapter joins by a way to open it."""
+"""The contract of the catalog, over every adapter; an adapter joins by a function to open it."""
 
 import asyncio
 import time

@@ -30,7 +30,7 @@ Q1, Q2, Q3 = (BrokerQueue(f"q{number}") for number in (1, 2, 3))
 
 @pytest.fixture
 def listeners() -> dict[bytes, ChangeSignal]:
-    """Who hears of what is told on the simulation's Redis, by channel."""
+    """Subscribers to the simulation's Redis, by channel."""
     return {}
 
 
@@ -55,7 +55,7 @@ async def claims(redis: RedisConnection, listeners: dict[bytes, ChangeSignal]) -
     claims = RedisClaims(redis, gone_seconds=GONE_SECONDS)
     if redis.place == SIMULATED_PLACE:
         listeners[f"{redis.prefix}{claims.signal.channel}".encode()] = claims.signal
-        claims.signal.notify()  # who begins to listen may have missed something
+        claims.signal.notify()  # a new subscriber may have missed something
         yield claims
         return
     background = Background()
@@ -137,7 +137,7 @@ async def test_who_is_silent_for_too_long_is_gone(claims: RedisClaims) -> None:
 
 
 async def test_silence_does_not_count_while_nobody_could_be_heard(claims: RedisClaims) -> None:
-    """As after an outage of Redis: who comes back first is not the only one that lives."""
+    """As after an outage of Redis: the first proxy that returns is not the only one alive."""
     await claims.join(A)
     view = await claims.join(B)
     await claims.claim(A.instance, [Q1])
@@ -164,7 +164,7 @@ async def test_who_joins_again_keeps_what_belongs_to_nobody(claims: RedisClaims)
 async def test_who_speaks_no_version_of_a_members_is_kept_out_and_changes_nothing(claims: RedisClaims) -> None:
     await claims.join(A)
     before = await claims.join(Member(B.instance, B.address, (2, 3)))
-    for protocols in ((1, 1), (3, 4), (4, 4), (0, 0)):  # (1, 2), (2, 3) are in
+    for protocols in ((1, 1), (3, 4), (4, 4), (0, 0)):  # (1, 2) and (2, 3) are in
         stranger = Member(InstanceId("stranger"), "http://stranger:8080", protocols)
         assert await claims.join(stranger, [Q1]) == before
         with pytest.raises(NotAMember):
@@ -175,7 +175,7 @@ async def test_who_speaks_no_version_of_a_members_is_kept_out_and_changes_nothin
 
 
 async def test_who_is_kept_out_gets_in_once_those_in_the_way_are_surely_gone(claims: RedisClaims) -> None:
-    """They have not been heard of for long already: as after an outage of Redis, that alone says nothing."""
+    """Their heartbeats have been missing for long: after an outage of Redis, that alone proves nothing."""
     await claims.join(A)
     await asyncio.sleep(GONE_SECONDS * 1.5)
     stranger = Member(InstanceId("stranger"), "http://stranger:8080", (3, 3))
@@ -189,7 +189,7 @@ async def test_who_is_kept_out_gets_in_once_those_in_the_way_are_surely_gone(cla
 
 async def test_changes_are_heard(claims: RedisClaims) -> None:
     async with asyncio.timeout(5):
-        await claims.changed()  # before it listened
+        await claims.changed()  # before it subscribed
         view = await claims.join(A)
         await claims.changed()
         await claims.claim(A.instance, [Q1])
@@ -220,7 +220,7 @@ async def test_changes_are_heard_after_the_loss_of_a_connection_that_nobody_clos
         background.spawn(claims.listen(), name="hear")
         others = RedisClaims(redis)
         async with asyncio.timeout(10):
-            await claims.changed()  # it listens
+            await claims.changed()  # it is subscribed
             await asyncio.sleep(1.0)  # it has asked more than once, and was answered
             await others.join(A)
             await claims.changed()
@@ -233,7 +233,7 @@ async def test_changes_are_heard_after_the_loss_of_a_connection_that_nobody_clos
 
 @asynccontextmanager
 async def relay_to(server: RedisServer) -> AsyncGenerator[tuple[str, Callable[[], None]]]:
-    """A URL that leads to `server`, and what makes the connections there are lead to nowhere, and stay open."""
+    """Return a URL that leads to `server`, and a function after which its connections lead nowhere but stay open."""
     dead: list[asyncio.Event] = []
 
     async def carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter, is_dead: asyncio.Event) -> None:
@@ -268,7 +268,7 @@ async def test_a_cluster_that_lost_its_data_is_joined_again(claims: RedisClaims,
 
 
 async def test_a_call_that_is_cancelled_ends(claims: RedisClaims) -> None:
-    """Whenever the cancellation comes: a client with timeouts of its sockets loses some."""
+    """At any moment of the cancellation: a client with socket timeouts loses some cancellations."""
     chance = random.Random(1)
 
     async def beat_on() -> None:

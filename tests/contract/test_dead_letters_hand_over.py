@@ -1,4 +1,4 @@
-"""The dead letters of groups whose owner changes: any proxy passes on to whom they belong, whoever that is just now."""
+"""The dead letters of groups whose owner changes: any proxy passes requests on to the present owner."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ BODIES = [f"m{number:02}" for number in range(LETTERS)]
 
 @pytest.fixture
 def cluster(rabbitmq: RabbitNode, redis_server: RedisServer, tmp_path: Path) -> Iterator[ProxyCluster]:
-    """One proxy that owns everything, and a last one that owns nothing."""
+    """One proxy that owns everything, followed at last by one that owns nothing."""
     with ProxyCluster(tmp_path, nodes=(rabbitmq,), redis=redis_server, size=1) as cluster:
         front = cluster.add("--owns-queues", "false")
         front.start()
@@ -60,11 +60,11 @@ class Letters:
         return self.client.get(f"{self.path}/redrive")
 
     def wait_for_moved(self) -> None:
-        """Until the redrive has begun to move letters."""
+        """Wait until the redrive has begun to move letters."""
         wait_for(lambda: answer(self.progress())["moved"] > 0)
 
     def finish(self) -> None:
-        """Redrive the rest: nothing is lost, and nothing is there twice."""
+        """Redrive the rest: nothing is lost, and nothing is duplicated."""
         done = answer(surely(lambda: self.redrive(wait_seconds=20)))
         assert (done["state"], done["failed"]) == ("done", 0)
         assert answer(self.progress())["id"] == done["id"]
@@ -85,7 +85,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def surely(ask: Callable[[], httpx.Response]) -> httpx.Response:
-    """Again while the letters change hands, as Retry-After says, only sooner."""
+    """Repeat the request while the letters change hands, as Retry-After says but sooner."""
     deadline = time.monotonic() + SECONDS_MAX
     while (response := ask()).status_code == 503 and time.monotonic() < deadline:
         assert int(response.headers["retry-after"]) >= 1
@@ -115,7 +115,7 @@ def test_a_redrive_ends_with_its_proxy_and_goes_on_through_another(cluster: Prox
         problem(ended, 503, "peer_unavailable")
     wait_for(lambda: letters.owner() is None)
     verbs = (letters.redrive, letters.progress, lambda: letters.client.get(letters.path))
-    with ThreadPoolExecutor(len(verbs)) as pool:  # at once: each is answered when it has waited for an owner
+    with ThreadPoolExecutor(len(verbs)) as pool:  # immediately: each is answered when it has waited for an owner
         for response in [pool.submit(verb) for verb in verbs]:
             assert "no proxy owns" in problem(response.result(), 503, "peer_unavailable")["detail"]
     owner.start()

@@ -1,6 +1,6 @@
-"""A process that dies between what the broker stores and what the state store learns of it, on real brokers.
+"""A process dies after the broker has stored a message and before the state store records it, on real brokers.
 
-The repeat of such a publish is the same copy, and consumers get it once: while the first one waits, is leased, or was
+A repeat of such a publish is the same copy, and consumers get it once: while the first one waits, is leased, or was
 acked.
 """
 
@@ -22,13 +22,13 @@ class Open(Protocol):
 
 @pytest.fixture(params=["embedded", "rabbitmq"])
 def opening(request: pytest.FixtureRequest) -> Open:
-    """Opens a world on one broker, every time the same one."""
+    """Opens a world on one broker, the same one every time."""
     amqp_url = None if request.param == "embedded" else request.getfixturevalue("amqp_url")
     return lambda folder: open_world(folder, amqp_url=amqp_url)
 
 
 async def published_and_killed(opening: Open, folder: Path, *, at: str, after: bool) -> Path:
-    """Publish "a" and die at this step; where the data folder is that the dead process left."""
+    """Publish "a" and die at this step; return the dead process's data folder."""
     left = folder / "left by the kill"
     async with opening(folder / "data") as world:
         await world.create("t")
@@ -52,7 +52,7 @@ async def popped(world: World, count: int, *, wait: float = 10.0) -> list[Leased
 
 
 async def copies_at_the_broker(world: World) -> int:
-    """How many physical messages stand in the queue, all of them returned to it."""
+    """Return how many physical messages are in the queue, all of them returned to it."""
     await world.engine.drain()
     layout = world.served("t").layout
     (depth,) = await world.broker.depth([layout.queues[0]])

@@ -33,7 +33,7 @@ def entry(dedup_id: str, copy: str, *, message_id: str = "", index: int = 0) -> 
 async def reserve(
     bench: Bench, *entries: DedupEntry, topic: TopicName = ORDERS, window: float = WINDOW
 ) -> list[Reserved]:
-    """One answer an entry, in order: its status, and what stands for its id now."""
+    """Return one answer an entry, in order: its status, and what is stored for its id now."""
     standing = await bench.dedup.reserve(topic, entries, window_seconds=window)
     assert standing.keys() <= {one.dedup_id for one in entries}
     answers: list[Reserved] = []
@@ -128,7 +128,7 @@ async def test_what_is_confirmed_or_was_repeated_is_not_cancelled(bench: Bench) 
     stored, repeated = entry("stored", "copy-1"), entry("repeated", "copy-2")
     await reserve(bench, stored, repeated)
     await bench.dedup.confirm(ORDERS, [stored])
-    await reserve(bench, entry("repeated", "copy-3"))  # by somebody who may have stored it by now
+    await reserve(bench, entry("repeated", "copy-3"))  # by another publisher, which may have stored it by now
     await bench.dedup.cancel(ORDERS, [stored, repeated])
     answers = await reserve(bench, entry("stored", "copy-4"), entry("repeated", "copy-5"))
     assert answers == [Reserved(CONFIRMED, stored), Reserved(PENDING, repeated)]
@@ -158,7 +158,7 @@ async def test_ended_entries_are_collected_and_no_others(bench: Bench) -> None:
 
 
 async def acked(bench: Bench, copy_id: str) -> None:
-    """Let a consumer have the copy and ack it."""
+    """Let a consumer get the copy and ack it."""
     epoch = await bench.store.claim(QUEUE)
     request = GrantRequest(
         subscription=Subscription(ORDERS, GroupName("g")),

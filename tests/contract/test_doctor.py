@@ -1,4 +1,4 @@
-"""``popgate doctor`` as a process, on real brokers: each planted fault is found and named, and --fix mends it."""
+"""``popgate doctor`` as a process, on real brokers: it finds and names each planted fault, and --fix repairs it."""
 
 import json
 import secrets
@@ -22,19 +22,19 @@ from support.redis import RedisServer
 LIMIT = 2_000_000_000
 LATE_RETRY = {"x-delayed-retry-type": "all", "x-delayed-retry-min": 1_000}
 ADOPTED_QUORUM = {"delivery-limit-missing", "delivery-limit-low", "lost-node-timeout"}
-"""What may be wrong with an adopted quorum queue that has no arguments, by version."""
+"""Expected findings on an adopted quorum queue without arguments, by version."""
 Doctor = Callable[..., "Told"]
 
 
 class Told(NamedTuple):
-    """How the doctor ended, and what it said as JSON."""
+    """The doctor's exit code, and its JSON output."""
 
     code: int
     said: dict[str, Any]
 
     @property
     def codes(self) -> set[str]:
-        """Of the findings that are to be mended."""
+        """Return the codes of the findings that need a repair."""
         return {one["code"] for one in self.said["findings"] if one["severity"] != "info"}
 
     @property
@@ -53,7 +53,7 @@ def vhost(amqp_url: str) -> str:
 
 @pytest.fixture
 def channel(amqp_url: str) -> Iterator[BlockingChannel]:
-    """To plant faults with."""
+    """A channel to plant faults with."""
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     yield connection.channel()
     if connection.is_open:
@@ -67,7 +67,7 @@ def management_url(rabbitmq: RabbitNode) -> str:
 
 @pytest.fixture
 def run(tmp_path: Path, amqp_url: str) -> Callable[..., Done]:
-    """The doctor, with no way to look but AMQP."""
+    """Run the doctor with AMQP alone."""
     nowhere = PortBlock()
 
     def doctor(*arguments: str) -> Done:
@@ -85,7 +85,7 @@ def run(tmp_path: Path, amqp_url: str) -> Callable[..., Done]:
 
 @pytest.fixture
 def doctor(run: Callable[..., Done], management_url: str) -> Doctor:
-    """The doctor, with the management API."""
+    """Run the doctor with the management API."""
 
     def told(*arguments: str) -> Told:
         done = run("--json", *arguments, "--management-url", management_url)
@@ -96,7 +96,7 @@ def doctor(run: Callable[..., Done], management_url: str) -> Doctor:
 
 
 def declare_own(channel: BlockingChannel, **arguments: Any) -> str:
-    """A queue as popgate declares it, but for ``arguments``."""
+    """Declare a queue as popgate does, except for ``arguments``."""
     name = f"popgate:topic-{secrets.token_hex(3)}:group:0"
     own: dict[str, Any] = {"x-queue-type": "quorum", "x-single-active-consumer": True, "x-delivery-limit": LIMIT}
     channel.queue_declare(name, durable=True, arguments={**own, **arguments})
@@ -342,7 +342,7 @@ def test_a_popgate_that_runs_is_found_healthy_and_its_adopted_queue_once_it_has_
     over_amqp = run("--json")
     assert Told(over_amqp.code, json.loads(over_amqp.out)).codes == told.codes
     with ProxyProcess(tmp_path, "--amqp-url", amqp_url) as again:
-        again.start()  # the folder was left as it was
+        again.start()  # the folder was left unchanged
 
 
 def test_adopted_queues_are_known_by_the_catalog_in_redis(
@@ -388,7 +388,7 @@ def test_for_people_each_command_is_shown_and_what_became_of_it(
 
 
 def test_ctrl_c_ends_it_quietly(amqp_url: str, rabbitmq: RabbitNode) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, and sends nothing
         url = amqp_url.replace(f":{rabbitmq.amqp_port}/", f":{silent.getsockname()[1]}/")
         with CommandLine("").running("doctor", "--amqp-url", url) as process:
             accepted, _ = silent.accept()

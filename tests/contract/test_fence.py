@@ -1,4 +1,4 @@
-"""The resource's side of a lock: whoever has lost it is refused."""
+"""The resource's side of a lock: a client that has lost the lock is refused."""
 
 import pytest
 import redis.asyncio as redis

@@ -1,4 +1,4 @@
-"""Administrators, publishers and consumers at once: nobody waits for ever, and nobody gets a 500."""
+"""Concurrent administrators, publishers and consumers: no request waits forever, and none gets a 500."""
 
 import secrets
 import threading
@@ -20,7 +20,7 @@ PUBLISH = {"messages": [{"body": "x"}] * 8}
 
 @pytest.fixture
 def at_once(server: HttpServer) -> Iterator[Callable[..., list[int]]]:
-    """Runs requests (method, path, body) at the same moment; their statuses, in order."""
+    """Runs requests (method, path, body) at the same moment; returns their statuses, in order."""
     with plain_client(server.process.url, timeout_seconds=SECONDS_MAX) as client:
         client.get("/healthz")
 

@@ -17,8 +17,9 @@ from support.proxy import ProxyProcess
 ROUNDS = 3
 PUBLISHED, WANTED = 10, 4
 LONGEST_SECONDS = {"owner": 20, "front": 1}
-"""In place of a few milliseconds, in which a broker under load may not deliver the others. What another proxy's pop may
-take is not known to the owner of a queue: that one is woken when the time is over."""
+"""Seconds that a pop collects, in place of a few milliseconds, in which a busy broker may not deliver the others.
+The owner of a queue does not know how many messages another proxy's pop may take; it is woken when time is over.
+"""
 
 
 @pytest.fixture(params=LONGEST_SECONDS)

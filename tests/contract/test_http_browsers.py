@@ -16,7 +16,7 @@ READING = {"get", "head", "options"}
 
 
 def changing_routes(server: HttpServer) -> Iterator[tuple[str, str]]:
-    """Every path with each of its methods that may change something, and what no description names."""
+    """Return every path with each of its methods that may change something, and paths without a description."""
     for path, operations in answer(server.client.get("/openapi.json"))["paths"].items():
         for method in operations.keys() - READING:
             yield method, re.sub(r"{(queue|epoch)}", "0", re.sub(r"{(?!queue|epoch)\w+}", "x", path))
@@ -36,7 +36,7 @@ def test_no_path_takes_from_another_sites_page_what_a_form_could_send(server: Ht
                 response = send(server, method, path, {**page, "content-type": kind}, b"{}")
                 assert "content-type" in problem(response, 415, "unsupported_media_type")["detail"], (method, path)
             problem(send(server, method, path, page), 415, "unsupported_media_type")
-        # It is the page, and what it sends, that is refused.
+        # The refusal concerns the page, and what it sends.
         assert send(server, method, path, {**FOREIGN, "content-type": "application/json"}).status_code != 415, path
         assert send(server, method, path, {"content-type": "text/plain"}).status_code != 415, path
 
@@ -54,7 +54,7 @@ def test_the_proxys_own_page_and_curl_need_no_content_type(server: HttpServer) -
     topic = server.topic()
     path = f"{topic.admin_path}/groups/default"
     own = {"origin": str(server.client.base_url).rstrip("/")}
-    # Another proxy answers the last one, where this one owns no queues; it goes by another name.
+    # If this proxy owns no queues, another one answers the last request, under another name.
     for verb, headers in (("pause", own), ("resume", {"sec-fetch-site": "same-origin"}), ("dead-letters/redrive", own)):
         assert send(server, "post", f"{path}/{verb}", headers).is_success
     form = {"content-type": "application/x-www-form-urlencoded"}

@@ -1,7 +1,7 @@
-"""A client that goes away before it has its answer: its messages are visible again within 100 ms, over raw sockets.
+"""A client that disconnects before its answer: its messages are visible again within 100 ms, over raw sockets.
 
-Each test that measures prints what it measured, and holds the median to the promise: a single round may be late on a
-busy machine, but never by the length of a lease.
+Each timing test prints its measurements, and compares the median with the promise: a single round may be late on a busy
+machine, but never by the length of a lease.
 """
 
 import json
@@ -28,7 +28,7 @@ LARGE = 1024 * 1024
 
 
 class Client:
-    """One connection that writes and reads by hand."""
+    """One connection with manual writes and reads."""
 
     def __init__(self, topic: Topic) -> None:
         url = topic.client.base_url
@@ -43,7 +43,7 @@ class Client:
         self.socket.sendall(head.encode() + body)
 
     def read_answer(self) -> list[dict[str, object]]:
-        """One answer, and not a byte of the next."""
+        """Read one answer, and not a byte of the next."""
         head = body = b""
         while not head.endswith(b"\r\n\r\n"):
             head += self._read(1)
@@ -54,7 +54,7 @@ class Client:
         return messages
 
     def received_so_far(self) -> list[dict[str, object]]:
-        """The messages of the answer, if it is here; does not wait."""
+        """Return the messages of the answer, if it is here; do not wait."""
         try:
             self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -67,7 +67,7 @@ class Client:
         return data
 
     def close(self) -> None:
-        """What a program does that ends: FIN, or RST where it leaves something unread."""
+        """Close as an ending program does: FIN, or RST if it leaves data unread."""
         self.socket.close()
 
     def reset(self) -> None:
@@ -87,7 +87,7 @@ def connected(topic: Topic) -> Generator[Client]:
 @pytest.fixture
 def topic(server: HttpServer) -> Topic:
     topic = server.topic()
-    topic.pop()  # its queues are being consumed from now on
+    topic.pop()  # from now on its queues have consumers
     return topic
 
 
@@ -152,7 +152,7 @@ def test_leases_of_an_answer_in_the_kernels_buffer_are_visible_again_within_100_
     for _ in range(30 if full_run else 5):
         topic.publish("x" * LARGE)
         with connected(topic) as client:
-            # So small a window that the answer, which the server has written whole, can't arrive whole.
+            # So small a window that the answer can't arrive completely, although the server has written all of it.
             client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.send_pop(wait_seconds=2)
             client.socket.recv(1000)
@@ -167,14 +167,16 @@ def test_leases_of_an_answer_in_the_kernels_buffer_are_visible_again_within_100_
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_client_that_goes_while_its_message_comes_does_not_hold_it(topic: Topic, end: str, full_run: bool) -> None:
-    """Either the client got its whole answer before it went, and its lease holds, or the next pop gets the message."""
+    """Either the client got its whole answer before it disconnected, and its lease holds, or the next pop gets the
+    message.
+    """
     measured: list[float] = []
     received = 0
     for round_number in range(1000 if full_run else 40):
         with connected(topic) as client:
             client.send_pop(wait_seconds=30, invisibility_seconds=LEASE_SECONDS)
             wait_for(lambda: parked_pops(topic) == 1)
-            # The publish takes a millisecond or some: go before, during and after it.
+            # The publish takes a millisecond or so: disconnect before, during and after it.
             publishing = threading.Thread(target=topic.publish, args=("x",))
             publishing.start()
             time.sleep(0.0002 * (round_number % 20))

@@ -28,7 +28,7 @@ class Desk:
 
     def bury_popped(self, messages: list[Json], reason: str = "bad") -> None:
         entries = [{"receipt_handle": message["receipt_handle"], "reason": reason} for message in messages]
-        for entry in entries:  # one by one: in this order
+        for entry in entries:  # one by one, to keep this order
             assert self.topic.settle("reject", [entry]) == [{"status": "rejected"}]
 
     def page(self, **query: object) -> Json:
@@ -47,7 +47,7 @@ class Desk:
         return [letter["body"] for letter in self.listed()]
 
     def redrive(self, **fields: object) -> Json:
-        """To its end."""
+        """Redrive until the end."""
         response = self.client.post(f"{self.path}/redrive", json={"wait_seconds": 20, **fields})
         assert response.status_code == 200, response.text
         return response.json()
@@ -64,7 +64,7 @@ class Desk:
         return answer(self.client.post(f"{self.path}/purge", json=fields))
 
     def drained(self) -> list[str]:
-        """Pop and ack what is visible."""
+        """Pop and ack everything visible."""
         bodies: list[str] = []
         while messages := self.topic.pop(max_messages=256):
             bodies += [message["body"] for message in messages]
@@ -184,7 +184,7 @@ def test_an_answer_stops_at_32_mib_and_goes_on_with_the_next(desk: Desk) -> None
 
 
 def test_a_group_has_a_list_as_soon_as_it_is_created(server: HttpServer) -> None:
-    """Its first queue is claimed a moment before its proxy sees to the letters."""
+    """Its first queue is claimed a moment before its proxy takes over the letters."""
     topic = server.topic()
     for number in range(20):
         put(server.client, f"{topic.admin_path}/groups/g{number}")

@@ -23,12 +23,12 @@ def topic(server: HttpServer) -> Topic:
 
 
 def publish(topic: Topic, *messages: Json) -> list[Json]:
-    """The results, whatever they are."""
+    """Publish; return the results, successful or not."""
     return list(answer(topic.client.post(f"{topic.path}/messages", json={"messages": messages}))["results"])
 
 
 def bodies(topic: Topic, count: int) -> list[str]:
-    """So many that must come, and whatever comes soon after them; acked."""
+    """Return exactly that many bodies, and any that come soon after them; ack all."""
     found: list[str] = []
     while messages := topic.pop(max_messages=32, wait_seconds=SURELY_SECONDS if len(found) < count else WATCH_SECONDS):
         assert set(topic.ack(*messages)) == {"acked"}
@@ -137,7 +137,7 @@ def test_duplicates_are_counted_and_are_not_published_ones(server: HttpServer, t
 
 @pytest.fixture(params=["embedded", "rabbitmq"])
 def broker_arguments(request: pytest.FixtureRequest) -> list[str]:
-    """The arguments that choose the broker."""
+    """Return the arguments that choose the broker."""
     return [] if request.param == "embedded" else ["--amqp-url", request.getfixturevalue("amqp_url")]
 
 
@@ -158,7 +158,7 @@ def test_the_window_is_as_long_as_configured(tmp_path: Path, broker_arguments: l
     with ProxyProcess(tmp_path, "--auto-create", "true", "--dedup-seconds", "1", *broker_arguments) as process:
         topic = Topic(process.client, "orders")
         (first,) = publish(topic, {"body": "a", "dedup_id": "d"})
-        time.sleep(1.1)  # the end of the window is what is tested
+        time.sleep(1.1)  # this tests the end of the window
         (second,) = publish(topic, {"body": "a", "dedup_id": "d"})
         assert (first["status"], second["status"]) == ("published", "published")
         assert first["message_id"] != second["message_id"]

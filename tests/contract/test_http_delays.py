@@ -1,4 +1,4 @@
-"""Delays and times to live as a client of the HTTP interface meets them, on both brokers."""
+"""Delays and times to live as a client of the HTTP interface sees them, on both brokers."""
 
 import time
 from collections.abc import Callable
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.slow
 
 
 def lateness_max(broker: str) -> float:
-    """How late a delayed message may come: a second beyond the resolution."""
+    """Return how late a delayed message may come: a second beyond the resolution."""
     return 1.0 if broker == "embedded" else 2.0
 
 
 def pop_in_time(topic: Topic, due_at: float, late_seconds_max: float) -> object:
-    """The next message, which must come at its time."""
+    """Return the next message, which must come at its time."""
     (message,) = topic.pop(wait_seconds=10, max_messages=1)
     assert due_at <= time.time() <= due_at + late_seconds_max
     return message

@@ -1,6 +1,7 @@
-"""What the HTTP interface refuses, and how it says so (design: section 3): problem documents with code, field, remedy.
+"""Requests that the HTTP interface refuses, and its answers (design: section 3): problem documents with code, field,
+remedy.
 
-Every row is also a promise that nothing a client can send is answered with a 500.
+Every row is also a promise that no client request is answered with a 500.
 """
 
 import json
@@ -331,7 +332,7 @@ def test_any_content_type_but_messagepack_is_read_as_json(topic: Topic, kind: st
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8-sig"])
 def test_no_route_reads_json_in_another_encoding(server: HttpServer, encoding: str) -> None:
-    """A purge whose body was {} in UTF-16 was carried out: the framework guesses the encoding."""
+    """A purge whose body was {} in UTF-16 used to be carried out: the framework guesses the encoding."""
     content, headers = "{}".encode(encoding), {"content-type": "application/json"}
     paths = answer(server.client.get("/openapi.json"))["paths"]
     routes = [(method, path) for path in paths for method, one in paths[path].items() if "requestBody" in one]

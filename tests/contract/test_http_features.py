@@ -1,4 +1,4 @@
-"""A server that is told to offer less: for its clients there is nothing else, as with one that never had the rest."""
+"""A server with disabled features: to clients it looks like one that never had them."""
 
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -16,7 +16,7 @@ ADMIN_GROUP = "/v1/admin/topics/t/groups/default"
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of a proxy that can only be pulled from, and has little else."""
+    """A client of a proxy that offers pull mode and little else."""
     with ProxyProcess(tmp_path_factory.mktemp("old"), "--features", "pull,purge") as proxy:
         yield proxy.client
 

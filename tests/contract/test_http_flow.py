@@ -1,4 +1,4 @@
-"""What holds messages back, over HTTP and on each broker: filters, max_in_flight, pause; and fairness."""
+"""Features that hold messages back, over HTTP and on each broker: filters, max_in_flight, pause; and fairness."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ def bodies(messages: list[Json]) -> list[str]:
 
 @contextmanager
 def parked(topic: Topic, **fields: object) -> Generator[Future[list[Json]]]:
-    """A pop of somebody else that waits; what it gets."""
+    """A parked pop of another client; yields what it gets."""
 
     def pop() -> list[Json]:
         with plain_client(str(topic.client.base_url), timeout_seconds=20) as client:
@@ -174,7 +174,7 @@ def test_a_pause_outlives_a_restart(server: HttpServer) -> None:
 
 @pytest.mark.parametrize("policy", [{}, {"max_in_flight": 64}], ids=["free", "bounded"])
 def test_many_pollers_get_equal_shares(server: HttpServer, full_run: bool, policy: dict[str, object]) -> None:
-    """200 pollers and 20,000 messages; a tenth of both where the run is short."""
+    """200 pollers and 20,000 messages; a tenth of both in a short run."""
     topic = server.topic(queues=2)
     topic.policy(**policy)
     pollers, total = (200, 20_000) if full_run else (20, 1_000)

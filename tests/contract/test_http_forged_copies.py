@@ -1,6 +1,6 @@
-"""A publisher that knows everything but popgate's secret can't make another's message settle, collide or move.
+"""A publisher that knows everything except popgate's secret can't cause another's message to settle, collide or move.
 
-It reads each header of popgate's messages, and publishes straight to RabbitMQ.
+It reads each header of popgate's messages, and publishes directly to RabbitMQ.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ COPY_ID, IDENTITY = "x-popgate-copy-id", "x-popgate-identity"
 
 
 class Forger:
-    """Sees what is published to a topic, and publishes what it likes to its queues."""
+    """Reads the messages of a topic, and publishes forged ones to its queues."""
 
     def __init__(self, channel: BlockingChannel, topic: Topic) -> None:
         self._channel = channel
@@ -35,7 +35,7 @@ class Forger:
         channel.confirm_delivery()
 
     def seen(self) -> dict[str, Any]:
-        """The headers of the next message that was published."""
+        """Return the headers of the next published message."""
         _, properties, _ = self._channel.basic_get(self._spying, auto_ack=True)
         assert properties is not None
         assert properties.headers is not None
@@ -110,7 +110,7 @@ def test_a_repeat_of_a_whole_message_harms_only_itself(topic: Topic, forger: For
 
 
 def topic_queue_of(topic: Topic, forger: Forger) -> int:
-    """The queue of the ordering key "a"."""
+    """Return the queue of the ordering key "a"."""
     topic.publish("where", ordering_key="a")
     forger.seen()
     message = topic.pop_one()
@@ -143,7 +143,7 @@ SECRET, FORMER_SECRET = "the secret of these proxies", "the secret of before"
 def test_older_messages_keep_their_identity_over_a_restart_only_if_the_operator_says_so(
     rabbitmq: RabbitNode, tmp_path: Path, kind: str, setting: dict[str, str]
 ) -> None:
-    """The lease of a message that can be identified holds on after a restart of the proxy."""
+    """The lease of an identified message survives a restart of the proxy."""
     vhost = f"forged-{token_hex(4)}"
     rabbitmq.add_vhost(vhost)
     flags = ["--amqp-url", rabbitmq.amqp_url(vhost), "--auto-create", "true"]

@@ -1,4 +1,4 @@
-"""Messages that no well-behaved publisher sends, straight to RabbitMQ: each is handed out, and stops no other."""
+"""Messages that no well-behaved publisher sends, directly to RabbitMQ: each is handed out, and blocks no other."""
 
 from collections.abc import Callable
 from struct import pack
@@ -18,7 +18,7 @@ __all__ = ["server"]
 
 HEADERS, TIMESTAMP = 0x2000, 0x0040
 TABLE_BYTES_MAX = 120_000
-"""Close to the largest header frame that RabbitMQ takes."""
+"""Bytes of a header table close to the largest header frame that RabbitMQ accepts."""
 
 
 class RawProperties(BasicProperties):
@@ -33,7 +33,7 @@ class RawProperties(BasicProperties):
 
 
 def table(*fields: bytes) -> RawProperties:
-    """Properties whose only one is a header table of these fields."""
+    """Return properties that consist only of a header table with these fields."""
     joined = b"".join(fields)
     return RawProperties(pack(">HI", HEADERS, len(joined)) + joined)
 
@@ -126,7 +126,7 @@ def test_a_hostile_message_is_handed_out_and_dead_lettered_like_any_other(
 def test_a_lease_group_of_hostile_messages_can_be_read_in_every_format(
     topic: Topic, publish_raw: Callable[[Topic, RawProperties], None], accept: str
 ) -> None:
-    """Its membership is frozen: one message that can't be represented would make a Spark batch fail for ever."""
+    """Its membership is frozen: one message that can't be represented would make a Spark batch fail forever."""
     for properties in HOSTILE.values():
         publish_raw(topic, properties)
     assert put_all(topic, len(HOSTILE), slices=1)["count"] == len(HOSTILE)

@@ -182,7 +182,7 @@ def test_messages_with_one_ordering_key_go_to_one_queue(server: HttpServer) -> N
     topic = server.topic(queues=4)
     topic.publish(*(str(number) for number in range(20)), ordering_key="k")
     messages: list[Json] = []
-    while len(messages) < 20:  # who comes next has to wait until the ones before are settled
+    while len(messages) < 20:  # the next client has to wait until the messages before are settled
         more = topic.pop(max_messages=20, wait_seconds=2)
         assert topic.ack(*more) == ["acked"] * len(more)
         messages += more
@@ -249,7 +249,7 @@ def test_a_parked_pop_wakes_when_a_message_comes(topic: Topic) -> None:
     with ThreadPoolExecutor() as pool:
         for _ in range(10):
             parked = pool.submit(topic.pop_one, wait_seconds=20)
-            time.sleep(0.05)  # until it is parked; a later one is only easier
+            time.sleep(0.05)  # until it is parked; a later moment is only easier
             topic.publish("x")
             published_at = time.monotonic()
             topic.ack(parked.result())

@@ -95,7 +95,7 @@ def test_a_batch_takes_all_of_an_ordering_key_and_keeps_its_order(topic: Topic) 
 
 
 def test_a_batch_that_somebody_comes_back_for_is_never_formed_anew(topic: Topic) -> None:
-    """With `max_messages` 0: what stands is leased again, and nothing else is."""
+    """With `max_messages` 0, an existing group is leased again, and nothing else is."""
 
     def come_back() -> Any:
         return topic.client.put(path(topic, "s", 1), json={"max_messages": 0, "invisibility_seconds": 600})
@@ -295,7 +295,7 @@ def test_what_does_not_exist_is_said_to_be_missing(topic: Topic, server: HttpSer
 
 
 def test_many_messages_in_one_group(server: HttpServer, full_run: bool) -> None:
-    """50,000 over four queues: each is read once, each time alike, and acked."""
+    """50,000 over four queues: each is read once, always the same, and acked."""
     topic = server.topic()
     count = 50_000 if full_run else 3_000
     answer(topic.client.put(f"/v1/admin/topics/{topic.name}", json={"queues": 4}))

@@ -1,4 +1,4 @@
-"""What a client may take of the HTTP interface, over raw sockets: a limit for each, and an answer that says which."""
+"""Limits on a client's use of the HTTP interface, over raw sockets: each has an answer that names it."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ def connected(proxy: ProxyProcess) -> Generator[socket.socket]:
 
 
 def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], Any]:
-    """Status, headers and body of the next answer, which is JSON."""
+    """Return status, headers and body of the next answer, which is JSON."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         more = connection.recv(1)
@@ -58,7 +58,7 @@ def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], Any]:
 
 
 def refused(connection: socket.socket) -> tuple[int, str]:
-    """The status and the code of a refusal, after which the connection ends."""
+    """Return the status and the code of a refusal, after which the connection ends."""
     status, headers, document = read_answer(connection)
     assert (headers["connection"], headers["content-type"]) == ("close", "application/problem+json")
     assert document["status"] == status
@@ -76,7 +76,7 @@ def head_of(*headers: str, path: str = "/v1", length: int | None = None) -> byte
 
 
 def is_served(proxy: ProxyProcess) -> bool:
-    """Whether a client with a connection of its own gets its answer soon."""
+    """Tell whether a client with a separate connection soon gets its answer."""
     with connected(proxy) as connection:
         connection.settimeout(2)
         connection.sendall(head_of())
@@ -104,7 +104,7 @@ OFFERS = (("connection: Upgrade, HTTP2-Settings", "upgrade: h2c"), ("connection:
 def test_the_body_behind_the_offer_of_another_protocol_is_the_body(
     proxy: ProxyProcess, offer: tuple[str, str], piece: int
 ) -> None:
-    """Java's client offers HTTP/2 with each request; and a body must never be taken for the next request."""
+    """Java's client offers HTTP/2 with each request; and a body must never be interpreted as the next request."""
     hidden = head_of(path="/v1/hidden")
     body = b'{"attempt_id": 7}' + hidden
     sent = head_of(*offer, path=POP, length=len(body)) + body + head_of(*offer) + head_of(path="/healthz")
@@ -122,7 +122,7 @@ REQUESTS_AHEAD = 200_000
 
 
 def test_requests_sent_ahead_take_no_memory(proxy: ProxyProcess) -> None:
-    """Each that waits for its turn would take kilobytes; so they wait as bytes, most of them in the kernel."""
+    """Parsed waiting requests would take kilobytes each; so they wait as bytes, most of them in the kernel."""
     before = psutil.Process(proxy.pid).memory_info().rss
     requests = memoryview(head_of() * REQUESTS_AHEAD)
     with contextlib.ExitStack() as stack:
@@ -291,7 +291,7 @@ def test_a_body_at_a_good_rate_may_take_longer_than_a_head(proxy: ProxyProcess) 
 
 
 def test_unfinished_bodies_give_way_where_they_take_too_much_memory(proxy: ProxyProcess) -> None:
-    """Those that have held most for longest, so that a client that sends at once is served all the while."""
+    """The proxy refuses those that have held most for longest, so that a client that sends at once is always served."""
     whole = json.dumps({"messages": [{"body": "x" * (15 * MIB)}]}).encode()
     before = psutil.Process(proxy.pid).memory_info().rss
     with contextlib.ExitStack() as stack:
@@ -306,7 +306,7 @@ def test_unfinished_bodies_give_way_where_they_take_too_much_memory(proxy: Proxy
             quick.sendall(head_of(path=PUBLISH, length=len(whole)) + whole)
             assert read_answer(quick)[0] == 200
         slow[2].sendall(b"x" * (18 * MIB))
-        while not select.select([slow[2]], [], [], 0)[0]:  # what it has sent may still be on its way
+        while not select.select([slow[2]], [], [], 0)[0]:  # data it has sent may still be on its way
             quick.sendall(head_of(path=PUBLISH, length=len(whole)) + whole)
             assert read_answer(quick)[0] == 200
         assert refused(slow[2]) == (503, "overloaded")
@@ -349,7 +349,7 @@ def test_pops_that_wait_have_limits_of_the_group_and_of_the_proxy(proxy: ProxyPr
             assert (status, document["code"]) == (429, "too_many_pops")
             assert int(headers["retry-after"]) >= 1
             assert ("group" if group == "a" else "proxy") in document["detail"]
-        assert read_answer(pop(stack, "a", wait_seconds=0))[0] == 200  # what need not wait is served
+        assert read_answer(pop(stack, "a", wait_seconds=0))[0] == 200  # requests that need no wait are served
     wait_until(lambda: parked() == 0, timeout_seconds=5, what="the pops to leave with their clients")
     with contextlib.ExitStack() as stack:
         assert read_answer(pop(stack, "a", wait_seconds=0.2))[0] == 200
@@ -373,7 +373,7 @@ def test_an_answer_that_is_not_taken_is_given_up_and_its_leases_with_it(proxy: P
 
 @contextlib.contextmanager
 def small_proxy(folder: Path, *, files: int) -> Generator[ProxyProcess]:
-    """A proxy that may have so many ``files`` open: three quarters of them are for clients, who may be slow."""
+    """A proxy limited to this many open ``files``: three quarters of them are for clients, which may be slow."""
     program = ("prlimit", f"--nofile={files}:{files}", "--", *POPGATE)
     with ProxyProcess(folder, "--head-seconds", "600", "--body-bytes-per-second-min", "1", program=program) as proxy:
         yield proxy
@@ -392,20 +392,20 @@ def test_connections_that_wait_for_their_clients_make_room(tmp_path: Path) -> No
                 assert read_answer(kept)[0] == 200
                 assert is_served(proxy)
         assert silent[0].recv(1) == silent[1].recv(1) == b""
-        assert proxy.output.count("closed") == 1  # and not a line for each
+        assert proxy.output.count("closed") == 1  # and not one line for each
 
 
 def test_where_all_connections_are_busy_newcomers_are_told_so(tmp_path: Path) -> None:
     with small_proxy(tmp_path, files=160) as proxy:
         with contextlib.ExitStack() as stack:
-            time.sleep(2 * NEW_SECONDS)  # the connection that asked whether the proxy is ready is the first to go
+            time.sleep(2 * NEW_SECONDS)  # the connection of the readiness check is the first to be closed
             busy: list[socket.socket] = []
             for _ in range(120):
                 busy.append(stack.enter_context(connected(proxy)))
                 busy[-1].sendall(head_of("expect: 100-continue", path=PUBLISH, length=1_000))
                 assert busy[-1].recv(100).startswith(b"HTTP/1.1 100 ")
             assert refused(stack.enter_context(connected(proxy))) == (503, "overloaded")
-            for _ in range(300):  # beyond some they wait until they are accepted
+            for _ in range(300):  # above a limit they wait until they are accepted
                 stack.enter_context(connected(proxy))
             time.sleep(0.5)
             assert psutil.Process(proxy.pid).num_fds() < 160

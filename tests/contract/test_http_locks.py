@@ -1,4 +1,4 @@
-"""Locks over HTTP, held by a real proxy: on RabbitMQ, and where the proxy arbitrates alone."""
+"""Locks over HTTP, held by a real proxy: on RabbitMQ, and with the proxy as the only arbiter."""
 
 import itertools
 import time
@@ -63,13 +63,13 @@ def test_twenty_clients_at_once_never_hold_it_together(lock: HttpLock, pool: Thr
     assert len(tokens[1]) + len(tokens[2]) == 20
     for given in tokens.values():
         assert given == sorted(set(given)), "a fencing token only grows"
-    # What a closed channel has returned, RabbitMQ counts a moment later.
+    # RabbitMQ counts the messages returned by a closed channel a moment later.
     wait_for(lambda: [lock.view()[what] for what in ("holders", "waiting")] == [[], 0])
 
 
 @pytest.mark.parametrize("kind", ["mutex", "semaphore"])
 def test_a_released_slot_is_free_for_the_next_client(lock: HttpLock, kind: str) -> None:
-    """Through any proxy, and at once: RabbitMQ closes a holder's channel before it has the token back."""
+    """Through any proxy, and immediately: RabbitMQ closes a holder's channel before it has the token back."""
     lock.define(**HOLDABLE[kind])
     for _ in range(8):
         for holding, asking in itertools.product(map(lock.at, lock.processes), repeat=2):

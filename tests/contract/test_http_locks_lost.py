@@ -1,4 +1,4 @@
-"""Locks over HTTP whose client goes, whose proxy ends or loses its broker, and beside programs on AMQP."""
+"""Locks over HTTP whose client disconnects, whose proxy ends or loses its broker, and beside programs on AMQP."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A message on which popgate fails, every time: the others flow, the process lives, and the message is not lost."""
+"""A message on which popgate always fails: the others flow, the process lives, and the message is not lost."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ BARE = {"amqp-unreadable-headers": "{'poison': True}"}
 
 
 class Poisoned:
-    """Proxies one after the other, with the same data, that fail on poison in a place of their own."""
+    """Successive proxies with the same data that fail on poison, each in a different place."""
 
     def __init__(self, folder: Path, flags: list[str]) -> None:
         self._folder = folder
@@ -42,7 +42,7 @@ class Poisoned:
 
 @pytest.fixture
 def poisoned(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Poisoned]:
-    """On the embedded broker, unless the test asks for RabbitMQ as well."""
+    """On the embedded broker, unless the test requests RabbitMQ as well."""
     if getattr(request, "param", "embedded") == "embedded":
         yield Poisoned(tmp_path, [])
         return
@@ -69,7 +69,7 @@ def metric(proxy: ProxyProcess, name: str) -> float:
 
 
 def the_letter(topic: Topic) -> Json:
-    """The poison in the dead letters, once it is there."""
+    """Return the poison among the dead letters, once it is there."""
     desk = Desk(topic)
     wait_until(lambda: bool(desk.listed()), timeout_seconds=20, what="the dead letter")
     (letter,) = desk.listed()
@@ -188,5 +188,5 @@ def test_poison_in_the_journal_costs_only_its_own_events_and_the_journal_says_ho
 
 
 def told_in(journal: Path) -> set[tuple[str, str]]:
-    """The messages and events of the journal's files."""
+    """Return the messages and events of the journal's files."""
     return {(row["message_id"], row["event"]) for row in rows_of(journal) if row["message_id"]}

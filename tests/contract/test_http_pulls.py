@@ -39,14 +39,14 @@ class Client:
         return self.told
 
     def is_let_in(self) -> bool:
-        """Whether it is answered: the proxy may have been started a moment ago."""
+        """Tell whether it gets an answer: the proxy may have just started."""
         body = {"client_id": self.name, "supports": ["pull"]}
         response = self.topic.client.post(f"{self.topic.group_path}/assignment", json=body)
         self.told = response.json() if response.is_success else {}
         return response.is_success
 
     def has_queues(self, count: int) -> None:
-        """Ask until it has so many."""
+        """Ask until it has that many queues."""
         wait_until(lambda: len(self.ask()["queues"]) == count, timeout_seconds=20, what=f"{count} queues")
 
     def post(self, verb: str, queue: int, **fields: object) -> Any:
@@ -57,7 +57,7 @@ class Client:
         return list(answer(self.post("pull", queue, **{"max_messages": 100, **fields}))["messages"])
 
     def pull_all(self, count: int, queue: int = 0) -> list[Json]:
-        """So many, which may not come all at once."""
+        """Pull that many messages, which may come in several answers."""
         messages: list[Json] = []
         while len(messages) < count:
             after = {"after": messages[-1]["receipt_handle"]} if messages else {}
@@ -228,7 +228,7 @@ def test_a_pulled_message_can_be_rejected_and_no_other_verb_takes_its_receipt(se
 def test_adopted_queues_are_pulled_in_order_as_well(
     server: HttpServer, request: pytest.FixtureRequest, kind: str, is_unique: bool
 ) -> None:
-    """Also where nothing tells their messages apart."""
+    """Even if messages have no stable id."""
     if server.broker == "embedded":
         pytest.skip("the embedded broker has no foreign queues")
     node: RabbitNode = request.getfixturevalue("rabbitmq")
@@ -324,7 +324,7 @@ def test_other_methods_and_paths_are_refused(server: HttpServer) -> None:
 def test_a_backlog_that_came_back_is_pulled_in_order_and_many_at_a_time_within_little_memory(
     rabbitmq: RabbitNode, tmp_path: Path
 ) -> None:
-    """What RabbitMQ delivers again waits for its place, and its body is forgotten meanwhile."""
+    """A redelivered message waits for its place, and its body is dropped meanwhile."""
     vhost = f"pulls-{tmp_path.name}"
     rabbitmq.add_vhost(vhost)
     flags = ("--amqp-url", rabbitmq.amqp_url(vhost))

@@ -1,4 +1,6 @@
-"""Quotas over HTTP: what is refused, how, and that everything else goes on. Against a real server on each broker."""
+"""Quotas over HTTP: refused requests, the refusals, and that other requests succeed. Against a real server on each
+broker.
+"""
 
 import re
 from collections.abc import Iterator
@@ -35,7 +37,7 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def server(started: HttpServer) -> Iterator[HttpServer]:
-    """Without any topic or lock."""
+    """A server without any topic or lock."""
     yield started
     for topic in answer(started.client.get("/v1/admin/topics"))["topics"]:
         assert started.client.delete(f"/v1/admin/topics/{topic['topic']}").status_code in (200, 204)
@@ -53,7 +55,7 @@ def group(of: Topic, name: str) -> None:
 
 
 def is_refused(document: Json, setting: str) -> None:
-    """The problem names the setting, the limit and the remedy."""
+    """Assert that the problem names the setting, the limit and the remedy."""
     assert document["setting"] == setting
     flag = "--" + setting.replace("_", "-")
     assert f"more than {QUOTAS[setting]} " in document["detail"]
@@ -203,13 +205,13 @@ def test_the_metrics_have_rows_for_so_many_groups_and_one_for_all_others(server:
 
 
 def rows_of(process: ProxyProcess) -> dict[tuple[str, str, tuple[str, str]], float]:
-    """The rows of groups, by (family, kind of event, (topic, group))."""
+    """Return the rows of groups, by (family, kind of event, (topic, group))."""
     rows: dict[tuple[str, str, tuple[str, str]], float] = {}
     for line in process.client.get("/metrics").text.splitlines():
         name, _, rest = line.partition("{")
         labels = dict(re.findall(r'(\w+)="([^"]*)"', rest.rpartition("}")[0]))
         if "group" in labels:
-            of = (labels["topic"], labels["group"] or "default")  # what publishers do has no group
+            of = (labels["topic"], labels["group"] or "default")  # events of publishers have no group
             of = OTHER if of[0] == OTHER.topic else of
             rows[name, labels.get("kind", ""), of] = float(rest.rpartition("} ")[2])
     return rows

@@ -1,8 +1,9 @@
-"""The OpenAPI description is true: what schemathesis derives from it is answered as described, and never with a 5xx.
+"""The OpenAPI description is true: requests that schemathesis derives from it are answered as described, and never with
+a 5xx.
 
 All operations, JSON and MessagePack, valid and invalid data, single and in sequence, on both brokers (in the short run
-invalid data on the embedded one only). It runs as its own program, as any user would run it; on failure the output
-holds the requests to repeat.
+invalid data on the embedded one only). It runs as a separate program, as any user would run it; on failure the output
+contains the requests to repeat.
 """
 
 import os
@@ -103,14 +104,14 @@ def test_what_the_page_offers_to_be_tried_is_not_refused(server: HttpServer) -> 
             if "requestBody" in operation:
                 example = operation["requestBody"]["content"]["application/json"]["example"]
                 response = server.client.request(method, path.format(**names), json=example)
-                # No example can have a token that is held, nor is a group consumed in both ways.
+                # No example can have a token that is held, and a group is not consumed in both modes.
                 if not response.is_success and response.json()["code"] not in ("lock_lost", "wrong_mode"):
                     refused.append(f"{method} {path}: {response.text}")
     assert refused == []
 
 
 def test_every_answer_is_as_described(server: HttpServer, tmp_path: Path, seed: int, full_run: bool) -> None:
-    # What is wrong is refused before any broker hears of it: the short run asks that on one of them.
+    # Invalid requests are refused before they reach a broker: the short run sends them on one only.
     mode = "positive" if server.broker == "rabbitmq" and not full_run else "all"
     result = subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""Settlements at their edges, over HTTP and on each broker: one receipt handle twice, and the age of a lease."""
+"""Edge cases of settlements, over HTTP and on each broker: one receipt handle twice, and the maximum age of a lease."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A proxy whose buffer is smaller than what waits: pops go on, one share of the buffer after the other."""
+"""A proxy whose buffer is smaller than the backlog: pops continue, one share of the buffer after the other."""
 
 import time
 from collections.abc import Iterator
@@ -48,13 +48,13 @@ def test_a_backlog_larger_than_the_buffer_is_drained_in_order(topic: Topic) -> N
 def test_what_comes_back_is_lined_up_though_all_of_it_is_larger_than_the_buffer(
     topic: Topic, small_server: HttpServer
 ) -> None:
-    """A killed proxy had handed out six times as much as its buffer holds; then all of it comes back at once."""
+    """A killed proxy had leased six times as much as its buffer holds; then all of it comes back at once."""
     bodies = {f"k{number}": "x" * (BUFFER_BYTES // 16) for number in range(KEYS)}
     for key, body in bodies.items():
         topic.publish(f"0{body}", ordering_key=key)
     assert len(topic.pop_all(KEYS, invisibility_seconds=LEASE_SECONDS)) == KEYS
     small_server.process.kill()
-    time.sleep(LEASE_SECONDS)  # what is leased comes back with its record, and its body is not needed
+    time.sleep(LEASE_SECONDS)  # leased messages come back with their records, and without need for their bodies
     small_server.process.start()
     for key in bodies:
         topic.publish("1", ordering_key=key)
@@ -80,7 +80,7 @@ def test_a_lease_group_takes_what_memory_can_keep_and_nothing_of_it_is_fetched_t
         count = put(topic.client, f"{groups}/{epoch}", {"max_messages": 100, "slices": 2})["count"]
         assert 0 < count <= 32
         before = small_server.metrics().get(redelivered, 0.0)
-        first, again = (  # a task that failed reads its slice again
+        first, again = (  # a failed task reads its slice again
             [answer(topic.client.get(f"{groups}/{epoch}/messages?slice={number}")) for number in (0, 1)]
             for _ in range(2)
         )

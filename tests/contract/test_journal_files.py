@@ -1,5 +1,6 @@
-"""The adapter that writes the journal: what it makes of events, when it finishes a file, and what it does on a disk
-that is full, hangs, or is none."""
+"""The journal adapter: how it writes events, when it finishes a file, and what it does on a disk that is full,
+hangs, or is missing.
+"""
 
 import asyncio
 import errno
@@ -32,7 +33,7 @@ START_OF_HOUR = 1_700_000_000.0 // 3_600 * 3_600
 
 
 class FaultyPlace:
-    """A folder whose disk is full, or hangs, as long as it is told to be."""
+    """A folder whose disk is full, or hangs, while the test wants it."""
 
     def __init__(self, folder: Path) -> None:
         self.is_full = False
@@ -60,14 +61,14 @@ def clock() -> ManualClock:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """The writer's thread tells nobody: it is looked at."""
+    """Wait by polling, because the writer's thread sends no notification."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110  # see above
             await asyncio.sleep(0.01)
 
 
 async def in_time(clock: ManualClock, condition: Callable[[], bool]) -> float:
-    """Let time go by, the writer looking at it, until `condition` holds; how much it took."""
+    """Advance time, letting the writer look at it, until `condition` holds; return how much time passed."""
     passed = 0.0
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():
@@ -91,7 +92,7 @@ async def test_a_row_says_what_the_engine_knew_at_that_moment(tmp_path: Path, cl
         many = [Subject(CopyId("c1"), message, 7, 2, at - 2.5, "ann", 30.0)]
         journal.record(EventKind.DELIVERED, NAME, many, at)
         journal.record(EventKind.REJECTED, NAME, many, at, details=["bad"])
-        many.clear()  # what is recorded is recorded
+        many.clear()  # what is recorded stays recorded
         dead = [Subject(CopyId("c1"), message._replace(visible_at=None), 7, 2, at - 2.5, "ann", 30.0)]
         journal.record(EventKind.DEAD_LETTERED, NAME, dead, at, details=["bad"], new_copy_ids=[CopyId("c2")])
         published = Subject(CopyId("c3"), message._replace(message_id=""), 0, 0)
@@ -255,7 +256,9 @@ def _by_file(folder: Path) -> list[list[Row]]:
 
 
 async def test_the_turn_of_an_hour_does_not_cost_a_file_an_event(tmp_path: Path, clock: ManualClock) -> None:
-    """A publish is noted when it is confirmed, as of when it began: at the turn events of both hours come in turns."""
+    """A publish is recorded when it is confirmed, with the time at which it began: around a full hour, events of
+    both hours alternate.
+    """
     async with started(partial(place_at, str(tmp_path)), clock) as journal:
         for _ in range(100):
             for at in (START_OF_HOUR + 3_599.0, START_OF_HOUR + 3_601.0):
@@ -300,7 +303,7 @@ async def test_what_did_not_fit_is_counted_and_the_journal_itself_says_so(tmp_pa
         journal.note(EventKind.TOPIC_DELETED, TOPIC, clock.wall())
         await until(lambda: journal.figures().failed_writes > 0)
         figures = journal.figures()
-        # journal_started and 4 times 10 fit; then one at a time does
+        # journal_started and 4 times 10 fit; afterwards one at a time does
         assert (figures.dropped_events, figures.buffered_events) == (160, 43)
         place.is_full = False
         clock.advance(60.0)

@@ -1,4 +1,4 @@
-"""What an ack is written from: the row of its hand-out, where there is one, and never that of another."""
+"""The source of an ack's row: the row of its hand-out, if there is one, and never that of another."""
 
 import weakref
 from functools import partial
@@ -27,7 +27,7 @@ def clock() -> ManualClock:
 
 
 class Watched(str):
-    """A text of which can be told whether it is still there."""
+    """A text whose deletion can be observed."""
 
     __slots__ = ("__weakref__",)
 
@@ -44,7 +44,7 @@ def of_message(row: Row) -> Row:
 async def written(
     folder: Path, clock: ManualClock, *told: tuple[EventKind, Subscription, list[Subject]], events: int = 1_000
 ) -> list[Row]:
-    """The rows of these events, each told a second after the one before, in files of so many."""
+    """Write these events, each recorded a second after the one before, in files of limited size; return their rows."""
     async with started(partial(place_at, str(folder)), clock, events=events) as journal:
         for kind, of, many in told:
             journal.record(kind, of, many, clock.wall())
@@ -126,7 +126,7 @@ def test_a_hand_out_has_the_rows_of_its_ack_until_enough_has_happened_since() ->
 
 
 def test_hand_outs_that_are_never_acked_keep_little_of_what_happened_meanwhile() -> None:
-    """Each keeps the list of values that it stands in, with all that others wrote there."""
+    """Each row keeps the list of values that contains it, with everything that others wrote there."""
     rows, seen = SharedRows(), weakref.WeakSet[Watched]()
 
     def happens(number: int) -> None:
@@ -162,7 +162,7 @@ async def test_a_message_that_was_not_here_at_the_hand_out_is_known_at_its_ack(
 
 @pytest.mark.parametrize("has_all", [True, False])
 async def test_values_of_any_kind_stand_beside_each_other(tmp_path: Path, clock: ManualClock, has_all: bool) -> None:
-    """Columns with a value in each row, in some, in none; and ids in which anything may stand."""
+    """Columns with a value in each row, in some, in none; and ids with arbitrary characters."""
     at = clock.wall()
     ids = ["", "plain", "with\0zero", "\0", "ü\U0001f600", "x" * 300, "two\nlines"]
     many = [
@@ -174,7 +174,7 @@ async def test_values_of_any_kind_stand_beside_each_other(tmp_path: Path, clock:
         many.append(Subject(CopyId("none")))
         wanted.append((None, None, None, None))
     told = [(EventKind.DELIVERED, NAME, some) for some in [many, many]]
-    rows = await written(tmp_path, clock, *told, events=1)  # each in a file of its own: the first event has no values
+    rows = await written(tmp_path, clock, *told, events=1)  # each in a separate file: the first event has no values
     found = [(row["message_id"], row["ordering_key"], row["client"], row["size_bytes"]) for row in rows]
     assert found == wanted * 2
     assert [row["copy_id"] for row in rows] == [one.copy_id for one in many] * 2

@@ -1,4 +1,6 @@
-"""The contract of lease groups while they are formed, over every adapter: what becomes a member, once, and where."""
+"""The contract of lease groups while they are formed, over every adapter: which messages become members, once, and
+where.
+"""
 
 import asyncio
 
@@ -75,7 +77,7 @@ async def test_a_repeated_put_goes_on_with_what_is_there_and_keeps_the_former_on
         await add(bench, B)
     with pytest.raises(Conflict):
         await bench.groups.freeze(KEY, BUILDER)
-    assert statuses(await grant(bench, THIRD, B)) == [GrantStatus.GRANTED]  # nothing was given with the refusal
+    assert statuses(await grant(bench, THIRD, B)) == [GrantStatus.GRANTED]  # the refusal leased nothing
     await add(bench, C, builder="the second PUT")
     assert await bench.groups.freeze(KEY, "the second PUT") is not None
     assert await copies(bench) == [A, C]
@@ -136,7 +138,7 @@ async def test_there_are_only_so_many_groups(bench: Bench) -> None:
 
 @pytest.mark.parametrize("reopened", [False, True], ids=["live", "after a restart"])
 async def test_a_member_whose_lease_ran_out_is_no_second_member(bench: Bench, *, reopened: bool) -> None:
-    """Nor a new delivery: nobody took it, so its lease goes on, as it would by a renewal."""
+    """It is no new delivery either: no client took it, so its lease continues, as it would by a renewal."""
     await begin(bench)
     await add(bench, A, B)
     await bench.pass_time(INVISIBILITY + 1)

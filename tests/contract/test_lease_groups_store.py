@@ -1,6 +1,6 @@
 """The contract of the lease groups' half of the state port, over every adapter: frozen groups.
 
-How they come into being is ``test_lease_groups_forming``'s.
+``test_lease_groups_forming`` covers how they are formed.
 """
 
 import pytest

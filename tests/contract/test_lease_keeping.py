@@ -1,4 +1,4 @@
-"""The contract of the lease store: claims, modes, what is kept how long, and attempts."""
+"""The contract of the lease store: claims, modes, retention, and attempts."""
 
 import pytest
 
@@ -60,7 +60,7 @@ async def test_an_overtaken_claim_is_fenced_and_changes_nothing(bench: Bench) ->
 
 
 async def test_an_owner_writes_back_what_the_store_has_lost(bench: Bench) -> None:
-    """Leases hold and settle as before, and what stands in the store by now is left alone."""
+    """Leases hold and settle as before, and newer entries of the store are unchanged."""
     epoch = await bench.store.claim(QUEUE)
     for copy_id in (A, B, C, TRANSIENT):
         (answer,) = await grant(bench, FIRST, copy_id, epoch=epoch, seconds=60.0)
@@ -296,7 +296,7 @@ async def test_an_attempt_does_not_find_what_was_settled_ended_or_went_to_somebo
 
 async def test_a_new_lease_id_begins_the_attempt_anew(bench: Bench) -> None:
     await grant(bench, FIRST, A, attempt_id="try")
-    await grant(bench, SECOND, A, attempt_id="try")  # held: it gives nothing and changes nothing
+    await grant(bench, SECOND, A, attempt_id="try")  # held: it grants nothing and changes nothing
     assert await found(bench, "try") == [(QUEUE, A, FIRST)]
     await grant(bench, SECOND, B, attempt_id="try")
     assert await found(bench, "try") == [(QUEUE, B, SECOND)]

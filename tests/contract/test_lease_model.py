@@ -1,4 +1,4 @@
-"""The contract of the lease store against a plain model, and with many callers at once."""
+"""The contract of the lease store against a plain model, and with concurrent callers."""
 
 import asyncio
 import tempfile
@@ -45,7 +45,7 @@ async def test_of_concurrent_grants_of_one_copy_exactly_one_succeeds(bench: Benc
 
 
 class Model:
-    """What may be true of each copy, written without a look at the domain's tables."""
+    """The possible state of each copy, written independently of the domain's tables."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -55,7 +55,7 @@ class Model:
         self.state: dict[CopyId, str] = {}
         self.count: dict[CopyId, int] = {}
         self.attempt: list[tuple[CopyId, LeaseId]] = []
-        """What the latest pop of the one attempt was given."""
+        """The leases of the latest pop under the one attempt."""
 
     def check_claim(self, epoch: int) -> None:
         assert epoch > self.epoch
@@ -111,11 +111,11 @@ class Model:
 
 
 class Claim(NamedTuple):
-    """By another proxy: the epochs before are overtaken."""
+    """A claim by another proxy: earlier epochs are fenced."""
 
 
 class Grant(NamedTuple):
-    """``claims_ago``: under which claim, the latest where it is 0."""
+    """A grant. ``claims_ago``: under which claim; 0 is the latest."""
 
     copy_ids: list[CopyId]
     seconds: float
@@ -124,7 +124,7 @@ class Grant(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """``orders``: copy, how many leases ago its lease id was made, action, seconds."""
+    """A settlement. ``orders``: copy, how many leases ago its lease id was made, action, seconds."""
 
     orders: list[tuple[CopyId, int, SettleAction, float]]
 
@@ -134,7 +134,7 @@ class Wait(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """Record keeping, long before any record is old enough to go."""
+    """Record keeping, long before any record is old enough to be removed."""
 
 
 class Restart(NamedTuple):

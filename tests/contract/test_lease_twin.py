@@ -1,4 +1,4 @@
-"""Every adapter decides as the domain does: its pure functions on a dictionary are the twin of the store.
+"""Every adapter decides as the domain does: its pure functions on a dictionary are the store's reference.
 
 The contract says what must be true; this says that nothing else is, for any order of any calls: an adapter that repeats
 the domain's tables (a script can't import them) repeats all of them.
@@ -170,7 +170,7 @@ async def check_settle(
 
 
 def check_record(record: LeaseRecord | None, expected: LeaseRecord | None) -> None:
-    """Equal, but for what the last digit of a time rounds to."""
+    """Compare records; the last digit of a time may differ by rounding."""
     assert (record is None) == (expected is None)
     if record is None or expected is None:
         return

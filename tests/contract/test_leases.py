@@ -82,7 +82,7 @@ async def test_a_batch_may_span_queues_and_a_copy_is_another_on_each(bench: Benc
 
 
 async def test_who_stands_behind_one_that_is_not_given_is_not_given_either(bench: Bench) -> None:
-    """Nor noted for the attempt: another proxy may be asked to repeat it at once."""
+    """Nor is it recorded for the attempt: another proxy may be asked to repeat it at once."""
     await grant(bench, FIRST, A)
     await settle(bench, SettleAction.ACK, FIRST, A)
     await grant(bench, FIRST, B)
@@ -250,7 +250,7 @@ async def test_a_settlement_follows_the_diagram(
     answer = await settle(bench, action, FIRST, seconds=90.0)
     assert answer.record is not None
     assert (answer.status, answer.record.state) == (status, after)
-    # What was answered is what stands: a repeat of the look-up says the same.
+    # The answer is final: a repeat of the look-up gives the same.
     assert (await settle(bench, SettleAction.MOVED, THIRD)).record == answer.record
     await bench.restart()
     assert (await settle(bench, SettleAction.MOVED, THIRD)).record == answer.record

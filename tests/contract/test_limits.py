@@ -1,4 +1,4 @@
-"""How many leases of a subscription there may be at a time, on a real Redis, where several proxies give them."""
+"""The limit of concurrent leases of a subscription, on a real Redis, with several proxies that grant them."""
 
 import asyncio
 import secrets
@@ -38,7 +38,7 @@ PATIENCE_SECONDS = 20.0
 
 
 class Owners:
-    """Proxies that give leases of one subscription, each its own copies."""
+    """Proxies that grant leases of one subscription, each for its own copies."""
 
     def __init__(self, server: RedisServer) -> None:
         self.redis = RedisConnection(parse_address(server.url()), secrets.token_hex(4))
@@ -74,7 +74,7 @@ class Owners:
     async def give(
         self, queue: BrokerQueue, number: int, most: int, member: InstanceId = A, seconds: float = 30.0
     ) -> tuple[list[SettleEntry], Vacancy]:
-        """Lease new copies; acks of what was given, and what is left."""
+        """Lease new copies; return the acks of those granted, and the remaining allowance."""
         request = self.request(queue, self.copies(number), seconds)
         answers, vacancy = await self.limits.grant(request, self.limit(most, member))
         assert {answer.status for answer in answers} <= {GRANTED, FULL}
@@ -123,7 +123,7 @@ async def test_what_has_no_room_is_the_end_of_a_batch_and_stays_as_it_was(owners
     "action", [SettleAction.ACK, SettleAction.RELEASE, SettleAction.WITHDRAW, SettleAction.MOVE], ids=lambda one: one
 )
 async def test_a_lease_that_ends_makes_room_whoever_ends_it(owners: Owners, action: SettleAction) -> None:
-    """The settlement says nothing of the limit: any proxy makes it, also one that knows of none."""
+    """The settlement does not mention the limit: any proxy can make it, even one without a limit."""
     given, _ = await owners.give(Q1, 2, most=2)
     await owners.settle([given[0]._replace(action=action, seconds=600.0, target=Q2, target_copy_id=CopyId("x"))])
     assert await owners.left(2) == Vacancy(1, is_full=False)
@@ -154,7 +154,7 @@ async def test_leases_that_were_given_before_there_was_a_limit_count(owners: Own
 
 
 async def test_leases_that_are_given_beside_the_limit_count(owners: Owners) -> None:
-    """Such as those of an administrator, and of a proxy that has not heard of it."""
+    """Such as those of an administrator, and of a proxy that does not know the limit yet."""
     await owners.left(2)
     await owners.store.grant(owners.request(Q1, owners.copies(3)))
     assert await owners.left(2) == Vacancy(0, is_full=True)
@@ -206,8 +206,9 @@ async def test_another_number_of_queues_is_counted_anew(owners: Owners) -> None:
 
 @pytest.mark.parametrize("most", [1, 2])
 async def test_each_of_two_owners_has_its_turn_however_eager_the_other_is(owners: Owners, most: int) -> None:
-    """Who has leases settles them and leases again in one go, so that nobody gets in between; who has none asks now and
-    then, as proxies do that wait."""
+    """A proxy with leases settles them and leases again in one step, so that no other gets in between; a proxy
+    without leases asks now and then, as waiting proxies do.
+    """
     turns: list[InstanceId] = []
 
     async def work(member: InstanceId, queue: BrokerQueue) -> None:
@@ -234,7 +235,7 @@ async def test_who_stands_in_line_gets_what_is_left_first_until_it_asks_no_more(
     async with asyncio.timeout(PATIENCE_SECONDS):
         await owners.settle(given)
         vacancy = Vacancy(1, is_full=False)
-        while given:  # its turn goes on for a little
+        while given:  # its turn continues for a short time
             await owners.left(1, B, waits=True)
             given, vacancy = await owners.give(Q1, 1, most=1, member=A)
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The contract of the lock store, over every adapter; an adapter joins by a way to open it."""
+"""The contract of the lock store, over every adapter; an adapter joins by a function to open it."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable

@@ -1,4 +1,6 @@
-"""Leases that outlast RabbitMQ's consumer_timeout many times (here 1.5 s): each is taken anew in time, alone."""
+"""Leases that last many times RabbitMQ's consumer_timeout (here 1.5 s): each is requeued and taken again in time,
+alone.
+"""
 
 import secrets
 import time
@@ -46,7 +48,7 @@ def channels_lost(proxy: ProxyProcess) -> int:
 
 
 def stay_busy(topic: Topic, seconds: float) -> None:
-    """Pop, publish and ack all the while, as neighbours do."""
+    """Pop, publish and ack all the time, as other clients do."""
     ends_at = time.monotonic() + seconds
     while time.monotonic() < ends_at:
         topic.publish("busy", headers={"busy": True})
@@ -56,14 +58,14 @@ def stay_busy(topic: Topic, seconds: float) -> None:
 
 
 def is_re_homed(node: RabbitNode, vhost: str) -> bool:
-    """Whether RabbitMQ has delivered a message of this virtual host more than once."""
+    """Tell whether RabbitMQ has delivered a message of this virtual host more than once."""
     stats = [queue.get("message_stats", {}) for queue in node.queues(vhost)]
     assert any(one.get("deliver", 0) for one in stats), "the management interface has the counts"
     return any(one.get("redeliver", 0) for one in stats)
 
 
 def never_re_homes(node: RabbitNode) -> bool:
-    """popgate asks quorum queues of this version for a timeout that is longer than any lease."""
+    """Tell whether popgate asks quorum queues of this version for a timeout longer than any lease."""
     return node.release.version >= (4, 3)
 
 

@@ -1,4 +1,6 @@
-"""Members of a cluster share queues, over a real Redis: balanced soon, each queue with one, none moved without need."""
+"""Members of a cluster share queues, over a real Redis: soon balanced, each queue with one owner, none moved without
+need.
+"""
 
 import asyncio
 import secrets

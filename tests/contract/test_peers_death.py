@@ -1,4 +1,4 @@
-"""A peer's process that dies is noticed at once, and one that hangs or leaves in order is never taken for dead."""
+"""The death of a peer's process is noticed at once, and one that hangs or leaves in order is never considered dead."""
 
 import asyncio
 import os
@@ -25,11 +25,11 @@ A, B = InstanceId("a"), InstanceId("b")
 LEARNED = Learned(records=())
 NOTICED_SECONDS = 0.9
 QUIET_SECONDS = 1.5
-"""How long nothing may be noticed where there is nothing to notice: many times what a death takes."""
+"""Seconds in which nothing may be noticed without a death: many times what detecting one takes."""
 
 
 class PeerProcess(Server):
-    """`contract.peer_bench` in a process of its own."""
+    """`contract.peer_bench` in a separate process."""
 
     ready_timeout_seconds = 20
     stop_timeout_seconds = 10
@@ -65,10 +65,10 @@ def peers_of(member: Member) -> HttpPeers:
 
 @asynccontextmanager
 async def watched(member: Member) -> AsyncGenerator[asyncio.Task[None]]:
-    """The watch, once it holds the member."""
+    """Return the watch, once it is connected to the member."""
     watch = asyncio.create_task(peers_of(member).died(member), name="watch")
     try:
-        await asyncio.sleep(0.3)  # it holds the member within milliseconds; if it did not, no death would be noticed
+        await asyncio.sleep(0.3)  # it connects to the member within milliseconds; otherwise no death would be noticed
         assert not watch.done()
         yield watch
     finally:

@@ -1,4 +1,4 @@
-"""Proxies ask each other over HTTP: messages, errors, and clients' requests that are passed on whole."""
+"""Proxies call each other over HTTP: messages, errors, and clients' requests that are passed on whole."""
 
 import asyncio
 import contextlib
@@ -164,8 +164,9 @@ async def test_a_version_that_this_proxy_does_not_speak_is_not_sent(node: PeerNo
 async def test_messages_that_were_on_their_way_when_the_version_changed_are_answered_as_they_came(
     tmp_path: Path,
 ) -> None:
-    """Proxies see one after the other that all can speak version 2, or that one can't any more. Half of the messages
-    are answered by when the version is another one."""
+    """Proxies learn one after the other that all can speak version 2, or that one no longer can. Half of the
+    messages are answered after the version has changed.
+    """
     both = Codec({1: version_1, 2: next_wire})
     versions: list[int] = []
     held: list[asyncio.Future[None]] = []

@@ -1,4 +1,4 @@
-"""What one proxy passes on to another, whole, for a client that asked the wrong one."""
+"""Requests that one proxy passes on to another, whole, for a client that asked the wrong one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -19,7 +19,7 @@ POP = "/v1/topics/t/groups/default/pop"
 
 
 class Cluster:
-    """Proxies a and b, of which each passes what begins with `theirs` on to the other one."""
+    """Proxies a and b; each passes requests for what begins with `theirs` on to the other one."""
 
     def __init__(self) -> None:
         self.nodes: dict[InstanceId, PeerNode] = {}
@@ -53,7 +53,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def client(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
-    """It talks to a only."""
+    """A client of a only."""
     url = cluster.nodes[InstanceId("a")].url
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=40) as client:
         yield client
@@ -81,7 +81,7 @@ async def test_what_was_passed_on_once_is_answered_and_passed_on_no_further(
     async with httpx.AsyncClient(base_url=cluster.nodes[b].url, trust_env=False) as other:
         await other.post("/v1/topics/t/messages", json={"messages": [{"body": "there"}]})
 
-    # Both take b for the right one: it would ask itself for ever.
+    # Both consider b the right one: b would pass it on to itself forever.
     cluster.theirs = {LETTERS: "b"}
     assert (await client.get(LETTERS)).status_code == 200
     assert [node for node, path in cluster.seen if path == LETTERS] == [a, b], "b named itself, and answered"

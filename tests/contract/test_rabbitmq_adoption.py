@@ -1,4 +1,4 @@
-"""Queues that others declared and fill: what popgate finds out about them, and what it makes of their messages."""
+"""Queues that others declared and fill: how popgate inspects them, and how it represents their messages."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 async def foreign(amqp_url: str, work: Callable[[BlockingChannel], object]) -> None:
-    """Do something as a program that knows nothing of popgate."""
+    """Act as a program that knows nothing of popgate."""
 
     def run() -> None:
         connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
@@ -68,7 +68,7 @@ def declares(
 
 
 def take(*_: object) -> None:
-    """A consumer that keeps what it gets."""
+    """Run a consumer that keeps its messages."""
 
 
 def publishes(body: bytes, *, properties: pika.BasicProperties | None = None) -> Callable[[BlockingChannel], object]:
@@ -157,7 +157,7 @@ async def test_looking_counts_messages_and_consumers_and_changes_nothing(
     loop = asyncio.get_running_loop()
     await foreign(amqp_url, look)
     assert (facts[0].kind, facts[0].consumers) == (kind, 1)
-    listener = Recorder()  # what the other one held comes back a little after it has gone
+    listener = Recorder()  # messages of the other consumer come back a little after it has gone
     await broker.consume(LEGACY, adopted(), 10, listener)
     await listener.until_count(3)
     assert listener.bodies == [b"kept"] * 3
@@ -399,7 +399,7 @@ async def test_a_queue_of_another_version_is_kept_where_it_serves(
 async def test_the_policy_that_is_named_mends_a_queue_of_an_older_popgate(
     broker: RabbitBroker, amqp_url: str, rabbitmq: RabbitNode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a delivery limit of -1, RabbitMQ 4.0 to 4.2 put what is returned at the end of the queue."""
+    """With a delivery limit of -1, RabbitMQ 4.0 to 4.2 put returned messages at the end of the queue."""
     version = rabbitmq.release.version
     if version < (4,):
         pytest.skip("there popgate declared another limit")

@@ -25,7 +25,7 @@ PUBLISHED, REFUSED = PublishStatus.PUBLISHED, PublishStatus.REFUSED
 
 @pytest.fixture
 def limited_url(fragile_node: RabbitNode) -> Iterator[str]:
-    """A virtual host on a node that takes bodies of `BODY_BYTES_MAX` at most."""
+    """A virtual host on a node that accepts bodies of at most `BODY_BYTES_MAX`."""
     fragile_node.start()
     fragile_node.add_vhost("limited")
     yield fragile_node.amqp_url("limited")

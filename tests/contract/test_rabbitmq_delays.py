@@ -1,4 +1,4 @@
-"""Delays on RabbitMQ alone: levels that somebody deletes, nodes that are killed, queues that are adopted."""
+"""Delays on RabbitMQ alone: deleted delay levels, killed nodes, adopted queues."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What RabbitMQ and its operators do to a living popgate: connections cut, nodes killed, queues gone, alarms."""
+"""Faults of RabbitMQ and its operators under a living popgate: connections cut, nodes killed, queues gone, alarms."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ async def fragile_broker(fragile_node: RabbitNode) -> AsyncIterator[RabbitBroker
     options = RabbitOptions(
         amqp_urls=(fragile_node.amqp_url("fragile"),),
         heartbeat_seconds=1,
-        asked_timeout_seconds=CONSUMER_TIMEOUT_SECONDS,  # where RabbitMQ lets the consumer choose, it is as short
+        asked_timeout_seconds=CONSUMER_TIMEOUT_SECONDS,  # if RabbitMQ lets the consumer choose, it is as short
     )
     async with rabbit_broker(options) as rabbit:
         await declare(rabbit, BILLING)
@@ -69,7 +69,7 @@ async def consume_when_possible(broker: RabbitBroker, listener: Listener, prefet
 async def all_arrive(broker: RabbitBroker, bodies: set[bytes]) -> None:
     """Consume and settle until every body has arrived.
 
-    In rounds: how many there are depends on the time that the fault takes, and one channel can't hold them all.
+    In rounds: their number depends on the time that the fault takes, and one channel can't hold all messages.
     """
     missing = set(bodies)
     while missing:
@@ -88,7 +88,7 @@ async def close_connections(node: RabbitNode, amqp_url: str) -> None:
 
 
 class SteadyPublisher:
-    """Publishes numbers in batches until told to stop, whatever happens, and knows which were stored for sure."""
+    """Publishes numbers in batches until stopped, through any fault, and records which were certainly stored."""
 
     def __init__(self, broker: RabbitBroker) -> None:
         self._broker = broker
@@ -131,7 +131,7 @@ class SteadyPublisher:
 
 
 async def test_a_queue_that_is_being_declared_can_be_consumed_meanwhile(broker: RabbitBroker) -> None:
-    """RabbitMQ ends the whole connection where a consumer meets a quorum queue before that runs."""
+    """RabbitMQ ends the whole connection if a consumer meets a quorum queue before that runs."""
     witness, other = Recorder(), layout("other")
     await broker.consume(QUEUE, BILLING, 10, witness)
     for _ in range(8):
@@ -360,7 +360,9 @@ async def test_an_exchange_that_an_operator_deletes_harms_no_other_topic_for_lon
 async def test_a_channel_that_refuses_is_replaced_but_not_time_and_again(
     broker: RabbitBroker, rabbitmq: RabbitNode, amqp_url: str
 ) -> None:
-    """A full queue refuses for long. What goes to other queues meanwhile is stored, and channels do not pile up."""
+    """A full queue refuses for a long time. Messages for other queues are stored meanwhile, and channels do not pile
+    up.
+    """
     vhost = amqp_url.rpartition("/")[2]
     full = BrokerQueue("full")
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -384,7 +386,7 @@ async def test_a_channel_that_refuses_is_replaced_but_not_time_and_again(
 
 
 def confirming(node: RabbitNode, vhost: str) -> list[int]:
-    """The numbers of the channels on which messages are confirmed."""
+    """Return the numbers of the channels on which messages are confirmed."""
     return [one["number"] for one in node.api("GET", "vhosts", vhost, "channels") if one.get("confirm")]
 
 

@@ -1,4 +1,4 @@
-"""Queues that change hands over and over: what RabbitMQ counts, and what it does with messages that it counted."""
+"""Queues that change hands repeatedly: RabbitMQ's delivery counts, and what it does with counted messages."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.rabbitmq_versions
 LEGACY = BrokerQueue("legacy.orders")
 HAND_OVERS = 100
 DEFAULT_LIMIT = 20
-"""RabbitMQ 4's, where a queue has no limit of its own."""
+"""The delivery limit of RabbitMQ 4 for queues without an explicit one."""
 CLOSE_SECONDS_MAX = {500: 0.5, 10_000: 2.0}
 
 
@@ -53,7 +53,7 @@ def _fill(amqp_url: str, bodies: list[bytes], arguments: dict[str, Any]) -> None
 
 
 async def hand_over(broker: RabbitBroker, queue: BrokerQueue, queues: Layout, count: int) -> Recorder:
-    """Hold ``count`` messages, and give them back as a hand-over does; what was delivered."""
+    """Hold ``count`` messages, and give them back as a hand-over does; return the deliveries."""
     listener = Recorder()
     channel = await broker.consume(queue, queues, count, listener)
     await listener.until_count(count)
@@ -76,7 +76,7 @@ async def test_an_adopted_queue_with_the_default_limit_survives_a_hundred_hand_o
     warnings = " ".join((await broker.inspect(LEGACY)).warnings)
     if is_free or is_unlimited:
         assert (await hand_over(broker, LEGACY, adopted(), 50)).bodies == numbered(1, 50)
-    else:  # and popgate has said so
+    else:  # and popgate has reported it
         assert "drops a message that came back 20 times" in warnings
     assert "delivery-limit 2000000000" in warnings
 
@@ -113,8 +113,9 @@ async def test_what_is_in_flight_changes_hands_in_order_and_at_once(
 async def test_messages_of_a_cancelled_consumer_go_before_those_that_its_successor_got_meanwhile(
     broker: RabbitBroker, amqp_url: str
 ) -> None:
-    """So it is where a channel ends while it is being resized, and its successor waits already: RabbitMQ starts the
-    successor when it cancels the consumer, and returns what that one held when it learns of the channel's end."""
+    """This happens if a channel ends while it is being resized, and its successor already waits: RabbitMQ starts the
+    successor when it cancels the consumer, and returns that one's messages when it learns of the channel's end.
+    """
     own = layout()
     queue = own.queues[0]
     await declare(broker, own)

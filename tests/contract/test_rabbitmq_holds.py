@@ -1,6 +1,7 @@
-"""Two proxies on one RabbitMQ: who takes a queue over consumes it once the other one holds nothing of it any more."""
-# pyright: reportPrivateUsage=false
-# A connection is cut from inside.
+"""Two proxies on one RabbitMQ: a proxy that takes a queue over consumes it once the other one holds none of its
+messages.
+"""
+# pyright: reportPrivateUsage=false A connection is cut from inside.
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.rabbitmq_versions
 BILLING = layout("billing")
 QUEUE = BILLING.queues[0]
 LOOK_SECONDS = 0.5
-"""Several times as long as a proxy waits before it tries again."""
+"""Seconds; several times as long as a proxy waits before it tries again."""
 
 
 @pytest.fixture
@@ -49,7 +50,9 @@ def consuming(broker: RabbitBroker, recorder: Recorder, prefetch: int = 10) -> a
 async def test_what_is_held_comes_first_also_where_nothing_is_consumed_at_the_moment(
     former: RabbitBroker, latter: RabbitBroker, prefetch: int
 ) -> None:
-    """A paused consumer, or one whose prefetch changes, is none: RabbitMQ would give the next one what comes behind."""
+    """A paused consumer, or one whose prefetch changes, does not count: RabbitMQ would give the next one later
+    messages.
+    """
     mine, theirs = Recorder(), Recorder()
     channel = await consuming(former, mine, prefetch=3)
     await publish(former, numbered(1, 6))

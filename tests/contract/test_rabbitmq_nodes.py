@@ -1,7 +1,7 @@
-"""A popgate that knows several nodes of one RabbitMQ: which it takes, and how soon it moves on from one that is lost.
+"""A popgate that knows several nodes of one RabbitMQ: which one it uses, and how soon it leaves a lost one.
 
-The nodes are lines to one real RabbitMQ: each can be cut, refuse, or hang, as a node does that is killed or stands
-still. What RabbitMQ's own cluster does meanwhile is looked at in tests/cluster.
+The nodes are lines to one real RabbitMQ: each can be cut, refuse, or hang, like a killed or paused node. tests/cluster
+covers RabbitMQ's own cluster.
 """
 
 import asyncio
@@ -27,21 +27,23 @@ pytestmark = pytest.mark.rabbitmq_versions
 BILLING = layout("billing")
 QUEUE = BILLING.queues[0]
 CONNECTIONS = 2
-"""Of a broker: one consumes, one publishes."""
+"""Number of connections of a broker: one consumes, one publishes."""
 AT_ONCE_SECONDS = 1.0
 NEVER_SECONDS = 60.0
-"""Longer than any test waits: a pause of that length would be seen."""
+"""Seconds; longer than any test waits: a pause of that length would be noticed."""
 
 
 class Line:
-    """Leads to RabbitMQ for as long as it is `up`; else it refuses. While it is `frozen`, nothing passes either way."""
+    """Leads to RabbitMQ while it is `up`; otherwise it refuses. While it is `frozen`, no data passes in either
+    direction.
+    """
 
     def __init__(self, far_port: int) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self.taken = 0
-        """How many connections came through so far."""
+        """Number of connections accepted so far."""
         self._far_port = far_port
         self._moving = asyncio.Event()
         self._moving.set()
@@ -52,7 +54,7 @@ class Line:
         self._server = await asyncio.start_server(self._carry, "127.0.0.1", self.port)
 
     async def cut(self) -> None:
-        """Every connection, and refuse what comes."""
+        """Cut every connection, and refuse new ones."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -82,7 +84,7 @@ class Line:
             finally:
                 far_writer.close()
         except* (OSError, asyncio.CancelledError):
-            pass  # a stream server tells of what its tasks end with
+            pass  # a stream server reports how its tasks end
         finally:
             self._carriers.discard(carrier)
             near_writer.close()
@@ -127,7 +129,7 @@ async def lines(amqp_url: str) -> AsyncIterator[Lines]:
 
 @pytest.fixture(autouse=True)
 def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What was logged; never a credential."""
+    """Return what was logged; it must contain no credential."""
     caplog.set_level(logging.INFO, "popgate")
     yield caplog
     for record in caplog.records:
@@ -135,13 +137,13 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
 
 
 def connected(told: pytest.LogCaptureFixture) -> list[str]:
-    """The addresses that connections led to, in order."""
+    """Return the addresses of the connections, in order."""
     return [vars(one)["address"] for one in told.records if one.getMessage().startswith("connected to RabbitMQ")]
 
 
 @asynccontextmanager
 async def moved_within(broker: RabbitBroker, seconds: float) -> AsyncGenerator[None]:
-    """What happens inside ends the broker's connections; it is there again within so many seconds of the beginning."""
+    """End the broker's connections inside the block; it must work again within that many seconds of the beginning."""
     began = time.monotonic()
     yield
     async with asyncio.timeout(seconds + 10):

@@ -1,4 +1,4 @@
-"""An exception at any step of publishing: nothing is answered that RabbitMQ did not say."""
+"""An exception at any step of publishing: every answer is backed by RabbitMQ's own."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -24,12 +24,12 @@ QUEUE = BILLING.queues[0]
 FULL = BrokerQueue("full")
 NOWHERE = TopicName("nowhere")
 FILL_COUNT = 10
-"""Messages after which a queue for one is surely full."""
+"""Number of messages after which a queue with a limit of one is certainly full."""
 EXPECTED = [PublishStatus.PUBLISHED, PublishStatus.REFUSED, PublishStatus.UNROUTED] * 2
 
 
 async def publish_all_kinds(broker: RabbitBroker, bodies: Sequence[bytes]) -> list[PublishOutcome]:
-    """Publish one message that is stored, one that is refused and one that no queue takes; and the same again."""
+    """Publish one message that is stored, one that is refused and one that no queue takes; then the same again."""
     kinds = [{"topic": TOPIC}, {"queue": FULL}, {"topic": TOPIC, "index": 7}] * 2
     headers = {"n": 1, "nested": [{"a": 1.5}, None, True]}
     return await broker.publish(
@@ -38,7 +38,7 @@ async def publish_all_kinds(broker: RabbitBroker, bodies: Sequence[bytes]) -> li
 
 
 async def answers_around(broker: RabbitBroker, fault: FaultAtLine, number: int) -> set[bytes]:
-    """What was answered ``published`` of a batch with the fault inside of it, and of the next one."""
+    """Return what was answered ``published`` in a batch with the fault inside it, and in the next one."""
     published: set[bytes] = set()
     for which in (b"first", b"next"):
         await available(broker)

@@ -26,12 +26,13 @@ from support.rabbitmq import RabbitNode
 
 SECRET = "h0rse-b4ttery"
 COMING_SECONDS = 6.0
-"""Where popgates do not take turns, two names share the guard within two seconds on 4.3.6; and where its exchange
-deletes itself, the virtual host breaks."""
+"""Seconds. If popgates did not take turns, two names would share the guard within two seconds on 4.3.6; and if its
+exchange deleted itself, the virtual host would break.
+"""
 
 
 async def failure(amqp_url: str, **options: float | str) -> str:
-    """The line with which a start fails."""
+    """Return the line with which a start fails."""
     broker = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,), **options), KEYS)  # type: ignore[arg-type]
     with pytest.raises(StartupError) as failed:
         await broker.start()
@@ -44,14 +45,14 @@ async def failure(amqp_url: str, **options: float | str) -> str:
 
 @pytest.fixture
 async def silent_port() -> AsyncIterator[int]:
-    """A port that accepts connections and never says anything."""
+    """A port that accepts connections and never sends anything."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 @pytest.fixture
 async def http_port() -> AsyncIterator[int]:
-    """A port that speaks something else."""
+    """A port that speaks another protocol."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(8)

@@ -35,7 +35,7 @@ async def grant(store: RedisLeaseStore, lease_id: LeaseId) -> GrantStatus:
 
 @pytest.fixture
 def replicated(redis_server: RedisServer, tmp_path: Path) -> Iterator[ReplicatedRedis]:
-    """Asks for the shared Redis, which knows what to do without any."""
+    """Depends on the shared Redis, which handles a missing installation."""
     with ReplicatedRedis(tmp_path) as replicated:
         yield replicated
 

@@ -1,4 +1,4 @@
-"""What is special about the state in Redis: lost connections, restarts, refusals, lost data, and what is warned of."""
+"""Special cases of the state in Redis: lost connections, restarts, refusals, lost data, and warnings."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -29,13 +29,13 @@ from support.redis import RedisServer
 
 HIGHEST = 2**52
 REFUSED_KEPT_SECONDS = 0.6
-"""A little longer than it is kept who was refused."""
+"""Seconds; a little longer than a refused waiter is remembered."""
 COPIES = [CopyId(f"{number:032x}") for number in range(1_000)]
 
 
 @pytest.fixture(scope="module")
 def server(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A Redis that may be stopped and reconfigured. Asks for the shared one, which knows what to do without any."""
+    """A Redis that may be stopped and reconfigured. Depends on the shared one, which handles a missing installation."""
     with RedisServer(tmp_path_factory.mktemp("fragile-redis")) as server:
         yield server
 
@@ -44,7 +44,7 @@ def server(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) 
 async def admin(server: RedisServer) -> AsyncGenerator[RedisConnection]:
     server.start()
     admin = RedisConnection(parse_address(server.url()))
-    await admin.command("CONFIG", "SET", "appendfsync", "always")  # what is answered is there after a crash
+    await admin.command("CONFIG", "SET", "appendfsync", "always")  # acknowledged writes survive a crash
     await admin.command("FLUSHALL")
     yield admin
     await admin.close()
@@ -120,7 +120,7 @@ async def test_a_restart_keeps_what_was_answered_and_service_goes_on(
 async def test_a_power_cut_of_redis_keeps_what_was_answered(
     server: RedisServer, admin: RedisConnection, store: RedisLeaseStore
 ) -> None:
-    """Behind it stands half of what was being written: Redis cuts that off by itself."""
+    """A half-written command follows: Redis truncates it by itself."""
     for number in range(3):
         await grant(store, LeaseId(f"lease {number}"), COPIES[number], epoch=HIGHEST)
         await ack(store, LeaseId(f"lease {number}"), [COPIES[number]])
@@ -156,7 +156,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
 async def test_connections_that_were_cut_are_made_anew(admin: RedisConnection, store: RedisLeaseStore) -> None:
     await asyncio.gather(*(grant(store, FIRST, copy_id) for copy_id in COPIES[:20]))
     await admin.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    await asyncio.sleep(0.05)  # until the sockets have heard of it
+    await asyncio.sleep(0.05)  # until the sockets have noticed
     statuses = await asyncio.gather(*(grant(store, SECOND, copy_id) for copy_id in COPIES[:20]))
     assert statuses == [[GrantStatus.HELD]] * 20
 
@@ -407,7 +407,7 @@ async def test_epochs_grow_over_a_loss_also_where_the_clock_went_back(
 
 
 class LostAfterTheFirstPart(list[LoadedRecord]):
-    """Redis loses its data as soon as the second part is asked for."""
+    """Redis loses its data when the second part is requested."""
 
     def __init__(self, records: Sequence[LoadedRecord], port: int) -> None:
         super().__init__(records)
@@ -427,7 +427,9 @@ class LostAfterTheFirstPart(list[LoadedRecord]):
 async def test_records_that_are_written_back_all_stand_in_the_same_data(
     server: RedisServer, admin: RedisConnection, store: RedisLeaseStore
 ) -> None:
-    """Redis loses its data once more between two parts: else the owner would have claimed what he has not restored."""
+    """Redis loses its data once more between two parts: otherwise the owner would have claimed data that it has not
+    restored.
+    """
     copies = [CopyId(f"{number:032x}") for number in range(2_500)]
     epoch = await store.claim(QUEUE)
     await grant(store, FIRST, *copies, epoch=epoch)

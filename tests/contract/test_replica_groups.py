@@ -1,6 +1,6 @@
-"""What a keeper outside of the proxies makes of it where nobody tells it groups' own counts.
+"""How a keeper outside of the proxies handles proxies that don't report groups' own counts.
 
-What real proxies tell it is in ``test_http_admin``, which has them already.
+``test_http_admin`` covers reports of real proxies, which it already runs.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ NOBODY = "http://127.0.0.1:1"
 
 
 class Stranger(BaseHTTPRequestHandler):
-    """Some other program: it has an answer to everything."""
+    """Another program, which answers every request."""
 
     def do_GET(self) -> None:
         self.send_response(int(self.path[1:4]))

@@ -1,7 +1,7 @@
-"""The replica keeper where its lock is lost, where RabbitMQ answers by halves or oddly, and where its tools fail.
+"""The replica keeper with a lost lock, with incomplete or odd answers of RabbitMQ, and with failing tools.
 
-What answers is ``support.modern_replicas``, and shell scripts as tools; ``test_replicas_http`` has what real brokers
-answer.
+``support.modern_replicas`` and shell scripts as tools give the answers; ``test_replicas_http`` has those of real
+brokers.
 """
 
 import asyncio
@@ -67,7 +67,9 @@ async def proven() -> None:
 
 
 class GrantThroughANodeThatIsCutOff:
-    """Its node says yes to what it can answer by itself; nobody gives the token anew."""
+    """A grant through a node that is cut off: the node confirms what it can answer by itself; no node grants the
+    token again.
+    """
 
     slot = Slot("replica-keeper", LockKind.MUTEX, 1)
     lost = asyncio.Event()
@@ -121,7 +123,7 @@ async def test_the_lock_is_proven_anew_before_the_next_node_is_asked(
 
 
 class HeldGrant:
-    """Held, until a test says that it is lost."""
+    """A grant that is held until a test loses it."""
 
     slot = Slot("replica-keeper", LockKind.MUTEX, 1)
     fencing_token = 7
@@ -144,7 +146,7 @@ class HeldGrant:
 
 
 class OneGrant:
-    """A lock that is given once."""
+    """A lock that is granted once."""
 
     def __init__(self) -> None:
         self.grants = [HeldGrant()]
@@ -162,7 +164,7 @@ class OneGrant:
 
 @asynccontextmanager
 async def running(broker: RabbitReplicas, lock: OneGrant) -> AsyncGenerator[ReplicaKeeper]:
-    """A keeper that looks ten times in a second."""
+    """Run a keeper that looks ten times a second."""
     options = KeeperOptions(limits=ReplicaLimits(recovery_interval_seconds=0), check_interval_seconds=1)
     keeper = ReplicaKeeper(broker, lock, options, place=spread, clock=SystemClock(), chance=random.Random(1))
     task = asyncio.create_task(keeper.run())
@@ -221,7 +223,7 @@ ODD: Sequence[dict[str, tuple[int, Any]]] = [
 async def test_an_answer_that_makes_no_sense_is_no_answer(
     broker: RabbitReplicas, rabbit: ModernRabbit, odd: dict[str, tuple[int, Any]]
 ) -> None:
-    """Above all it is not taken for a cluster without nodes, whose members would be forgotten."""
+    """Above all it is not considered a cluster without nodes, whose members would be forgotten."""
     await broker.start()
     rabbit.odd = odd
     with pytest.raises(BrokerUnavailable):
@@ -308,7 +310,7 @@ async def test_a_member_has_caught_up_where_it_has_what_the_leader_had_though_mo
 async def test_a_member_that_does_not_come_to_lead_in_time_is_said(
     management: ModernManagement, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """RabbitMQ's tool says yes, too, where the member could not be reached."""
+    """RabbitMQ's tool also reports success if the member could not be reached."""
     monkeypatch.setattr(changing, "LEAD_SECONDS_MAX", 0.1)
     script = f"""case "$*" in *cluster_status*) echo '{{}}' ;; *) echo "$@" >> {tmp_path}/asked ;; esac"""
     broker = RabbitReplicas("/", Management([management.url], "/"), BrokerTools([program(tmp_path, "r", script)]), {})

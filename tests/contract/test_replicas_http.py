@@ -1,7 +1,7 @@
 """Replicas by RabbitMQ's HTTP endpoints, on three real nodes, with the command line tools out of reach.
 
-4.3 and 4.0 have these endpoints, and answer differently in places; 3.10 has none. What a real one can't be made to
-answer is in ``test_replica_keeper_faults``.
+4.3 and 4.0 have these endpoints, with different answers in places; 3.10 has none. ``test_replica_keeper_faults`` covers
+answers that a real broker can't be made to give.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from support.replicas import declare, replicas_of
 pytestmark = pytest.mark.rabbitmq_versions("4.0")  # earlier ones have no endpoints for it
 
 STRICT_FROM = (4, 2, 5)
-"""From then on the endpoints know nothing of a node that is not in the cluster."""
+"""From this version on the endpoints reject nodes that are not in the cluster."""
 TELLS_OF_LOST_MEMBERS_FROM = (4, 3)
 AT_ONCE = ReplicaLimits(recovery_interval_seconds=0)
 
@@ -70,7 +70,7 @@ def url(node: RabbitNode) -> str:
 
 @pytest_asyncio.fixture
 async def broker(nodes: Sequence[RabbitNode], vhost: str) -> AsyncGenerator[RabbitReplicas]:
-    """The first place that it asks is gone."""
+    """The first address that it asks is gone."""
     zones = {nodes[2].name: "west"}
     made = RabbitReplicas(vhost, Management(["http://guest:guest@127.0.0.1:1", url(nodes[0])], vhost), None, zones)
     await made.start()
@@ -96,7 +96,7 @@ def members_of(nodes: Sequence[RabbitNode], queue: QueueRef) -> set[str]:
 
 
 async def caught_up(broker: RabbitReplicas, queue: QueueRef) -> None:
-    """Return when all members have the same of the queue: a member that was just added is left time."""
+    """Return when all members have the same log of the queue: a new member needs time."""
     async with asyncio.timeout(30):
         while len({member.position for member in await broker.look(queue)}) != 1:  # noqa: ASYNC110 - it can't be awaited
             await asyncio.sleep(0.1)
@@ -229,7 +229,7 @@ async def test_who_is_not_known_there_is_told_so(nodes: Sequence[RabbitNode], vh
 async def test_a_member_is_forgotten_where_its_node_is_only_down_and_where_it_was_removed(
     cluster: RabbitCluster, broker: RabbitReplicas, nodes: Sequence[RabbitNode], orders: QueueRef
 ) -> None:
-    """Where it was removed, the endpoint of 4.2.5 and newer refuses: ``rabbitmq-queues`` does it."""
+    """If it was removed, the endpoint of 4.2.5 and newer refuses: ``rabbitmq-queues`` does it."""
     first, second, lost = nodes
     version = cluster.release.version
     kept = orders._replace(name="kept")
@@ -248,7 +248,7 @@ async def test_a_member_is_forgotten_where_its_node_is_only_down_and_where_it_wa
                 second.name: True,
                 lost.name: False,
             }
-            # Before 4.3 the endpoint fails where a member's node is down: the listing has no positions, the tools have.
+            # Before 4.3 the endpoint fails if a member's node is down: the listing has no positions, the tools have.
             is_told = version >= TELLS_OF_LOST_MEMBERS_FROM or way is with_tools
             assert (states[first.name].position is not None) == is_told
         assert planned_to_forget(await broker.observe()) == set(), "a node that is down may come back"
@@ -266,7 +266,7 @@ async def test_a_member_is_forgotten_where_its_node_is_only_down_and_where_it_wa
         assert members_of(nodes, kept) == members_of(nodes, orders) == {first.name, second.name}
     finally:
         await with_tools.stop()
-        # It can join anew only where it is no member any more, also after a failure half way.
+        # It can join again only once it is no longer a member, even after a failure half way.
         first.ctl("eval", f"catch rabbit_db_cluster:forget_member('{lost.name}', false).")
         shutil.rmtree(lost.folder / "mnesia")
         lost.start()
@@ -274,7 +274,7 @@ async def test_a_member_is_forgotten_where_its_node_is_only_down_and_where_it_wa
 
 
 def planned_to_forget(seen: Observation, *, after_seconds: float | None = None) -> set[QueueRef]:
-    """As if every node that is away had been for long."""
+    """Plan as if every absent node had been away for long."""
     limits = ReplicaLimits(recovery_interval_seconds=0, forget_after_seconds=after_seconds)
     ages = Ages(absent=dict.fromkeys(seen.absent_nodes(), 1e6))
     plan = replica_plan(seen, ReplicaPolicies(default=2), limits, ages=ages)
