@@ -1,4 +1,4 @@
-"""Worlds for the engine's tests: in memory where the machine can, with a clock that stands still."""
+"""Worlds for the engine's tests: in memory if possible, with a clock that stands still."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -15,7 +15,7 @@ MEMORY = Path("/dev/shm")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in which writing is fast: the tests are about order, not about disks."""
+    """A folder with fast writes, because the tests are about order, not about disks."""
     if not MEMORY.is_dir():
         yield tmp_path
         return
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 async def world(folder: Path) -> AsyncIterator[World]:
-    """A topic `t` with one queue, a clock that stands still, and no time limit on idleness worth mentioning."""
+    """A topic `t` with one queue, a clock that stands still, and practically no idle limit."""
     async with open_world(folder / "data", clock=ManualClock()) as opened:
         await opened.create("t")
         yield opened
@@ -33,7 +33,7 @@ async def world(folder: Path) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def nameless(folder: Path) -> AsyncIterator[World]:
-    """A world whose messages can't be identified."""
+    """A world whose messages have no stable ids."""
     async with open_world(folder / "data", clock=ManualClock(), anonymous=True) as opened:
         await opened.create("t")
         yield opened
@@ -41,5 +41,5 @@ async def nameless(folder: Path) -> AsyncIterator[World]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dead-lettering pauses by the machine's clock."""
+    """Shorten the pauses of dead-lettering, which use the machine's clock."""
     monkeypatch.setattr(moves, "RETRY_SECONDS", 0.001)

@@ -1,7 +1,7 @@
-"""The engine over the real embedded broker and store, held against a plain model of what a client was promised.
+"""The engine over the real embedded broker and store, checked against a plain model of the promises to clients.
 
-The model knows messages, leases and a clock, and nothing of how popgate works. A crash is what a SIGKILL leaves behind:
-the data folder is copied between two commits and opened anew. ``lease_group_machine`` adds lease groups.
+The model knows messages, leases and a clock, and nothing of how popgate works. A crash leaves what a SIGKILL leaves:
+the data folder is copied between two commits and opened again. ``lease_group_machine`` adds lease groups.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ COLORS = st.sampled_from(["red", "blue"])
 DRAINED_BY: st.SearchStrategy[tuple[str | None, ...]] = st.sampled_from([(None,), ("red", "blue")])
 SHORT_WAIT_SECONDS = 1.5
 CLOSE = 0.001
-"""What ends within this of now could be judged either way; the clock never stops there."""
+"""Seconds from now within which an end could be judged either way; the clock never stops so close to one."""
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -57,7 +57,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.ids: dict[str, Id] = {}
         self.lives = 0
         self.drained_by: tuple[str | None, ...] = (None,)
-        """The filters of the pops that empty the queues in the end."""
+        """The filters of the pops that finally empty the queues."""
         self.world: World | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -100,7 +100,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def publish(self, count: int, key: str | None, color: str, delay: float, ttl: float | None) -> None:
         if key is not None:
-            delay = 0.0  # its place in line is decided when it becomes visible: the model knows no such thing
+            delay = 0.0  # its place in line is decided when it becomes visible, which the model does not know
         bodies = [f"m{self.published + number}" for number in range(count)]
         self.published += count
         publish = self.living.publish(TOPIC, *bodies, ordering_key=key, headers={"color": color}, delay=delay, ttl=ttl)
@@ -121,7 +121,9 @@ class EngineMachine(RuleBasedStateMachine):
         stored=st.booleans(),
     )
     def publish_once(self, dedup_id: str, outcome: PublishStatus, stored: bool) -> None:
-        """The broker may not say whether it has ``stored`` the message: then the next publish has to find out."""
+        """Publish with a dedup_id. The broker may not report whether it has ``stored`` the message: then the next
+        publish has to find out.
+        """
         known = self.ids.get(dedup_id)
         if known is None or self.now - known.since >= DEDUP_SECONDS:
             known = self.ids[dedup_id] = Id(f"once-{self.published}", self.now)
@@ -171,7 +173,7 @@ class EngineMachine(RuleBasedStateMachine):
             group.attempts[attempt] = [one.receipt_handle for one in popped]
 
     def is_leased(self, group: Group, one: Leased) -> None:
-        """A client was given it."""
+        """Record a lease that a client got."""
         expected = group.messages[body_of(one.message)]
         expected.lease(
             one.receipt_handle, one.delivery_count, ends=one.invisible_until - (self.clock.wall() - self.now)
@@ -188,18 +190,23 @@ class EngineMachine(RuleBasedStateMachine):
         return popping.result()
 
     async def patiently(self, *work: asyncio.Future[Any]) -> None:
-        """Return when one of ``work`` is done. What does not want to wait may still wait a moment for what the broker
-        is known to have: then the clock is turned."""
+        """Return when one of ``work`` is done. Work that should not wait may still wait a moment for messages that
+        the broker is known to have: then the clock advances.
+        """
         while not (await asyncio.wait(work, timeout=0.5, return_when=asyncio.FIRST_COMPLETED))[0]:
             await self.turn_clock(SHORT_WAIT_SECONDS)
 
     async def turn_clock(self, seconds: float) -> None:
-        """Also while something is under way: a retry's delay begins when its lease is seen to have ended."""
+        """Advance the clock, even while requests are in progress: a retry's delay begins when the end of its lease
+        is noticed.
+        """
         await self.living.let_pass(seconds)
         self.time_has_passed()
 
     def _repeated(self, group: Group, attempt: str, popped: list[Leased]) -> bool:
-        """Whether the leases of an earlier attempt still live: then it must have got the same messages and receipts."""
+        """Tell whether the leases of an earlier attempt still live: then it must have got the same messages and
+        receipts.
+        """
         live = [
             handle
             for handle in group.attempts.get(attempt, [])
@@ -218,7 +225,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         status = self._settle(Verb.ACK, name, handle)
         if one.handle == handle and one.good and one.state in ENDING and status == "acked":
-            one.state, one.gone = State.ACKED, True  # it was not on its way out yet
+            one.state, one.gone = State.ACKED, True  # it was not yet leaving
         elif one.handle == handle and one.good and one.state in (State.LEASED, State.READY, State.WAITING):
             assert status == "acked"
             one.state, one.gone = State.ACKED, True
@@ -248,7 +255,7 @@ class EngineMachine(RuleBasedStateMachine):
         if one is None:
             return
         if one.state is State.READY and seconds is None:
-            seconds = 0.0  # after a crash nobody knows how often it was delivered, and so how long it has to wait
+            seconds = 0.0  # after a crash its delivery count, and so its delay, is unknown
         status = self._settle(Verb.RELEASE, name, handle, seconds)
         current = one.handle == handle and one.good
         if current and (one.state in (State.LEASED, State.READY, State.WAITING) or status == "released"):
@@ -308,14 +315,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.run(self.turn_clock(self.clear_of_ends(seconds)))
 
     def clear_of_ends(self, seconds: float) -> float:
-        """So long, or a little longer: nothing ends just then."""
+        """Return this time or slightly more, so that nothing ends at that moment."""
         ends = self.ends()
         while any(abs(self.now + seconds - end) < CLOSE for end in ends):
             seconds += 10 * CLOSE
         return seconds
 
     def ends(self) -> list[float]:
-        """When something ends."""
+        """Return the times at which something ends."""
         ends = [one.ends for group in self.groups.values() for one in group.having(State.LEASED, State.WAITING)]
         return ends + [one.expires for group in self.groups.values() for one in group.messages.values()]
 
@@ -361,7 +368,7 @@ class EngineMachine(RuleBasedStateMachine):
             shutil.rmtree(self.root, ignore_errors=True)
 
     def _drain(self, name: str, group: Group) -> None:
-        """Pop and ack whatever is visible."""
+        """Pop and ack everything visible."""
         for _ in range(len(group.messages)):
             for color in self.drained_by:
                 self.pop(name, 5, 50.0, None, color)
@@ -370,13 +377,15 @@ class EngineMachine(RuleBasedStateMachine):
                         assert self._settle(Verb.ACK, name, one.handle) == "acked"
                         one.state, one.gone = State.ACKED, True
                     self.pop(name, 5, 50.0, None, color)
-            if not group.on_offer(None):  # who stands behind another color has to wait for that one's pop
+            if not group.on_offer(None):  # a message behind another color has to wait for that color's pop
                 break
 
     def drain_all(self) -> None:
-        """Whatever was neither acked nor dead-lettered comes again, and the dead letters are complete, each once."""
-        # The most often a message may still be handed out, and more than its longest delay each time; and once more for
-        # who stands behind one that waits, or is on its way to the dead letters.
+        """Check that every message neither acked nor dead-lettered comes again, and that the dead letters are
+        complete, each once.
+        """
+        # The maximum number of remaining hand-outs, each with more than its longest delay; and one more for a message
+        # behind one that waits, or that is about to become a dead letter.
         for _ in range(12):
             self.let_time_pass(seconds=100.0)
             for name, group in self.groups.items():

@@ -1,8 +1,8 @@
-"""Lease groups are formed, leased again and read, beside everything else that ``engine_machine`` does.
+"""Lease groups are formed, leased again and read, in addition to everything that ``engine_machine`` does.
 
-A group is formed while the clock turns and a rival pops; it reads the same each time; and where its leases have ended,
-the same request leases the same messages again, but for those that went elsewhere. Who the members of a group are, is
-what it reads as: the model judges whether they may be, and from then on must be.
+A group is formed while the clock advances and a rival pops; it reads the same each time; after its leases have ended,
+the same request leases the same messages again, except those that went elsewhere. Reading a group shows its members:
+the model judges whether they are permitted, and from then on requires them.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ T = TypeVar("T")
 STREAMS = st.sampled_from(["s", "s", "s", "u"])
 EPOCHS = st.sampled_from([1, 2, 2, 3])
 PAUSES = st.lists(st.sampled_from([0.7, 2.3, 4.1]), max_size=4)
-"""How long it takes, one after the other, until the store gives what a PUT asks for."""
+"""Seconds, one after the other, until the store answers the requests of a PUT."""
 LONG_SECONDS, BRIEF_SECONDS = 50.0, 3.0
 ALL = 1 << 40
 
 
 @dataclass
 class Put:
-    """One request, and what happens meanwhile."""
+    """One request, and what happens during it."""
 
     name: str
     stream: str
@@ -49,7 +49,7 @@ class Put:
     pauses: Sequence[float] = ()
     has_rival: bool = False
     rivals: list[Leased] = field(default_factory=list[Leased])
-    """What the rival got."""
+    """Return what the rival got."""
 
 
 class FormingMachine(EngineMachine):
@@ -113,7 +113,7 @@ class FormingMachine(EngineMachine):
         verb=st.sampled_from([None, Verb.ACK, Verb.RELEASE, Verb.REJECT]),
     )
     def put_again(self, pick: int, seconds: float, is_brief: bool, taken: int, verb: Verb | None) -> None:
-        """The same request for a group that stands, when others may have had its messages."""
+        """Repeat the request for an existing group, when others may have got its messages."""
         standing = [
             (name, stream, epoch)
             for name, group in self.groups.items()
@@ -131,7 +131,7 @@ class FormingMachine(EngineMachine):
         self.put_patiently(Put(name, stream, epoch, seconds=self.seconds(name, is_brief)))
 
     def settle_latest(self, name: str, count: int, verb: Verb | None) -> None:
-        """As a rival may settle what it got last."""
+        """Settle the rival's latest leases as a rival may."""
         for place in range(count):
             pick = min(12, len(self.groups[name].by_handle)) - 1 - place
             match verb:
@@ -145,7 +145,9 @@ class FormingMachine(EngineMachine):
                     return
 
     def seconds(self, name: str, is_brief: bool) -> float:
-        """Where deliveries are limited no lease ends while it is formed: nobody could tell how many that has cost."""
+        """Return the lease time. If deliveries are limited, no lease may end while the group is formed: the number
+        of deliveries would be unknown.
+        """
         return BRIEF_SECONDS if is_brief and self.groups[name].policy.max_deliveries is None else LONG_SECONDS
 
     def put_patiently(self, put: Put) -> None:
@@ -217,7 +219,7 @@ class FormingMachine(EngineMachine):
     def _check_formed(
         self, put: Put, formed: FormedGroup, batch: Batch, started: float, rivals: Sequence[Expected]
     ) -> None:
-        """Members are those that were begun with, and then what was visible, in turn, each once."""
+        """Check the members: first those of the unfinished group, and then the visible messages, in turn, each once."""
         group, stream = self.groups[put.name], self.stream(put.name, put.stream)
         kept, perhaps = batch.surely(), batch.perhaps()
         assert (formed.slices, formed.lost) == (put.slices, 0)
@@ -245,7 +247,7 @@ class FormingMachine(EngineMachine):
         self._are_leased(put, batch)
 
     def _check_leased_again(self, put: Put, formed: FormedGroup, batch: Batch) -> None:
-        """The same ones but for those that went elsewhere: in the hands of others, settled, or waiting."""
+        """Check the members: the same except those that went elsewhere: leased by others, settled, or waiting."""
         surely = batch.surely() + [one for one in batch.members if not batch.holds(one) and one.state is State.READY]
         perhaps = batch.perhaps() + [one for one in batch.members if not batch.holds(one) and one.state is State.GONE]
         read = [
@@ -265,7 +267,7 @@ class FormingMachine(EngineMachine):
         self._are_leased(put, batch)
 
     def _are_leased(self, put: Put, batch: Batch) -> None:
-        """Since when, the members' records say."""
+        """Check since when they are leased, by the members' records."""
         listed = self.check_list(put.name, put.stream)[put.epoch]
         assert listed >= put.seconds / 2 - CLOSE, "leases hold afterwards"
         batch.ends = self.now + listed
@@ -311,7 +313,7 @@ class FormingMachine(EngineMachine):
             assert self._read(put.name, put.stream, put.epoch, number) == batch.read(number), "the same each time"
 
     def check_list(self, name: str, stream: str) -> dict[int, float]:
-        """What is told of the groups of a stream; the seconds that are left of each."""
+        """Check the list of a stream's groups, with the remaining seconds of each."""
         listed = self.run(self.lease_groups.groups(TOPIC, name, StreamName(stream)))
         batches = self.stream(name, stream).batches
         assert [(one.epoch, one.state, one.message_count, one.slices, one.lost) for one in listed] == [

@@ -1,6 +1,6 @@
-"""Lease groups beside everything else that ``engine_machine`` does, held against the same plain model.
+"""Lease groups in addition to everything that ``engine_machine`` does, checked against the same plain model.
 
-What ``lease_group_formation`` forms is acked, extended and released, and popgate is killed in all that.
+Groups formed by ``lease_group_formation`` are acked, extended and released, and popgate is killed during all of that.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ class LeaseGroupMachine(FormingMachine):
     def __init__(self) -> None:
         super().__init__()
         self.copies: dict[CopyId, str] = {}
-        """The bodies of what was published in earlier lives."""
+        """The bodies of messages published before the last crash."""
 
     # ------------------------------------------------------------ settling
 
     @rule(name=GROUPS, stream=STREAMS, through=st.integers(0, 3), is_killed=st.booleans())
     def ack_groups(self, name: str, stream: str, through: int, is_killed: bool) -> None:
-        """Also where it is killed as soon as it has begun: the next start finishes it."""
+        """Ack groups; if popgate is killed right after it has begun, the next start finishes the ack."""
         of = self.stream(name, stream)
         settled = {epoch: batch for epoch, batch in of.batches.items() if epoch <= through}
         if is_killed:
@@ -133,7 +133,7 @@ class LeaseGroupMachine(FormingMachine):
         has_rival: bool,
         then: str,
     ) -> None:
-        """Nobody has seen the group: the same request goes on with it, any other gives it back."""
+        """Crash before any client has seen the group: the same request continues it, any other releases it."""
         of = self.stream(name, stream)
         if epoch <= of.acked_through or epoch in of.batches:
             return
@@ -178,7 +178,7 @@ class LeaseGroupMachine(FormingMachine):
         return None
 
     def _learn_members(self, put: Put, started: float) -> None:
-        """Nobody was told of them: the store knows."""
+        """Read the members from the store, because no client got them."""
         self.time_has_passed()
         group, batch = self.groups[put.name], self.new_batch()
         self.stream(put.name, put.stream).batches[put.epoch] = batch
@@ -193,7 +193,7 @@ class LeaseGroupMachine(FormingMachine):
     # ------------------------------------------------------------ in the end
 
     def drain_all(self) -> None:
-        """Afterwards every group that still stands has lost what it did not ack, and says so."""
+        """Afterwards every remaining group has lost the messages that it did not ack, and reports so."""
         super().drain_all()
         for name, group in self.groups.items():
             for stream, of in group.streams.items():

@@ -1,4 +1,4 @@
-"""Words for the tests of lease groups in the engine: one stream of the group ``default`` of one topic."""
+"""Helpers for the tests of lease groups in the engine: one stream of the group ``default`` of one topic."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
-"""What a client may expect of messages: the plain model that the engine's state machine is held against.
+"""What a client may expect of messages: the plain model against which the engine's state machine is checked.
 
-Knows messages, leases, lease groups and times, and nothing of how popgate works.
+It knows messages, leases, lease groups and times, and nothing of how popgate works.
 """
 
 from collections import defaultdict
@@ -18,20 +18,22 @@ class State(Enum):
     LEASED = 2
     WAITING = 3
     EXHAUSTED = 4
-    """Visible, and handed out as often as it may be: nobody gets it, and it ends in the dead letters."""
+    """Visible, but with all its deliveries used: no client gets it, and it becomes a dead letter."""
     ACKED = 5
     DEAD = 6
     GONE = 7
-    """Its time to live is over: nobody gets it any more. A lease that was good before may still settle it."""
+    """Its time to live is over: no client gets it any more. A lease that was valid before may still settle it."""
 
 
 ENDING = (State.EXHAUSTED, State.GONE)
-"""Nobody gets them; until they have left, their latest lease may settle them."""
+"""States in which no client gets it; until it has left, its latest lease may settle it."""
 
 
 @dataclass
 class Expected:
-    """What one group may expect of one message. ``handle`` is the latest lease's, ``good`` while it may settle."""
+    """The expected state of one message in one group. ``handle`` is the latest lease's, ``good`` while it may
+    settle.
+    """
 
     body: str
     key: str | None = None
@@ -45,19 +47,19 @@ class Expected:
     was_delayed: bool = False
     expires: float = inf
     gone: bool = False
-    """Surely: it stands in nobody's way."""
+    """Tell whether it is certainly gone, so that it blocks no other message."""
     came_back: bool = False
-    """It was settled before a crash: it may stand in the way of others until a pop would take it, and finds out."""
+    """Whether it was settled before a crash: it may block others until a pop tries to take it and notices."""
 
     def lease(self, handle: str, count: int, *, ends: float) -> None:
-        """Somebody was given it for the ``count``-th time."""
+        """Record that a client got it for the ``count``-th time."""
         self.state, self.handle, self.count, self.ends = State.LEASED, handle, count, ends
         self.good, self.released = True, False
 
 
 @dataclass
 class Id:
-    """What is known of a dedup_id: its message, since when, and whether it was tried, is stored, and is confirmed."""
+    """The known state of a dedup_id: its message, since when, and whether it was tried, is stored, and is confirmed."""
 
     body: str
     since: float
@@ -68,9 +70,9 @@ class Id:
 
 @dataclass
 class Batch:
-    """What may be expected of one lease group. ``handle`` stands for its lease, whose receipts no client has.
+    """The expected state of one lease group. ``handle`` stands for its lease, whose receipts no client has.
 
-    ``slices``: what was read at first; of that, what ``members`` are not there any more, is lost.
+    ``slices``: what was read at first; messages in them that are no longer ``members`` are lost.
     """
 
     handle: str
@@ -84,14 +86,14 @@ class Batch:
         return bool(self.slices)
 
     def holds(self, one: Expected) -> bool:
-        """Whether nobody has taken it since: then it is there, whatever became of the lease."""
+        """Tell whether no other client has taken it since: then it is there, whatever the state of the lease."""
         return one.handle == self.handle and one.good
 
     def surely(self) -> list[Expected]:
         return [one for one in self.members if self.holds(one) and one.state not in ENDING]
 
     def perhaps(self) -> list[Expected]:
-        """It may have left already, or not."""
+        """Record that it may have left already, or not."""
         return [one for one in self.members if self.holds(one) and one.state in ENDING]
 
     def read(self, number: int) -> list[GroupMessage]:
@@ -101,7 +103,7 @@ class Batch:
 
 @dataclass
 class Stream:
-    """The lease groups of one stream by epoch, and what was acked through the latest epoch that was asked for."""
+    """The lease groups of one stream by epoch, and what was acked through the latest requested epoch."""
 
     batches: dict[int, Batch] = field(default_factory=dict[int, Batch])
     acked_through: int = -1
@@ -121,7 +123,7 @@ class Group:
         return [one for one in self.messages.values() if one.state in states]
 
     def before(self, one: Expected) -> list[Expected]:
-        """The earlier ones of its ordering key."""
+        """Return the earlier ones of its ordering key."""
         earlier: list[Expected] = []
         for other in self.messages.values():
             if other is one:
@@ -131,7 +133,7 @@ class Group:
         return earlier
 
     def on_offer(self, color: str | None) -> list[Expected]:
-        """What the next pop with this filter may get, whatever is under way."""
+        """Return what the next pop with this filter may get, allowing for all requests in progress."""
         return [
             one
             for one in self.having(State.READY)
@@ -142,7 +144,7 @@ class Group:
         ]
 
     def check_turn(self, one: Expected, started: float, together: Sequence[Expected]) -> None:
-        """It was handed out since ``started``, right after ``together``: it had to be visible, and its turn."""
+        """Check that it was visible and next in line; it was handed out since ``started``, right after ``together``."""
         just_expired = one.state is State.GONE and one.expires > started
         assert one.state is State.READY or just_expired, f"{one} was handed out"
         for other in self.before(one):
@@ -156,7 +158,7 @@ class Group:
             one.state = State.EXHAUSTED
 
     def wait(self, one: Expected, now: float, seconds: float) -> None:
-        """Visible again after ``seconds``."""
+        """Make it visible again after ``seconds``."""
         if seconds > 0:
             one.state, one.ends = State.WAITING, now + seconds
         else:

@@ -1,7 +1,8 @@
-"""Switches of the consume mode beside everything else that ``engine_machine`` does, held against the same plain model.
+"""Switches of the consume mode in addition to everything that ``engine_machine`` does, checked against the same plain
+model.
 
-While a group is not in pop mode nobody gets anything new; a drain ends with the last lease or after its time, and only
-then leases are cut off: those that are left. Whatever was switched, all that was not settled comes again in the end.
+While a group is not in pop mode, no client gets anything new; a drain ends with the last lease or after its time, and
+only then cuts off the remaining leases. After any switches, every unsettled message comes again in the end.
 """
 
 from itertools import pairwise
@@ -24,7 +25,7 @@ class ModeMachine(EngineMachine):
     def __init__(self) -> None:
         super().__init__()
         self.drains_until: dict[str, float] = {}
-        """Of those that drain."""
+        """The ends of the running drains."""
         self.generations: dict[str, list[int]] = {}
 
     def spec(self, name: str) -> GroupSpec:
@@ -43,7 +44,7 @@ class ModeMachine(EngineMachine):
         self.follow()
 
     def follow(self) -> None:
-        """What is over is over soon; nothing else is."""
+        """Check that a mode ends soon after its time is over, and not otherwise."""
         for name, group in self.groups.items():
             live = group.having(State.LEASED)
             for _ in range(LOOKS):
@@ -96,7 +97,7 @@ class ModeMachine(EngineMachine):
     def extend(self, name: str, pick: int, seconds: float) -> None:
         super().extend(name, pick, seconds)
         group = self.groups[name]
-        if self.spec(name).mode is ConsumeMode.PULL:  # one that ran out was extended: it is of no use any more
+        if self.spec(name).mode is ConsumeMode.PULL:  # one that ran out was extended: it is no longer valid
             self.run(self.living.settle_down())
             self.cut_off(group, group.having(State.LEASED))
 

@@ -1,6 +1,6 @@
-"""The serving of parked pops by itself, held against a plain model of who gets what.
+"""The serving of parked pops alone, checked against a plain model of which pop gets what.
 
-Owns the model and how messages and pops come and go. What happens in which order is the tests' affair.
+This module owns the model and how messages and pops come and go. The tests decide the order of events.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ def passes(wants: Filter | None, headers: Mapping[str, object]) -> bool:
 
 
 class Model:
-    """What pops get, said plainly: each parked pop in turn takes the oldest that it wants of all that is ready."""
+    """A plain definition of what pops get: each parked pop in turn takes the oldest ready messages that it wants."""
 
     def __init__(self) -> None:
         self.ready: list[tuple[int, str | None, Mapping[str, object]]] = []
@@ -72,7 +72,7 @@ class Model:
         self.in_flight_max: int | None = None
 
     def serve(self) -> dict[int, list[int]]:
-        """What each pop gets, by its number."""
+        """Return what each pop gets, by its number."""
         got: dict[int, list[int]] = {}
         for number, pop in self.parked:
             if taken := self._take(pop):
@@ -92,7 +92,7 @@ class Model:
                 break
             others = [other for other, its_key, _ in self.out.values() if its_key == key and other not in taken]
             if key is not None and (key in passed_over or min(others, default=number) < number):
-                continue  # it stands behind one that another pop has, or that this one does not want
+                continue  # it is behind one that another pop has, or that this one does not want
             if passes(pop.wants, headers):
                 self.ready.remove(one)
                 self.out[number] = one
@@ -106,7 +106,7 @@ class Model:
 
 
 class Scene:
-    """The serving of one subscription with messages, and no broker or store beneath it."""
+    """The serving of one subscription with messages, but without broker or store."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -166,7 +166,7 @@ class Scene:
         self.model.parked.insert(0 if first else len(self.model.parked), (number, pop))
 
     def leave(self, place: int) -> None:
-        """The wait of a parked pop is over."""
+        """End the wait of a parked pop."""
         if self.model.parked:
             number, _ = self.model.parked.pop(place % len(self.model.parked))
             self.pops[number].give_up()
@@ -174,7 +174,7 @@ class Scene:
             self.pops[number] = Waiter(PopRequest(), short=False, changes=0)  # keeps the numbers
 
     def end(self, place: int, *, comes_again: bool) -> None:
-        """A lease ends: the message is settled, or comes again in its place."""
+        """End a lease: the message is settled, or comes again in its place."""
         if not self.model.out:
             return
         number = sorted(self.model.out)[place % len(self.model.out)]
@@ -196,7 +196,7 @@ class Scene:
         self.serving.look_again()
 
     async def served(self) -> None:
-        """Serve both, once no pop waits for more messages, and compare."""
+        """Run both, once no pop waits for more messages, and compare."""
         for _ in range(3):
             await asyncio.sleep(0)
         self.clock.advance(1.0)
@@ -214,7 +214,7 @@ class Scene:
 
 
 def empty_room(clock: ManualClock) -> EngineContext:
-    """Ports that are not asked for anything."""
+    """Return ports that must not be called."""
     database, records = Database(Path("nowhere"), clock), LatestRecords()
     return make_context(
         EngineOptions(instance="i.", secret=b"a secret of the tests alone", auto_create=True),

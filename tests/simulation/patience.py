@@ -1,4 +1,4 @@
-"""Words for tests that turn the clock until something has happened, and what they do to a broker."""
+"""Helpers for tests that advance the clock until something has happened, and their actions on a broker."""
 
 import asyncio
 import contextlib
@@ -25,9 +25,9 @@ T = TypeVar("T")
 
 STEP_SECONDS = 0.5
 ROUNDS_MAX = 100
-"""So often the clock is turned before a test gives up."""
+"""Maximum number of clock steps before a test gives up."""
 LEASE_SECONDS = 600
-"""Longer than any test's clock is turned, unless it waits for that."""
+"""Seconds; longer than any test's clock runs, unless the test waits for it."""
 
 
 def away() -> BrokerUnavailable:
@@ -43,7 +43,7 @@ def handles(leased: Sequence[Leased]) -> list[str]:
 
 
 async def patiently(world: World, work: asyncio.Task[T]) -> T:
-    """Turn the clock until `work` is done."""
+    """Advance the clock until `work` is done."""
     for _ in range(ROUNDS_MAX):
         await world.settle_down()
         if work.done():
@@ -55,7 +55,7 @@ async def patiently(world: World, work: asyncio.Task[T]) -> T:
 async def patient_pop(
     world: World, topic: str = "t", *, count: int = 1, wait: float = 2.0, invisibility: float | None = None
 ) -> list[Leased]:
-    """Pop, turning the clock only while nothing comes."""
+    """Pop, advancing the clock only while nothing comes."""
     popping = world.pop(topic, count=count, wait=wait, invisibility=invisibility)
     return await patiently(world, asyncio.ensure_future(popping))
 
@@ -63,7 +63,7 @@ async def patient_pop(
 async def parked(
     world: World, *, count: int = 1, wait: float = 20.0, attempt: str | None = None
 ) -> asyncio.Task[list[Leased]]:
-    """A pop that waits for messages of an empty queue."""
+    """Start a pop that waits for messages of an empty queue."""
     popping = asyncio.ensure_future(world.pop("t", count=count, wait=wait, attempt=attempt))
     await world.settle_down()
     assert host_of(world).channel is not None
@@ -79,7 +79,7 @@ async def come_back(world: World) -> None:
 
 
 async def left(world: World, topic: str = "t") -> int:
-    """How many messages the broker keeps; those that are held here go back to it first."""
+    """Return how many messages the broker keeps; those held here are returned to it first."""
     await world.settle_down()
     queue = world.queue(topic)
     gate = world.faults.stop("broker.consume")
@@ -92,7 +92,7 @@ async def left(world: World, topic: str = "t") -> int:
 
 
 async def drained(world: World, topic: str = "t") -> list[str]:
-    """Pop and ack all that comes, in its order; nothing is left then."""
+    """Pop and ack everything, in order; nothing is left then."""
     handed_out: list[str] = []
     while leased := await patient_pop(world, topic, count=16, invisibility=LEASE_SECONDS):
         assert await world.settle(Verb.ACK, topic, leased) == ["acked"] * len(leased)
@@ -103,10 +103,10 @@ async def drained(world: World, topic: str = "t") -> list[str]:
 
 
 async def dead_once(world: World, body: str) -> list[Message]:
-    """Wait until all dead-lettering is done; `body` stands there then, once."""
+    """Wait until all dead-lettering is done; then `body` must be there once."""
     for _ in range(ROUNDS_MAX):
         letters: list[Message] = []
-        with contextlib.suppress(QueueGone):  # it has yet to be declared again
+        with contextlib.suppress(QueueGone):  # it must be declared again
             letters = await world.dead_letters("t")
         if letters and all(held.state is not MessageState.MOVING for held in host_of(world).messages()):
             break
@@ -118,7 +118,7 @@ async def dead_once(world: World, body: str) -> list[Message]:
 
 
 async def delete_queues(world: World) -> None:
-    """What an administrator may do to the broker behind the engine's back."""
+    """Delete queues as an administrator may do, without the engine's knowledge."""
     await world.broker.wrapped.delete_group(world.served("t").layout)
     await world.settle_down()
 

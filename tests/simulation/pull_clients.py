@@ -1,4 +1,4 @@
-"""Pull clients for tests that turn the clock."""
+"""Pull clients for tests that advance the clock."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -20,7 +20,7 @@ QUEUES = 4
 
 
 class Client:
-    """One that does as it is told, and settles nothing by itself."""
+    """A client that follows its assignment, and settles nothing by itself."""
 
     def __init__(self, world: World, name: str = "a", topic: str = "p") -> None:
         self.world = world
@@ -48,7 +48,7 @@ class Client:
     async def pull(
         self, count: int = 10, *, queue: int = 0, wait: float = 0.0, after: Leased | None = None
     ) -> list[Leased]:
-        """What it gets, which time may have to pass for."""
+        """Pull, advancing time if needed."""
         return await meanwhile(self.world, self.asks_for(count, queue=queue, wait=wait, after=after), wait + 5.0)
 
     async def asks_for(
@@ -64,7 +64,7 @@ class Client:
         return await self.world.engine.pulls.pull(self.topic, "default", queue, order, Presence())
 
     async def pull_all(self, count: int, *, queue: int = 0, after: Leased | None = None) -> list[Leased]:
-        """So many, which may not come all at once."""
+        """Pull exactly that many, which may come in several answers."""
         found: list[Leased] = []
         while len(found) < count:
             more = await self.pull(count - len(found), queue=queue, after=after, wait=1)
@@ -87,14 +87,14 @@ async def into_pull_mode(world: World, topic: str = "p", queues: int = 1, policy
 
 
 async def passes(world: World, seconds: float) -> None:
-    """In steps that nobody would take for having slept."""
+    """Advance time in steps too small to look like a sleeping process."""
     while seconds > 0:
         await world.let_pass(min(STEP_SECONDS, seconds))
         seconds -= STEP_SECONDS
 
 
 async def meanwhile(world: World, work: Awaitable[AnswerT], seconds: float = 3.0) -> AnswerT:
-    """What ``work`` gives, which may wait for time to pass."""
+    """Return the result of ``work``, which may wait for time to pass."""
     working = asyncio.ensure_future(work)
     for _ in range(int(seconds / STEP_SECONDS)):
         await world.settle_down(2)
@@ -105,7 +105,7 @@ async def meanwhile(world: World, work: Awaitable[AnswerT], seconds: float = 3.0
 
 
 async def registered(world: World, *names: str, topic: str = "p") -> list[Client]:
-    """Clients, once all queues have come to rest."""
+    """Register clients; return once all queues have settled."""
     clients = [Client(world, name, topic) for name in names]
     for _ in range(4):
         for client in clients:

@@ -1,6 +1,6 @@
-"""The decisions of the balance in every state that small groups can get into. `explorer.verdict` says what is promised.
+"""The decisions of the balance in every state that small groups can get into. `explorer.verdict` defines the promises.
 
-`make explore` does the same for larger groups. That mistakes are found is shown by test_balance_mistakes.
+`make explore` does the same for larger groups. test_balance_mistakes shows that mistakes are found.
 """
 
 import pytest

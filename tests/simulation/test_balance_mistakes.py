@@ -28,13 +28,14 @@ def held(active: str | None, others: str) -> QueueView:
 
 
 def test_as_published_it_comes_to_rest_in_balance_only() -> None:
-    """That much is right."""
+    """The published algorithm is right in this respect."""
     assert "out of balance" not in told(as_published(replace(size(2, 3), joiners=1)))
 
 
 def test_as_published_one_who_is_slow_to_subscribe_makes_another_release_for_ever() -> None:
-    """Two queues, two members, current views. Each of the four actions is taken again and again, but one member's
-    subscription is not: where members hang, that is so. Ours comes to rest."""
+    """Two queues, two members, current views. Each of the four actions happens repeatedly, except one member's
+    subscription: that is so if members hang. Our algorithm comes to rest.
+    """
     case = as_published(empty(size(2, 2)))
     by_action = judge(case, what=lambda label: label.what)
     assert by_action.fair_loops
@@ -48,7 +49,9 @@ def test_as_published_a_release_leaves_a_queue_without_anybody() -> None:
 
 
 def test_as_published_stale_views_keep_queues_moving_for_ever() -> None:
-    """Views do not show at once what one has done oneself: by them one releases again, and the other one back."""
+    """Views do not show a member's own actions immediately: on such views it releases again, and the other one
+    releases back.
+    """
     verdict = judge(as_published(replace(size(2, 2), views=Views.BLIND)))
     assert verdict.fair_loops
 
@@ -136,7 +139,7 @@ def test_planted_mistakes_are_found(old: str, new: str, case: Case, found: str) 
 
 
 def test_steps_say_who_did_what() -> None:
-    """A way to a broken promise is told step by step."""
+    """The output shows the way to a broken promise step by step."""
     way = judge(as_published(empty(size(2, 2)))).complaints[0].partition(": ")[2]
     assert way.startswith("subscribe a q1; activate RabbitMQ q1; subscribe a q2")
     assert Label("die", "a").befalls

@@ -1,4 +1,4 @@
-"""Large groups come into balance with the fewest interruptions; as published, it took several times as many."""
+"""Large groups become balanced with the fewest interruptions; the published algorithm needed several times as many."""
 
 import pytest
 

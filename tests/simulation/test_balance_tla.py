@@ -1,4 +1,4 @@
-"""The balance once more, in TLA+, and under another checker than our own. `make tla` checks larger sizes."""
+"""The balance in TLA+, under a second checker independent of ours. `make tla` checks larger sizes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The broker goes away and loses channels, at every moment of a message's life, while the engine serves pops."""
+"""The broker fails and loses channels, at every moment of a message's life, while the engine serves pops."""
 
 import asyncio
 from pathlib import Path
@@ -42,7 +42,7 @@ async def test_a_pop_that_comes_while_the_broker_is_away_is_told_so_at_once(worl
     world.faults.fail("broker.consume", away(), times=1000)
     for wait in (0, 20):
         with pytest.raises(BrokerUnavailable):
-            await world.pop("t", wait=wait)  # no clock is turned
+            await world.pop("t", wait=wait)  # the clock does not advance
     world.faults.heal()
     await come_back(world)
     assert await drained(world) == ["a"]
@@ -249,7 +249,7 @@ async def test_ready_messages_keep_their_order_however_often_their_channel_is_lo
 async def test_keyed_messages_keep_their_order_though_a_lost_channel_gives_them_back_in_another(
     world: World, mixed: int
 ) -> None:
-    """Those that clients had before, and those that no client has had yet."""
+    """Messages that clients had before, and messages that no client has had yet."""
     names = [f"m{number}" for number in range(9)]
     for name in names:
         await world.publish("t", name, ordering_key="kl"[int(name[1:]) % 2])

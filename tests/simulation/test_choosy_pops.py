@@ -1,4 +1,4 @@
-"""Pops that do not take whatever comes: with a filter, by an admin, for a lease group; and groups that are full."""
+"""Pops that take only some messages: with a filter, by an admin, for a lease group; and full groups."""
 
 import asyncio
 import gc
@@ -26,13 +26,13 @@ async def publish(world: World, color: str, *messages: str, key: str | None = No
 
 
 async def parked(world: World, *pops: "asyncio.Task[list[Leased]]", count: int) -> None:
-    """Return when so many pops are parked, none of `pops` being done."""
+    """Return when that many pops are parked, with none of `pops` done."""
     await eventually(lambda: world.served("t").parked_pops == count)
     assert not any(pop.done() for pop in pops)
 
 
 def living() -> int:
-    """How many messages the process still knows."""
+    """Return how many messages the process still knows."""
     gc.collect()
     return sum(isinstance(one, BufferedMessage) for one in gc.get_objects())
 
@@ -87,7 +87,9 @@ async def test_what_no_filter_wants_is_bounded_in_memory_however_small_it_is(fol
 async def test_a_short_pop_ends_at_once_where_what_the_broker_counted_came_before_the_answer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have come and be for nobody by the time the answer comes; nothing else tells a pop that parks after it."""
+    """It may have come and match no pop by the time the answer comes; nothing else notifies a pop that parks after
+    it.
+    """
     await world.create("t")
     assert await world.pop("t") == []
     asked: list[FaultyChannel] = []
@@ -110,7 +112,7 @@ async def test_a_short_pop_ends_at_once_where_what_the_broker_counted_came_befor
 
 
 async def full(world: World) -> None:
-    """A group that hands out nothing before somebody settles, though it has something."""
+    """A group that hands out nothing until a client settles, although it has messages."""
     await world.engine.topics.put_group("t", "default", Policy(max_in_flight=1))
     await publish(world, "red", "out", "more")
     assert bodies(await world.pop("t", count=2)) == ["out"]

@@ -37,13 +37,13 @@ def serving(world: World) -> Serving:
 
 
 async def arrive(world: World, *messages: str, color: str = "red", key: str | None = None) -> None:
-    """They are published together, delivered, and offered to the parked pops."""
+    """Make messages arrive: they are published together, delivered, and offered to the parked pops."""
     await world.publish("t", *messages, headers={"color": color}, ordering_key=key)
     await world.settle_down()
 
 
 async def ten_arrive(world: World) -> None:
-    """As RabbitMQ delivers ten messages."""
+    """Make ten messages arrive as RabbitMQ delivers them."""
     await arrive(world, "0")
     await world.let_pass(3 * TICK)
     await arrive(world, *"123456789")
@@ -52,7 +52,7 @@ async def ten_arrive(world: World) -> None:
 async def popping(
     world: World, *, count: int = 4, wait: float = 20.0, color: str | None = None, presence: Presence | None = None
 ) -> Popping:
-    """A pop that has got as far as it comes without more time."""
+    """Start a pop that has proceeded as far as it can without more time."""
     only = None if color is None else {"color": [color]}
     pop = asyncio.ensure_future(world.pop("t", count=count, wait=wait, only=only, presence=presence))
     await world.settle_down()
@@ -60,7 +60,7 @@ async def popping(
 
 
 async def got(pop: Popping) -> str:
-    """What it was given; it has to be answered already."""
+    """Return the pop's answer, which must already exist."""
     assert pop.done()
     return "".join(bodies(await pop))
 
@@ -319,7 +319,7 @@ async def test_a_queue_that_is_lost_takes_its_messages_from_a_pop_that_collects_
 
 
 class Crowd:
-    """Clients that pop, leave, and acknowledge what they get, in any order; and what they were promised."""
+    """Clients that pop, leave, and acknowledge messages, in any order; and the promises to them."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -330,7 +330,7 @@ class Crowd:
         self._plain: set[Popping] = set()
         self._unsettled: list[Leased] = []
         self._since: float | None = None
-        """When a pop began to wait that can be answered."""
+        """The time at which a pop began to wait although it can be answered."""
 
     @property
     def count(self) -> int:
@@ -359,7 +359,7 @@ class Crowd:
         await self.world.let_pass(ticks * TICK)
 
     async def look(self) -> None:
-        """Take what was answered; a pop that can be answered has not waited for too long."""
+        """Collect answers; a pop that can be answered must not have waited too long."""
         await self.world.settle_down()
         done = [pop for pop in self._presences if pop.done()]
         for pop in done:
@@ -377,7 +377,7 @@ class Crowd:
         assert now - self._since < COLLECT_SECONDS
 
     async def drain(self) -> None:
-        """All clients leave, and another one takes what they have not got."""
+        """Let all clients leave, and another one take the remaining messages."""
         for presence in self._presences.values():
             presence.leave()
         await self.look()

@@ -1,4 +1,4 @@
-"""The broker refuses dead letters, or keeps their bodies away."""
+"""The broker refuses dead letters, or withholds their bodies."""
 
 import asyncio
 from pathlib import Path
@@ -36,7 +36,7 @@ _FAULTS = ["unavailable", "half_done", "failed", "failed_but_stored", "refused",
 
 
 async def break_dead_letters(world: World, fault: str) -> None:
-    """Let the next three publishes go wrong, or the next one find no queue."""
+    """Make the next three publishes fail, or the next one find no queue."""
     if fault in ("unavailable", "half_done"):
         world.faults.fail("broker.publish", away(), times=3, after=fault == "half_done")
     elif fault == "queue_deleted":
@@ -63,7 +63,7 @@ async def test_a_rejection_that_the_broker_refuses_is_finished_later(world: Worl
 
 
 async def test_a_rejection_whose_queue_changes_hands_is_not_told_expired(world: World) -> None:
-    """It is written, and whoever has the queue then finishes it."""
+    """The move is recorded, and the queue's next owner finishes it."""
     await world.publish("t", "a")
     leased = await patient_pop(world)
     gate = world.faults.stop("leases.settle.move", after=True)
@@ -79,7 +79,7 @@ async def test_a_rejection_whose_queue_changes_hands_is_not_told_expired(world: 
 
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_a_receipt_that_stands_twice_in_a_rejection_is_published_once(world: World, stopped: bool) -> None:
-    """Also where the broker takes it only later: nothing but popgate tells two copies of a dead letter apart."""
+    """Even if the broker accepts it only later: only popgate can tell two copies of a dead letter apart."""
     await world.publish("t", "a", "b")
     a, b = await patient_pop(world, count=2)
     before = len(world.broker.published)
@@ -124,7 +124,7 @@ async def test_an_exhausted_message_that_the_broker_refuses_is_dead_lettered_lat
 
 
 async def test_what_was_taken_along_with_an_exhausted_message_of_its_key_has_not_been_delivered(folder: Path) -> None:
-    """It is not its turn before that one has gone, so its lease is taken back; only a client's would count."""
+    """It must wait until that one has gone, so its lease is taken back; only a client's lease would count."""
     clock = ManualClock()
     async with open_world(folder / "before", clock=clock) as world:
         await world.create("t", policy=Policy(max_deliveries=1))

@@ -1,4 +1,4 @@
-"""Publishing with a dedup_id while stores, brokers and processes fail: published once, whatever is repeated."""
+"""Publishing with a dedup_id while stores, brokers and processes fail: published once despite all repeats."""
 
 import asyncio
 from pathlib import Path
@@ -33,7 +33,7 @@ def statuses(results: list[Published]) -> list[str]:
 
 
 async def stored_twice(world: World) -> bool:
-    """Whether the broker has two copies of what is one message to consumers."""
+    """Tell whether the broker has two copies of what is one message to consumers."""
     copies = [outgoing.message.copy_id for outgoing in world.broker.published]
     return len(copies) == 2 and len(set(copies)) == 1
 
@@ -237,7 +237,7 @@ async def test_a_publish_that_is_cancelled_on_its_way_may_be_repeated(world: Wor
 
 
 async def twice_at_the_broker(world: World) -> None:
-    """Two copies of one message stand there; the second one last."""
+    """Store two copies of one message, the second one last."""
     world.broker.refuse(PublishStatus.FAILED, stored=True)
     await world.publish_once("t", "a")
     await world.publish("t", "b")

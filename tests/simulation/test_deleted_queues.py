@@ -1,4 +1,4 @@
-"""Somebody deletes a queue under the engine, or it is only said to be gone."""
+"""A queue is deleted while the engine uses it, or is only reported as gone."""
 
 import asyncio
 
@@ -85,7 +85,7 @@ async def test_receipts_of_a_deleted_queue_do_not_distort_what_is_said_of_the_ne
     await world.settle(Verb.EXTEND, "t", old[1:], seconds=60)
     await world.let_pass(60)
     await world.let_pass(60)
-    await world.publish("t", "c")  # stays with the broker: nobody asks
+    await world.publish("t", "c")  # stays with the broker, because no pop asks
     status = await world.engine.status("t", "default")
     assert (status.ready, status.in_flight, status.delayed) == (1, 0, 0)
 
@@ -113,7 +113,7 @@ async def test_a_queue_that_is_only_said_to_be_gone_keeps_its_leases_and_settlem
     await world.broker.lose(world.queue("t"), queue_gone=True)
     with pytest.raises(QueueGone):
         await world.pop("t")
-    await come_back(world)  # what has elected another leader may say so too
+    await come_back(world)  # a queue that has elected another leader may be reported so, too
     assert bodies(await patient_pop(world, count=5, invisibility=1)) == ["c"]
     assert await world.settle(Verb.ACK, "t", [b]) == ["acked"]
     await world.let_pass(1)

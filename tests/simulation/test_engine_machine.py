@@ -1,4 +1,4 @@
-"""The engine over the real embedded broker and store, held against a plain model (``engine_machine``)."""
+"""The engine over the real embedded broker and store, checked against a plain model (``engine_machine``)."""
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,7 +25,7 @@ def test_the_engine_keeps_its_promises_whatever_clients_the_clock_and_crashes_do
 
 
 def test_the_model_sees_a_lease_end_when_the_engine_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also within a request: otherwise it would take a message for hidden that has waited long enough for its retry."""
+    """Even within a request: otherwise it would consider a message hidden that has waited long enough for its retry."""
     monkeypatch.setattr(lease_groups, "POP_MAX", 2)
     machine = LeaseGroupMachine()
     try:

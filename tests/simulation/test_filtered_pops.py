@@ -1,4 +1,6 @@
-"""Parked pops with filters: found by what they wait for, and served as if each of them was asked for each message."""
+"""Parked pops with filters: found by what they wait for, and served as if each message was matched against each of
+them.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -114,7 +116,7 @@ def test_the_index_finds_exactly_the_filters_that_a_message_passes(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[HeaderFilter]:
-    """The filters that were asked whether they want a message."""
+    """Return the filters that were matched against a message."""
     filters: list[HeaderFilter] = []
     original: Callable[[HeaderFilter, Mapping[str, object]], bool] = HeaderFilter.__call__
 
@@ -127,7 +129,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[HeaderFilter]:
 
 
 async def park(world: World, filters: Sequence[Filter]) -> "list[asyncio.Task[object]]":
-    """Pops with these filters, which wait for 30 seconds."""
+    """Park pops with these filters, which wait for 30 seconds."""
     before = world.served("t").parked_pops
     pops = [asyncio.ensure_future(world.pop("t", wait=30.0, only=one)) for one in filters]
     await eventually(lambda: world.served("t").parked_pops == before + len(filters))
@@ -159,7 +161,7 @@ async def test_a_message_asks_only_the_filters_that_it_may_concern(
 
 
 OVERLAPPING: list[Filter] = [{"a": [1, -n], "b": [1, -n], "c": [0, -n]} for n in range(2, MATCH_NOTHING)]
-"""Wherever these stand in the index, most of them have to be compared with a message whose headers are all 1."""
+"""Filters most of which must be compared with a message whose headers are all 1, wherever they are in the index."""
 
 
 async def test_filters_that_overlap_are_asked_a_few_at_a_time(world: World, asked: list[HeaderFilter]) -> None:
@@ -184,7 +186,9 @@ async def test_filters_that_overlap_are_asked_a_few_at_a_time(world: World, aske
 async def test_messages_that_no_filter_can_tell_apart_are_looked_up_once(
     world: World, asked: list[HeaderFilter]
 ) -> None:
-    """While a group is full its messages pile up: what is ready must not be multiplied by who waits."""
+    """While a group is full its messages accumulate: the work must not be the product of ready messages and waiting
+    pops.
+    """
     await world.create("t", policy=Policy(max_in_flight=1))
     await world.publish("t", "first")
     leased = await world.pop("t")

@@ -41,7 +41,7 @@ async def test_a_pop_that_is_cancelled_at_any_await_takes_no_message_with_it(
         if kind not in ("creating", "parked"):
             await world.publish(topic, *names)
         wait, attempt = 0.0 if kind == "short" else 2.0, "once" if kind in ("attempt", "repeat") else None
-        if kind == "repeat":  # of a pop that was answered; the bodies come back with the next channel
+        if kind == "repeat":  # from an answered pop; the bodies return with the next channel
             await world.pop(topic, count=2, attempt=attempt, invisibility=5)
             await world.broker.lose(world.queue(topic))
         work = Interrupted(world.pop(topic, count=2, wait=wait, attempt=attempt, invisibility=5), at, answered=answered)
@@ -51,7 +51,7 @@ async def test_a_pop_that_is_cancelled_at_any_await_takes_no_message_with_it(
             await world.publish(topic, *names)
         await patiently(world, asyncio.ensure_future(asyncio.wait([popping])))
         assert work.happened is popping.cancelled()
-        await world.settle_down()  # what it has handed in is written even so
+        await world.settle_down()  # its submitted write happens even so
         await world.let_pass(5)
         assert sorted(await drained(world, topic)) == names, f"cancelled at {at}"
         if not work.happened:
@@ -74,7 +74,7 @@ async def test_a_parked_pop_that_is_cancelled_passes_its_messages_on_to_the_next
         if not work.happened:
             assert bodies(await first) == [f"m{at}"]
             break
-        leased = await second  # no clock is turned
+        leased = await second  # the clock does not advance
         assert first.cancelled()
         assert bodies(leased) == [f"m{at}"]
         assert await world.settle(Verb.ACK, "t", leased) == ["acked"]
@@ -157,7 +157,7 @@ async def test_a_repeated_attempt_is_answered_the_same_after_its_channel_was_los
 async def test_a_repeated_attempt_gets_its_lease_that_was_extended_long_after_it_ran_out(world: World) -> None:
     await world.publish("t", "a", "b")
     first = await world.pop("t", attempt="once")
-    await world.let_pass(61)  # the record keeping has been there
+    await world.let_pass(61)  # record keeping has run
     assert await world.settle(Verb.EXTEND, "t", first, seconds=20) == ["extended"]
     again = await world.pop("t", attempt="once")
     assert (bodies(again), handles(again)) == (["a"], handles(first))

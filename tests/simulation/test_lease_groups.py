@@ -1,4 +1,4 @@
-"""Lease groups in the engine, with the clock, the memory and the faults in the test's hands."""
+"""Lease groups in the engine, with the clock, the memory and the faults under the test's control."""
 
 import asyncio
 from pathlib import Path
@@ -121,7 +121,7 @@ async def test_a_release_gives_later_epochs_back_for_good(tmp_path: Path) -> Non
 
 
 async def test_a_put_that_failed_half_way_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Also where the store has given the leases and could not say so."""
+    """Even if the store has granted the leases but its answer was lost."""
     for after in (False, True):
         folder = tmp_path / str(after)
         folder.mkdir()
@@ -264,7 +264,7 @@ async def test_more_slices_than_messages(tmp_path: Path) -> None:
 
 
 async def test_messages_of_one_ordering_key_follow_each_other_into_the_group(tmp_path: Path) -> None:
-    """Also those that a later pop for the same group takes; and nobody overtakes what is leased."""
+    """Including those that a later pop for the same group takes; and no message overtakes a leased one."""
     async with open_world(tmp_path) as world:
         await world.publish(TOPIC, *numbered(700), ordering_key="k")
         assert (await put(world, 1, count=600)).message_count == 600
@@ -286,7 +286,7 @@ async def test_a_group_has_as_many_messages_as_may_be_in_flight(tmp_path: Path) 
 
 
 async def test_acks_of_one_group_at_once_both_count_every_message(tmp_path: Path) -> None:
-    """As where the collector finishes after a restart what a client's repeat acks, too."""
+    """As if the collector finishes, after a restart, an ack that a client repeats, too."""
     async with open_world(tmp_path) as world:
         for start in range(0, 2_500, 250):
             await world.publish(TOPIC, *numbered(2_500)[start : start + 250])

@@ -1,4 +1,4 @@
-"""Lease groups whose forming outlasts their leases, or is cut short."""
+"""Lease groups whose forming outlasts their leases, or is interrupted."""
 
 import asyncio
 from pathlib import Path
@@ -52,7 +52,7 @@ async def test_leases_are_renewed_before_they_end_while_a_group_is_formed(tmp_pa
 
 
 async def test_a_group_does_not_wait_for_its_own_members_to_come_again(tmp_path: Path) -> None:
-    """Its leases end while the last pop looks whether the queue has more: it finds what it has already."""
+    """Its leases end while the last pop checks whether the queue has more: it finds its own members again."""
     async with open_world(tmp_path, clock=ManualClock(), idle_return_seconds=1e6) as world:
         await world.publish(TOPIC, *numbered(10))
         granted = world.faults.stop("leases.grant", after=True)
@@ -94,7 +94,7 @@ async def test_what_died_or_went_elsewhere_while_a_group_is_formed_is_no_member(
 
 
 async def test_a_put_after_a_crash_takes_up_what_was_being_formed(tmp_path: Path) -> None:
-    """After its leases have ended; what a rival had meanwhile and gave back is a member like any other."""
+    """After its leases have ended; a message that a rival leased meanwhile and released is a member like any other."""
     clock = ManualClock()
     async with open_world(tmp_path / "before", clock=clock) as world:
         await world.publish(TOPIC, *numbered(250))
@@ -117,7 +117,7 @@ async def test_a_put_after_a_crash_takes_up_what_was_being_formed(tmp_path: Path
 async def test_a_group_is_no_larger_than_its_leases_can_be_renewed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the renewal of all its members takes as long as their leases, more of them would only be lost."""
+    """If renewing all members took as long as their leases, more members would only be lost."""
     clock = ManualClock()
     async with open_world(tmp_path, clock=clock, idle_return_seconds=1e6) as world:
         await world.create(TOPIC)

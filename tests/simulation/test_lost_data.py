@@ -1,4 +1,4 @@
-"""The state store loses its data while queues are served: owners write back what they know, and nothing comes twice."""
+"""The state store loses its data while queues are served: owners write back their records, and nothing comes twice."""
 
 import asyncio
 from pathlib import Path
@@ -83,7 +83,7 @@ async def test_an_ack_that_the_broker_has_not_seen_stands_after_a_loss_of_data_a
 async def test_a_message_whose_deliveries_only_the_store_has_counted_is_dead_lettered_by_that_count(
     world: World,
 ) -> None:
-    """As one that was at the broker when its owner wrote back what a loss of data had taken."""
+    """Like one that was at the broker when its owner wrote back the lost records."""
     await world.engine.topics.put_group("t", "default", Policy(max_deliveries=2))
     await world.publish("t", "a")
     copy_id = world.broker.published[0].message.copy_id

@@ -1,7 +1,8 @@
-"""Memory runs short: bodies of leased messages are dropped and fetched again, and buffers go back to the broker.
+"""Memory runs short: bodies of leased messages are dropped and fetched again, and buffered messages return to the
+broker.
 
-The clock stands still unless a test turns it, so a parked pop ends only with messages: one that starves, or that waits
-for memory which nobody will free, fails its test by never ending.
+The clock stands still unless a test advances it, so a parked pop ends only with messages: if one starves, or waits for
+memory that is never freed, its test never ends.
 """
 
 import asyncio
@@ -94,7 +95,7 @@ async def test_a_rejected_message_whose_body_was_dropped_is_dead_lettered_whole(
 
 
 async def test_an_unidentified_message_is_dead_lettered_whole_where_memory_is_short(folder: Path) -> None:
-    """Its body is never dropped: to fetch it again would end its lease."""
+    """Its body is never dropped, because fetching it again would end its lease."""
     async with open_world(folder / "data", clock=ManualClock(), anonymous=True, buffer_bytes_max=BUDGET) as world:
         await world.create("t")
         await publish(world, range(12))
@@ -307,10 +308,10 @@ async def test_queues_of_one_topic_share_the_budget(folder: Path) -> None:
 async def test_a_backlog_of_twenty_budgets_is_drained_once_and_within_the_budget(
     folder: Path, peak: "Peak", seed: int, queues: int
 ) -> None:
-    """Four clients ack, release at once or later, and let expire; what becomes of a hand-out hangs on the seed alone.
+    """Four clients ack, release at once or later, and let expire; the seed alone decides about each hand-out.
 
-    The bound is twice the budget: each queue may pass its share by one window, and a window is made to hold no more
-    than a share of bodies of the sizes that came last, large ones counting at once and small ones slowly.
+    The bound is twice the budget: each queue may exceed its share by one window, and a window holds at most a share of
+    bodies of recent sizes, which adapt to large ones immediately and to small ones slowly.
     """
     chance = random.Random(seed)
     sizes: list[int] = []
@@ -331,7 +332,7 @@ async def test_a_backlog_of_twenty_budgets_is_drained_once_and_within_the_budget
 
 
 class Ledger:
-    """What clients were given and did. A message that comes twice at a time, or uncounted, fails its client."""
+    """Records what clients got and did. A duplicate or uncounted hand-out fails its client."""
 
     def __init__(self, world: World, total: int) -> None:
         self.acked: set[int] = set()
@@ -342,7 +343,7 @@ class Ledger:
         self._leased_until: dict[int, float] = {}
 
     async def work(self, chance: random.Random) -> None:
-        """A client: pops until all is acked."""
+        """Run a client that pops until everything is acked."""
         while len(self.acked) < self._total:
             for one in await self._world.pop("t", count=chance.randint(1, 8), wait=5, invisibility=20):
                 await self._handle(one)
@@ -387,7 +388,7 @@ class Peak:
 
 @pytest.fixture
 def peak(monkeypatch: pytest.MonkeyPatch) -> Peak:
-    """Looks whenever a body comes in: memory grows nowhere else."""
+    """Update the peak whenever a body arrives, because memory grows only then."""
     watch, took = Peak(), Flow.took
 
     def took_and_looked(supply: Flow, tag: int, size: int) -> None:
@@ -407,12 +408,12 @@ async def small_world(folder: Path, *, queues: int = 1, policy: Policy | None = 
 
 
 def body(number: int, size: int) -> bytes:
-    """A body that says which it is and how long, and looks like no other all the way through."""
+    """Return a body that contains its number and length, and differs from all others throughout."""
     return f"{number}/{size}/".encode().ljust(size, ascii_letters[number % len(ascii_letters)].encode())
 
 
 def number_of(message: Message) -> int:
-    """Which message it is. Raises: AssertionError where its body is not the one that was published."""
+    """Return the message's number. Raises: AssertionError if its body is not the published one."""
     number, size, _ = message.body.split(b"/")
     assert message.body == body(int(number), int(size))
     assert message.message_id == f"m{int(number)}"
@@ -429,7 +430,7 @@ async def publish(world: World, which: Iterable[int], *, size: int = BODY, topic
 
 
 async def lease(world: World, total: int, *, topic: str = "t", invisibility: float | None = None) -> list[Leased]:
-    """Exactly so many messages, by one parked pop after the other."""
+    """Lease exactly that many messages, by successive parked pops."""
     leased: list[Leased] = []
     while len(leased) < total:
         popped = await world.pop(topic, count=total - len(leased), wait=20, invisibility=invisibility)
@@ -439,7 +440,7 @@ async def lease(world: World, total: int, *, topic: str = "t", invisibility: flo
 
 
 async def lease_more_than_fits(world: World) -> list[Leased]:
-    """Leases with twice the budget's bytes, for LEASE_SECONDS; the bodies of most of them were dropped."""
+    """Lease messages with twice the budget's bytes, for LEASE_SECONDS; the bodies of most of them were dropped."""
     await publish(world, range(32))
     leased = await lease(world, 32)
     assert numbers(leased) == list(range(32))
@@ -449,7 +450,7 @@ async def lease_more_than_fits(world: World) -> list[Leased]:
 
 
 async def lease_by_attempt(world: World, attempt: str) -> list[Leased]:
-    """The leases 20 to 23 of one pop, three quarters of the budget: half of their bodies were dropped.
+    """Lease messages 20 to 23 by one pop, three quarters of the budget: half of their bodies were dropped.
 
     Messages of the same size are behind them.
     """
@@ -468,9 +469,10 @@ async def lease_by_attempt(world: World, attempt: str) -> list[Leased]:
 async def lease_before_a_full_buffer(
     world: World, *, attempt: str | None = None, invisibility: float | None = None
 ) -> list[Leased]:
-    """One lease whose body was dropped, before ready messages that fill most of the budget: the broker has to stop.
+    """Make one lease whose body was dropped, before ready messages that fill most of the budget: the broker has to
+    stop.
 
-    A window made for small messages lets in more large ones than fit.
+    A window made for small messages admits more large ones than fit.
     """
     await publish(world, range(64), size=100)
     await publish(world, range(64, 104))
@@ -486,7 +488,7 @@ async def lease_before_a_full_buffer(
 
 
 def is_dropped(world: World, one: Leased) -> bool:
-    """Whether a lease lives here without its body."""
+    """Tell whether there is a live lease without its body."""
     held = world.served("t").hosts[one.queue].state.messages[one.message.copy_id]
     assert held.state is MessageState.LEASED
     return held.message is None
@@ -497,7 +499,7 @@ def held_bytes(world: World) -> int:
 
 
 async def expect_again(world: World, leased: Sequence[Leased]) -> None:
-    """All of them are visible again, each once, and there is nothing else."""
+    """Expect all of them to be visible again, each once, and nothing else."""
     again = await lease(world, len(leased))
     assert sorted(numbers(again)) == sorted(numbers(leased))
     assert [one.delivery_count for one in again] == [2] * len(leased)
@@ -506,7 +508,7 @@ async def expect_again(world: World, leased: Sequence[Leased]) -> None:
 
 
 async def expect_dead(world: World, leased: Sequence[Leased]) -> None:
-    """These and no others become dead letters."""
+    """Expect exactly these to become dead letters."""
     await world.settle_down()
     letters = await world.dead_letters("t")
     assert sorted(map(number_of, letters)) == sorted(numbers(leased))
@@ -514,7 +516,7 @@ async def expect_dead(world: World, leased: Sequence[Leased]) -> None:
 
 
 async def expect_nothing_left(world: World) -> None:
-    """Neither for a pop, nor in memory, nor at the broker once all acks are written."""
+    """Expect nothing for a pop, in memory, or at the broker once all acks are written."""
     assert await world.pop("t") == []
     await world.settle_down()
     assert held_bytes(world) == 0

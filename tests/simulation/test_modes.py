@@ -1,4 +1,4 @@
-"""Switching the consume mode: what pops, leases and their messages see of it."""
+"""Switching the consume mode: its effects on pops, leases and their messages."""
 
 import asyncio
 from dataclasses import replace
@@ -26,7 +26,7 @@ async def switch(world: World, mode: ConsumeMode, seconds: float | None = None) 
 
 
 async def become(world: World, before: GroupSpec, after: GroupSpec) -> None:
-    """The catalog says ``after``, by another proxy's hand."""
+    """Change the catalog to ``after``, as another proxy would."""
     assert await world.context.catalog.change_group(before, after)
 
 

@@ -1,4 +1,4 @@
-"""How old a lease may grow, and what is known of its age."""
+"""The maximum age of a lease, and what is known of its age."""
 
 from pathlib import Path
 

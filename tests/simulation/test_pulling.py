@@ -1,4 +1,4 @@
-"""Pull clients: one a queue, in order, until they are silent for too long; in time that only passes when told to."""
+"""Pull clients: one a queue, in order, until they are silent for too long; time passes only on command."""
 
 import asyncio
 from collections import Counter
@@ -34,7 +34,7 @@ async def pulled(world: World) -> World:
 
 @pytest.fixture(autouse=True)
 def _no_company(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The embedded broker waits for company by the machine's clock."""
+    """Remove the wait of the embedded broker for more messages, which uses the machine's clock."""
     monkeypatch.setattr(channel, "FETCH_DELAY_SECONDS", 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Pulls of one queue against a plain model, in any order of what may happen: a seed repeats its run."""
+"""Pulls of one queue against a plain model, in any order of events: a seed repeats its run."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -27,15 +27,15 @@ def _no_company(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Run:
-    """One queue, what was sent to it, and two clients of which one has it."""
+    """One queue, the messages sent to it, and two clients, one of which has the queue."""
 
     def __init__(self, world: World, chance: random.Random) -> None:
         self._world = world
         self._chance = chance
         self._sent: list[str] = []
-        """In the order of the queue, without what was rejected."""
+        """In the order of the queue, without rejected messages."""
         self._done = 0
-        """So many of them, from the first on, are committed."""
+        """Number of messages, from the first on, that are committed."""
         self._seen: list[Leased] = []
         """What the holder has seen and not committed, in order."""
         self._next = 0
@@ -50,7 +50,7 @@ class Run:
         return [*often, self._reject, self._restart, self._leave, self._die, self._lose_channel, self._fault]
 
     async def finish(self) -> None:
-        """All comes that was sent, once more, and nothing else."""
+        """Check that every message sent comes once more, and nothing else."""
         self._world.faults.heal()
         await self._restart()
         while self._done < len(self._sent):
@@ -67,7 +67,7 @@ class Run:
         self._sent += bodies
 
     async def _pull(self) -> None:
-        """From the beginning of what is not committed."""
+        """Pull from the first uncommitted message."""
         got = await self._pulled(None, self._chance.randint(1, 8))
         seen = [body_of(one.message) for one in got]
         assert seen == self._sent[self._done : self._done + len(seen)]
@@ -76,7 +76,7 @@ class Run:
             self._seen = got
 
     async def _pull_on(self) -> None:
-        """What comes behind what was seen."""
+        """Pull what follows the messages already seen."""
         if self._seen:
             got = await self._pulled(self._seen[-1], self._chance.randint(1, 8))
             seen = [body_of(one.message) for one in got]
@@ -106,7 +106,7 @@ class Run:
             del self._seen[one], self._sent[self._done + one]
 
     async def _restart(self) -> None:
-        """The holder begins anew, and has nothing of what it had."""
+        """Restart the holder, which loses everything it had."""
         assert self._holder is not None
         self._holder.told = None
         await self._ask()
@@ -118,7 +118,7 @@ class Run:
         await self._ask(but=holder)
 
     async def _die(self) -> None:
-        """The holder is silent for longer than its session lasts."""
+        """Keep the holder silent for longer than its session lasts."""
         holder = self._holder
         assert holder is not None
         for _ in range(15):
@@ -136,7 +136,7 @@ class Run:
         self._world.faults.fail(call, StateUnavailable("away"), after=after, times=self._chance.randint(1, 2))
 
     async def _ask(self, but: Client | None = None, *, whatever: bool = False) -> None:
-        """All ask but one, which is silent, until one of them has the queue."""
+        """Let all clients but the silent one ask, until one of them has the queue."""
         holders: list[Client] = []
         for _ in range(TRIES):
             asking = [client for client in self._clients if client is not but]
@@ -160,7 +160,7 @@ class Run:
         return await self._surely(lambda: holder.pull(count, wait=1.0, after=after), by=holder)
 
     async def _surely(self, work: Callable[[], Awaitable[AnswerT]], by: Client | None = None) -> AnswerT:
-        """Asked again until it is answered; its client is heard of meanwhile."""
+        """Repeat the request until it is answered; its client sends heartbeats meanwhile."""
         for _ in range(TRIES):
             try:
                 if by is not None:

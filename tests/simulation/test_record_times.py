@@ -1,4 +1,4 @@
-"""How long the store remembers, in the design's own numbers (section 2): 15 minutes, and 30 days."""
+"""How long the store keeps records, in the design's own numbers (section 2): 15 minutes, and 30 days."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ async def test_an_ack_is_remembered_for_15_minutes_or_as_long_as_a_publish_may_b
         leased, later = [await patient_pop(world) for _ in range(2)]
         assert await world.settle(Verb.ACK, "t", leased) == ["acked"]
         await world.let_pass(1.0)
-        assert await world.settle(Verb.ACK, "t", later) == ["acked"]  # a record is proved by those after it
+        assert await world.settle(Verb.ACK, "t", later) == ["acked"]  # later records prove a record
         channel = host_of(world).channel
         assert channel is not None
         await channel.flush()

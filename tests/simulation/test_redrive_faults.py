@@ -1,4 +1,4 @@
-"""Redrives and purges while broker, store and process fail: nothing is lost, and nobody gets a message twice."""
+"""Redrives and purges while broker, store and process fail: nothing is lost, and no message comes twice."""
 
 import contextlib
 import random
@@ -33,7 +33,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def bury(world: World, *bodies: str, topic: str = "t") -> None:
-    """Dead letters with these bodies, in this order."""
+    """Create dead letters with these bodies, in this order."""
     for body in bodies:
         await world.publish(topic, body)
         leased = await patient_pop(world, topic)
@@ -41,7 +41,7 @@ async def bury(world: World, *bodies: str, topic: str = "t") -> None:
 
 
 async def dead(world: World, topic: str = "t") -> list[str]:
-    """What a list shows."""
+    """Return the listed dead letters."""
     page = await world.served(topic).dead_letters.page(PageRequest(max_messages=256))
     return [body_of(shown.letter.message) for shown in page.letters]
 
@@ -58,7 +58,7 @@ def _away(call: str) -> PopgateError:
 
 
 class _Nobody:
-    """A consumer that takes what it gets."""
+    """A consumer that keeps its messages."""
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None: ...
 
@@ -348,7 +348,7 @@ async def test_a_purge_of_a_group_leaves_what_came_later_and_what_waits(world: W
 
 
 async def test_lists_redrives_and_purges_with_faults_at_random_lose_and_double_nothing(world: World, seed: int) -> None:
-    """Every body is in exactly one place in the end: purged, come again, or a dead letter."""
+    """Every body is in exactly one place in the end: purged, delivered again, or a dead letter."""
     chance = random.Random(seed)
     bodies = [f"m{number:03}" for number in range(60)]
     await bury(world, *bodies)
@@ -365,7 +365,7 @@ async def test_lists_redrives_and_purges_with_faults_at_random_lose_and_double_n
     world.faults.heal()
     if desk.redrive_now is not None and desk.redrive_now.is_running:
         await ended(desk.redrive_now)
-    for _ in range(3):  # what a list sees half moved is finished; the last refusals are used up
+    for _ in range(3):  # moves that a list sees half done are finished; the last refusals are used up
         await dead(world)
         await eventually(lambda: not desk.is_sweeping)
     left = await dead(world)
@@ -376,7 +376,7 @@ async def test_lists_redrives_and_purges_with_faults_at_random_lose_and_double_n
 
 
 async def _one_thing(world: World, chance: random.Random) -> set[str]:
-    """List, redrive some, or purge one; the bodies that were purged."""
+    """List, redrive some, or purge one; return the purged bodies."""
     desk = world.served("t").dead_letters
     page = await desk.page(PageRequest(max_messages=chance.randint(1, 40)))
     letters = [shown.letter for shown in page.letters]

@@ -1,4 +1,4 @@
-"""An exception at any step of settling: nothing is answered that the store does not say, and nothing is lost."""
+"""An exception at any step of settling: every answer is backed by the store's, and nothing is lost."""
 
 import asyncio
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ async def test_a_fault_at_any_line_of_settling_makes_no_false_success(
 async def test_a_fault_at_any_line_of_settling_on_redis_makes_no_false_success(
     tmp_path: Path, redis_server: RedisServer, verb: Verb, state: RecordState, seed: int, *, full_run: bool
 ) -> None:
-    """What was answered stands in Redis, for another process to read."""
+    """Answered settlements are in Redis, for another process to read."""
     address = parse_address(redis_server.url(REDIS_DATABASE))
     tried = Tried(seed, all_lines=full_run)
     while True:

@@ -1,4 +1,4 @@
-"""Several engines in virtual time, under load and under a nemesis (``simulator``): what a seed says, it says again."""
+"""Several engines in virtual time, under load and under a nemesis (``simulator``): a seed repeats its run exactly."""
 
 import gc
 import os
@@ -26,23 +26,24 @@ from support.audit_rules import Kind
 
 SECONDS, SECONDS_FULL = 75.0, 1_200.0
 FIRST = 1
-"""So long seeds are tried, from this one on: a change is judged by what it changes. In the full run they are new ones,
-whose first is drawn, and told: a failure names its seed."""
+"""First seed. It is fixed, so that a change is judged by its own effect. The full run draws a new one and prints it;
+a failure names its seed.
+"""
 PLANTED_FIRST, PLANTED_MAX = 5_000, 40
 LATER_BY = {Kind.TAKEN: 7}
-"""Slips that take many seeds to be met: the seeds before these did not."""
+"""Slips that only later seeds meet, with the number of seeds to skip."""
 TESTS = Path(__file__).resolve().parents[1]
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-"""A process is killed between two steps of its event loop: what it has just begun never runs."""
+"""A process is killed between two steps of its event loop, so what it has just begun never runs."""
 
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Generator[None]:
     with quietly():
         yield
-    gc.collect()  # here, and not in a test that has nothing to do with it
+    gc.collect()  # here, and not in an unrelated test
 
 
 @pytest.mark.slow
@@ -80,7 +81,7 @@ def test_a_redrive_that_makes_two_messages_of_a_letter_is_found() -> None:
 
 
 def test_a_seed_does_the_same_again_in_any_process() -> None:
-    """Whatever the order of its sets of names."""
+    """In any order of its sets of names."""
     seed = 4
     outcome = simulate(seed)
     assert simulate(seed) == outcome

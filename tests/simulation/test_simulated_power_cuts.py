@@ -15,20 +15,20 @@ from support.audit_rules import Kind
 
 SEEDS, SEEDS_FULL = 8, 1_000
 FIRST = 1
-"""A change is judged by what it changes. In the full run the first seed is drawn."""
+"""First seed. It is fixed, so that a change is judged by its own effect. The full run draws it."""
 PLANTED_MAX = 12
 LOST = {Kind.FATE, Kind.CAME_AGAIN, Kind.COUNT}
-"""Rules that are broken by a store that has forgotten something."""
+"""Rules that are broken by a store that has lost something."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-"""A process is killed between two steps of its event loop: what it has just begun never runs."""
+"""A process is killed between two steps of its event loop, so what it has just begun never runs."""
 
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Generator[None]:
     with quietly():
         yield
-    gc.collect()  # here, and not in a test that has nothing to do with it
+    gc.collect()  # here, and not in an unrelated test
 
 
 def test_an_embedded_proxy_keeps_its_promises_over_power_cuts_whatever_the_seed(

@@ -1,4 +1,4 @@
-"""The engine is stopped, or its claim is overtaken, in the middle of things."""
+"""The engine is stopped, or its claim is overtaken, during its work."""
 
 import asyncio
 from pathlib import Path
@@ -110,7 +110,7 @@ async def test_a_channel_that_opens_when_the_engine_has_been_drained_is_closed_a
 
 
 async def test_a_queue_that_is_lost_while_it_waits_to_be_opened_anew_is_not_consumed_behind_that(world: World) -> None:
-    """RabbitMQ would keep it for this proxy, and nobody else could have it."""
+    """RabbitMQ would keep it for this proxy, and no other could get it."""
     await world.publish("t", "a")
     host = host_of(world)
     assert bodies(await world.pop("t")) == ["a"]
@@ -222,7 +222,7 @@ async def test_a_dead_lettering_that_is_overtaken_half_way_makes_one_dead_letter
 
 
 async def test_a_repeat_whose_queue_changes_hands_meanwhile_is_told_to_come_again(world: World) -> None:
-    """Its leases last, and their new owner has them: an answer without them would say that they are over."""
+    """Its leases last, and their new owner has them: an answer without them would say that they have ended."""
     await world.publish("t", "a")
     leased = await world.pop("t", wait=2.0, attempt="once", invisibility=LEASE_SECONDS)
     gate = world.faults.stop("broker.consume")
@@ -231,7 +231,7 @@ async def test_a_repeat_whose_queue_changes_hands_meanwhile_is_told_to_come_agai
     await patiently(world, asyncio.ensure_future(gate.reached()))  # it has to fetch the message once more
     world.served("t").lose(host_of(world))
     gate.open()
-    await world.served("t").take(host_of(world))  # by this proxy once more, which knows it anew
+    await world.served("t").take(host_of(world))  # by this proxy again, without its old knowledge
     with pytest.raises(StateUnavailable):
         await patiently(world, repeat)
     assert await world.pop("t", wait=2.0, attempt="once", invisibility=LEASE_SECONDS) == leased

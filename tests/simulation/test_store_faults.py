@@ -178,7 +178,7 @@ async def test_an_extension_that_meets_its_own_expiry_wins_or_loses_but_never_bo
     gate = world.faults.stop("leases.settle.extend", after=True)
     extending = asyncio.ensure_future(world.settle(Verb.EXTEND, "t", leased, seconds=60))
     await gate.reached()
-    await world.let_pass(10)  # the deadline that the engine knows passes; in the store it moved before
+    await world.let_pass(10)  # the deadline in the engine passes; in the store it moved before
     gate.open()
     assert await extending == ["extended"]
     assert await world.pop("t") == []
@@ -198,7 +198,7 @@ async def test_an_extension_that_is_answered_just_after_the_former_end_is_no_exp
     assert isinstance(world.clock, ManualClock)
     world.clock.advance(10)
     gate.open()
-    world.context.deadlines.tick()  # the engine takes note of the end, and then of the answer
+    world.context.deadlines.tick()  # the engine handles the end, and then the answer
     assert await extending == ["extended"]
     await world.settle_down()
     assert world.journal.count(EventKind.EXPIRED) == 0
@@ -244,7 +244,7 @@ async def test_a_move_that_a_crash_cuts_in_two_is_finished_at_the_next_start(
     rejecting.cancel()
     await crash(world, folder / "data", folder / "copy")
     async with open_world(folder / "copy", clock=clock) as risen:
-        letters = await dead_letters(risen, 1)  # nobody pops: it is finished all the same
+        letters = await dead_letters(risen, 1)  # it is finished even without a pop
         assert [letter.body for letter in letters] == [b"a"]
         assert letters[0].headers["x-popgate-dead-reason"] == "bad"
         assert letters[0].headers["x-popgate-delivery-count"] == 1
@@ -311,7 +311,7 @@ async def test_an_ack_that_meets_a_grant_of_the_same_message_wins_or_loses(world
 async def test_another_claim_on_the_queue_makes_the_engine_claim_again_and_lose_nothing(world: World) -> None:
     await world.publish("t", "a", "b", "c")
     (first,) = await world.pop("t")
-    await world.leases.wrapped.claim(world.queue("t"))  # what a second proxy would do
+    await world.leases.wrapped.claim(world.queue("t"))  # as a second proxy would
     popping = asyncio.ensure_future(world.pop("t", count=3, wait=20))
     for _ in range(30):
         await world.let_pass(0.5)
@@ -336,7 +336,7 @@ async def test_a_stopped_engine_stops_while_the_store_is_away(folder: Path) -> N
 
 
 async def dead_letters(world: World, count: int) -> list[Message]:
-    """Wait until so many stand in the dead-letter queue."""
+    """Wait until that many are in the dead-letter queue."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (ready := (await world.broker.depth([world.served("t").layout.dead]))[0].ready) != count:
             assert ready is not None

@@ -1,4 +1,4 @@
-"""Messages with a ttl, and delayed ones, under a clock that is turned by hand."""
+"""Messages with a ttl, and delayed ones, under a clock that tests advance."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ TTL = 10.0
 
 
 async def stored(world: World, topic: str = "t") -> int:
-    """What the broker still has in the topic's queues."""
+    """Return what the broker still has in the topic's queues."""
     await world.settle_down()
     depths = await world.broker.depth(world.served(topic).layout.queues)
     return sum(depth.ready or 0 for depth in depths) + sum(
@@ -25,7 +25,7 @@ async def records(world: World, topic: str = "t") -> int:
 
 
 async def discarded(world: World, *message_ids: str) -> None:
-    """These were discarded, once each, and nothing is left of them."""
+    """Assert that these were discarded, once each, and nothing is left of them."""
     await world.settle_down()
     found = [event.message_id for event in world.journal.events if event.kind is EventKind.DISCARDED]
     assert sorted(found) == sorted(message_ids)
@@ -210,6 +210,6 @@ async def test_whoever_asks_once_in_a_while_gets_who_stands_behind_an_expired_on
     await world.publish("t", "a", ordering_key="k", ttl=TTL)
     assert bodies(await world.pop("t", invisibility=TTL)) == ["a"]
     await world.publish("t", "b", ordering_key="k")
-    await world.let_pass(10 * world.context.options.idle_return_seconds)  # the buffer went back
+    await world.let_pass(10 * world.context.options.idle_return_seconds)  # the buffer was returned
     assert bodies(await world.pop("t")) == ["b"]
     await discarded(world, "a")

@@ -1,4 +1,4 @@
-"""Messages that can't be identified: their leases end with their channel, and nothing false is said of them."""
+"""Messages without stable ids: their leases end with their channel, and nothing wrong is reported of them."""
 
 import asyncio
 
