@@ -1,4 +1,4 @@
-"""A broker's queue and a store of lease records as plain lists, on which a queue's decisions are tried without I/O."""
+"""A broker's queue and a store of lease records as plain lists, to test a queue's decisions without I/O."""
 
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,7 +20,7 @@ ORDER_OF_ARRIVAL = 1_000_000.0
 
 @dataclass
 class Copy:
-    """One published message, as its broker and its store know it. ``tag`` None: the broker has it."""
+    """One published message, in the view of its broker and its store. ``tag`` None: the broker has it."""
 
     number: int
     key: str | None
@@ -29,7 +29,7 @@ class Copy:
     was_delivered: bool = False
     record: LeaseRecord | None = None
     is_acked: bool = False
-    """At the broker."""
+    """Whether it is acked at the broker."""
 
     @property
     def copy_id(self) -> CopyId:
@@ -37,7 +37,7 @@ class Copy:
 
     @property
     def is_settled(self) -> bool:
-        """In the store."""
+        """Whether it is settled in the store."""
         return self.record is not None and self.record.state is RecordState.ACKED
 
     def message(self) -> Message:
@@ -46,7 +46,7 @@ class Copy:
 
 @dataclass
 class World:
-    """``ready``: what the state has offered, and nothing has taken since. ``handed_out``: in this order."""
+    """``ready``: messages that the state has offered and no pop has taken since. ``handed_out``: in this order."""
 
     now: float = 0.0
     copies: list[Copy] = field(default_factory=list[Copy])
@@ -121,7 +121,7 @@ class World:
         for tag in effects.requeues:
             by_tag.pop(tag).tag = None
         for message in effects.ready:
-            if message.is_head:  # else it is offered again when it becomes a head
+            if message.is_head:  # otherwise it is offered again when it becomes the head of its key
                 self.ready[message.copy_id] = message
         if self.state.flow.may_resume:
             self.state.resume(has_demand=True)
@@ -133,7 +133,7 @@ class World:
             self.order()
 
     def starve(self) -> None:
-        """Pops want more than is here."""
+        """Simulate pops that want more messages than are here."""
         if self.is_open:
             self.state.widen(has_demand=True)
             self.carry_out(Effects())
@@ -147,12 +147,12 @@ class World:
     # -- the store and its clients ------------------------------------------------------------------------------------
 
     def offered(self) -> list[BufferedMessage]:
-        """What a pop may take, oldest first."""
+        """Return what a pop may take, oldest first."""
         ready = [one for one in self.ready.values() if one.state is MessageState.READY and one.message is not None]
         return sorted(ready, key=lambda one: one.rank)
 
     def lease(self, message: BufferedMessage, seconds: float) -> None:
-        """The store's conditional write, and what its answer does."""
+        """Make the store's conditional write, and apply its answer."""
         message.enter(MessageState.GRANTING)
         del self.ready[message.copy_id]
         copy, former = self.copy(message), self.copy(message).record
@@ -174,7 +174,7 @@ class World:
         self.handed_out.append(copy)
 
     def learn(self, copy: Copy) -> None:
-        """The state is told what the record of a copy says."""
+        """Pass the record of a copy to the state."""
         assert copy.record is not None
         remaining = 0.0 if copy.is_settled else max(0.0, copy.record.visible_at - self.now)
         _, effects = self.state.learn(copy.copy_id, copy.record, remaining, self.now)

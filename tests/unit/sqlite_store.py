@@ -20,7 +20,7 @@ ENVIRONMENT = {"PYTHONPATH": str(Path(popgate.__file__).parents[1]), "PATH": os.
 async def opened(
     folder: Path, clock: ManualClock | None = None, *, waiting_jobs_max: int = WAITING_JOBS_MAX
 ) -> AsyncGenerator[Database]:
-    """An open store in ``folder``."""
+    """Open a store in ``folder``."""
     database = Database(folder / "popgate.db", clock or ManualClock(), waiting_jobs_max=waiting_jobs_max)
     await database.open()
     try:
@@ -30,7 +30,7 @@ async def opened(
 
 
 def run_python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own to its end."""
+    """Run a script in a separate process until it ends."""
     return subprocess.run(
         [sys.executable, "-c", dedent(script), *map(str, arguments)],
         env=ENVIRONMENT,
@@ -43,7 +43,7 @@ def run_python(script: str, *arguments: object) -> subprocess.CompletedProcess[s
 
 @contextmanager
 def running_python(script: str, *arguments: object) -> Generator[subprocess.Popen[str]]:
-    """A script that runs in a process of its own, and is killed with SIGKILL at the end; its output is a pipe."""
+    """Run a script in a separate process, which is killed with SIGKILL at the end; its output is a pipe."""
     with subprocess.Popen(
         [sys.executable, "-c", dedent(script), *map(str, arguments)],
         env=ENVIRONMENT,

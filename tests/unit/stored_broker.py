@@ -26,7 +26,7 @@ class Store:
         self.broker = broker
 
     async def fail(self, *, failing: bool) -> None:
-        """Let every write fail from now on, as on a disk that became read-only; or no more."""
+        """Make every write fail from now on, as on a disk that became read-only; or stop doing so."""
         await self.database.read(lambda c: c.execute(f"PRAGMA query_only = {int(failing)}").fetchall())
 
     async def ready(self, queue: BrokerQueue = QUEUE) -> int | None:
@@ -37,7 +37,7 @@ class Store:
         return await self.broker.consume(QUEUE, BILLING, prefetch, listener)
 
     async def stored(self) -> int:
-        """The rows of messages, those of deleted queues included."""
+        """Return the rows of messages, including those of deleted queues."""
         count: int = await self.database.read(lambda c: c.execute("SELECT count(*) FROM message").fetchone()[0])
         return count
 

@@ -1,6 +1,5 @@
 """A message is the same whether a proxy or a program on bare RabbitMQ reads it."""
-# pyright: reportPrivateUsage=false
-# The names of the marks are compared.
+# pyright: reportPrivateUsage=false The test compares the names of the marks.
 
 from datetime import UTC, datetime
 from decimal import Decimal

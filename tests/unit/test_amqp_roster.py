@@ -1,4 +1,4 @@
-"""What programs on bare RabbitMQ make of what they tell each other: who is there, and who consumes which queue."""
+"""How programs on bare RabbitMQ interpret each other's announcements: the members, and the consumer of each queue."""
 
 from popgate_client.amqp.balance import QueueView, Waiting
 from popgate_client.amqp.roster import Order, Roster, Spot, Statement

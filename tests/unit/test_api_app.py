@@ -1,4 +1,4 @@
-"""The application over `httpx.ASGITransport`: what no client can bring about, on an embedded engine."""
+"""The application over `httpx.ASGITransport`: situations that no client can cause, on an embedded engine."""
 
 import asyncio
 import datetime as dt
@@ -70,7 +70,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 
 @pytest.fixture
 def app(engine: Engine, tmp_path: Path) -> ASGIApp:
-    # Nobody asks it for a lock here, so its store may stay closed.
+    # No test here acquires a lock, so its store may stay closed.
     store, background = SqliteLockStore(Database(tmp_path / "locks.db", CLOCK)), Background()
     locks = HostedLocks(
         EmbeddedArbiter(store, CLOCK, background), store, CLOCK, background, instance=InstanceId("i"), auto_create=True

@@ -1,4 +1,4 @@
-"""What a browser may send for which page, and under which names the proxy is addressed: heads of requests alone."""
+"""The requests that a browser may send for each page, and the names of the proxy: heads of requests alone."""
 
 import pytest
 

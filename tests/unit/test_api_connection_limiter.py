@@ -10,7 +10,7 @@ from popgate.domain.errors import PopgateError
 
 
 class Client:
-    """A connection that notes how it ends."""
+    """A connection that records how it ends."""
 
     def __init__(self) -> None:
         self.body: Body | None = None

@@ -1,4 +1,4 @@
-"""Which format is spoken, and what of a body is refused before any engine sees it."""
+"""The choice of the format, and bodies that are refused before they reach an engine."""
 
 import json
 import time
@@ -83,7 +83,7 @@ def test_a_name_that_stands_twice_is_refused_wherever_it_stands(value: Any, name
 
 
 def test_many_names_are_compared_in_no_time() -> None:
-    """Looking for each name among all others took 5 s for 16,000 of them, and the event loop with it."""
+    """Comparing each name with all others took 5 s for 16,000 of them, and blocked the event loop."""
     names = ",".join(f'"{number}":1' for number in range(100_000))
     began = time.process_time()
     with pytest.raises(InvalidRequest, match="99999 occurs twice"):

@@ -1,4 +1,4 @@
-"""Requests that are passed on: how they are taken from their scope, and what stays here whatever its target."""
+"""Requests that are passed on: how they are read from their scope, and which ones stay here whatever their target."""
 
 import asyncio
 from typing import Any
@@ -42,7 +42,7 @@ class Patient:
 
 
 class Noting:
-    """Peers that have nothing, and keep what they were passed."""
+    """Peers that have nothing, and record what was passed to them."""
 
     def __init__(self) -> None:
         self.forwarding: list[ForwardedRequest] = []

@@ -1,4 +1,4 @@
-"""The counts behind /metrics: they don't outlive what they count."""
+"""The counts behind /metrics: they are removed together with the object that they count."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ SUBJECT: Any = object()
 
 
 def counters() -> EventCounters:
-    """With what a topic with two groups counts, and another topic."""
+    """Return counters with the counts of a topic with two groups, and of another topic."""
     counters = EventCounters()
     for subscription in (DEFAULT, TAIL, OTHER):
         for kind in (EventKind.DELIVERED, EventKind.ACKED):

@@ -1,4 +1,6 @@
-"""Who may read which queue in pull mode: sticky, even, one client a queue, and let go of before it is given away."""
+"""Which client may read which queue in pull mode: sticky, even, one client a queue, and released before it is
+reassigned.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ FOUR = Terms(True, 3, 4)
 
 
 class Clients:
-    """Clients that do as they are told: each shows the generation that it was answered last."""
+    """Clients that follow their assignment: each shows the generation of its last answer."""
 
     def __init__(self, terms: Terms = FOUR) -> None:
         self.terms = terms
@@ -253,7 +255,7 @@ class Comings(RuleBasedStateMachine):
 
     @invariant()
     def nobody_has_what_another_may_yet_settle(self) -> None:
-        """What a client was given last, it may settle until it has shown that it let go, or ended."""
+        """A client may settle the messages of its last assignment until it has confirmed the release, or ended."""
         now = self.clients.now
         for number, one in now.holdings.items():
             assert one.client_id in now.sessions

@@ -36,7 +36,7 @@ async def database(tmp_path: Path, clock: ManualClock) -> AsyncGenerator[Databas
 async def popped(
     database: Database, lease_id: LeaseId, attempt_id: str | None, copy_id: CopyId = COPY
 ) -> SqliteLeaseStore:
-    """A store in which the copy is leased for ten seconds."""
+    """Return a store in which the copy is leased for ten seconds."""
     store = SqliteLeaseStore(database)
     await store.grant(
         GrantRequest(
@@ -101,7 +101,7 @@ async def test_many_that_may_be_extended_yet_do_not_keep_others_from_being_forgo
 
 
 class PassingClock(ManualClock):
-    """A clock that goes on a little at each reading."""
+    """A clock that advances a little at each reading."""
 
     def monotonic(self) -> float:
         self.advance(0.001)

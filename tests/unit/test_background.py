@@ -1,4 +1,4 @@
-"""Background tasks: a loop that fails begins again, and nothing outlives the end."""
+"""Background tasks: a failed loop restarts, and no task outlives the end."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ async def test_a_loop_that_always_fails_leaves_the_event_loop_to_others(caplog: 
     kept = Background(failures.append)
 
     async def work() -> None:
-        await asyncio.sleep(0)  # so that the test ends in any case
+        await asyncio.sleep(0)  # so that the test always ends
         raise ValueError("always")
 
     kept.keep(work, name="a loop that always fails")

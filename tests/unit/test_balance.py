@@ -1,4 +1,4 @@
-"""The plan of who should own which queue: balanced, of the fewest moves, and the same half way."""
+"""The plan of queue ownership: balanced, with the fewest moves, and stable when half carried out."""
 
 import random
 from collections import Counter
@@ -17,7 +17,7 @@ MEMBERS = st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True).map(sor
 
 @st.composite
 def views(draw: st.DrawFn) -> tuple[list[str], dict[str, str | None]]:
-    """Members, and who owns which queue: some of them nobody."""
+    """Generate members and the owner of each queue; some queues have none."""
     members = draw(MEMBERS)
     owners = draw(st.lists(st.sampled_from([None, *members]), max_size=30))
     return members, {f"q{number:02}": owner for number, owner in enumerate(owners)}
@@ -28,7 +28,7 @@ def planned(members: Sequence[str], owners: Owners) -> dict[str, str]:
 
 
 def fewest_moves(members: Sequence[str], owners: Owners) -> int:
-    """Of queues that somebody has: all that is above the share, but for one queue of so many as there are left over."""
+    """Return the fewest moves of owned queues: all above the share, except one queue for each of the remainder."""
     share, extra = divmod(len(owners), len(members))
     above = [count - share for count in counted(members, owners).values() if count > share]
     return sum(above) - min(extra, len(above))
@@ -55,8 +55,9 @@ def test_a_plan_balances_with_the_fewest_moves(view: tuple[list[str], dict[str, 
 
 @given(views(), st.randoms(use_true_random=False))
 def test_a_plan_that_is_half_done_goes_on(view: tuple[list[str], dict[str, str | None]], chance: random.Random) -> None:
-    """Owners let go and others take, each in his own time: every new view gives the rest of the plan, and nothing else
-    moves."""
+    """Owners release and others take, each at a different time: every new view gives the rest of the plan, and
+    nothing else moves.
+    """
     members, owners = view
     least = fewest_moves(members, owners)
     released: Counter[str] = Counter()
@@ -74,7 +75,7 @@ def test_a_plan_that_is_half_done_goes_on(view: tuple[list[str], dict[str, str |
 
 @given(views(), st.randoms(use_true_random=False))
 def test_stale_views_move_nothing_twice(view: tuple[list[str], dict[str, str | None]], chance: random.Random) -> None:
-    """Each member acts on a view of its own that may be old, but for its own queues. Claims are conditional."""
+    """Each member acts on its own view, which may be old except for its own queues. Claims are conditional."""
     members, owners = view
     least = fewest_moves(members, owners)
     seen = {member: dict(owners) for member in members}

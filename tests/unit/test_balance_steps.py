@@ -24,7 +24,7 @@ def waits(*members: str | tuple[str, int]) -> tuple[Waiting, ...]:
 
 
 def test_proxies_and_programs_on_bare_rabbitmq_run_one_source() -> None:
-    """In the sources the second is a link. Two files that differ would decide differently."""
+    """In the sources the second is a link. Two different files would decide differently."""
     one, other = (inspect.getfile(module) for module in (popgate.domain.balance, popgate_client.amqp.balance))
     assert one != other
     assert filecmp.cmp(one, other, shallow=False)

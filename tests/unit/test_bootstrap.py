@@ -1,4 +1,4 @@
-"""How a proxy starts and ends where the parts that it stands on do not behave."""
+"""How a proxy starts and stops when the services below it fail."""
 
 import contextlib
 import itertools

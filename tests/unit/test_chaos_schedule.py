@@ -1,4 +1,4 @@
-"""The schedule of chaos: what the seed says, within what is promised to be survived."""
+"""The schedule of chaos follows from the seed, and stays within the faults that popgate promises to survive."""
 
 from itertools import islice
 

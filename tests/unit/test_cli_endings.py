@@ -1,4 +1,4 @@
-"""What the command line says about where it was sent to: never with the credentials that a URL may hold."""
+"""What the command line prints about the address it was given: never the credentials that a URL may contain."""
 
 import pytest
 

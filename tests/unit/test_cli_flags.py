@@ -1,4 +1,4 @@
-"""The command line as it is parsed: what each command takes, and what it refuses."""
+"""Parsing of the command line: the flags of each command, and what it refuses."""
 
 import argparse
 import importlib.util
@@ -37,7 +37,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What is said on standard error to wrong usage; the exit code is 2."""
+    """Return the standard error of wrong usage; the exit code is 2."""
     try:
         code: object = run(arguments)
     except SystemExit as ended:  # argparse's way
@@ -282,7 +282,7 @@ def test_a_proxy_loads_neither_the_client_nor_rabbitmqs_library_before_it_needs_
 def test_the_flags_that_complaints_about_replicas_name_are_taken(
     action: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``popgate replicas`` calls them --policies; the settings, and popgate serve, --replica-policies."""
+    """``popgate replicas`` names the flag --policies; the settings, and popgate serve, --replica-policies."""
     monkeypatch.setenv("POPGATE_AMQP_URL", "amqp://127.0.0.1:1/")
     for flag in ("--policies", "--replica-policies"):
         assert "--replica-policies: must be PATTERN=NUMBER" in refusal(capsys, "replicas", action, flag, "odd")

@@ -1,4 +1,4 @@
-"""What is printed: tables for people, one clear line for each error."""
+"""The printed output: tables for people, one clear line for each error."""
 
 import io
 import sys
@@ -118,7 +118,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """The time; a test moves it."""
+    """The time, which a test advances."""
     clock = {"now": 100.0}
 
     def monotonic() -> float:

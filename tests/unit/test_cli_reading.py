@@ -1,4 +1,4 @@
-"""Standard input as lines and batches: nothing lost, nothing kept waiting, memory bounded."""
+"""Standard input as lines and batches: nothing is lost or delayed, and memory is bounded."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Batches on their way to the server: what is sent again, what is given up, and in which order answers count."""
+"""Batches on their way to the server: which are resent, which are given up, and in which order answers count."""
 
 import threading
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ def test_it_says_so_where_a_message_may_be_stored_in_spite_of_the_error(sent: bo
 
 
 class Gate:
-    """Sends a batch when the test says so."""
+    """Sends a batch when the test allows it."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []

@@ -21,7 +21,7 @@ ARRIVALS = st.lists(st.tuples(PAUSES, st.integers(1, 20)), max_size=50)
 
 
 def expectations(pace: Pace, *times: float, count: int = 1) -> list[bool]:
-    """What ``pace`` expects after each arrival of ``count`` messages."""
+    """Return what ``pace`` expects after each arrival of ``count`` messages."""
     expected: list[bool] = []
     for now in times:
         pace.arrived(count, now)
@@ -34,7 +34,7 @@ def lone(pace: Pace, number: int, *, start: float = 0.0, pause: float = 0.1) -> 
 
 
 def after(pace: Pace, arrivals: list[tuple[float, int]]) -> float:
-    """The time of the last of ``arrivals``, which ``pace`` has noted."""
+    """Record ``arrivals`` in ``pace``; return the time of the last one."""
     now = 0.0
     for pause, count in arrivals:
         now += pause
@@ -43,7 +43,7 @@ def after(pace: Pace, arrivals: list[tuple[float, int]]) -> float:
 
 
 def burst(pace: Pace, now: float, *, followers: int = BURST_MIN) -> bool:
-    """Whether more was expected after the first message."""
+    """Tell whether more was expected after the first message."""
     pace.arrived(1, now)
     is_expected = pace.expects_more(now)
     pace.arrived(followers, now + MOMENT)
@@ -93,7 +93,7 @@ def test_a_burst_is_expected_again_after_a_long_silence() -> None:
 
 
 def test_messages_that_come_together_are_not_a_burst_of_which_more_is_to_come() -> None:
-    """The embedded broker delivers in one piece what was published together."""
+    """The embedded broker delivers messages together that were published together."""
     assert expectations(Pace(), *(0.1 * number for number in range(LONE_MAX + 1)), count=10)[-1] is False
 
 

@@ -1,4 +1,4 @@
-"""The compose file, as far as it can be read without Docker: its commands are popgate's, and its names fit together."""
+"""The compose file, as far as it can be checked without Docker: its commands are popgate's, and its names match."""
 
 import shlex
 from pathlib import Path

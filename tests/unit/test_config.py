@@ -1,4 +1,4 @@
-"""Configuration: which source wins, and that everything that is wrong is said at once, with what would be right."""
+"""Configuration: which source wins, and that all errors are reported at once, with the correct form."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -100,7 +100,7 @@ def test_what_clients_may_take_is_limited_by_default() -> None:
     assert (chosen.head_seconds, chosen.connection_idle_seconds, chosen.body_bytes_per_second_min) == (10, 75, 1_024)
     assert (chosen.bodies_bytes_max, chosen.connections_max) == (268_435_456, 20_000)
     assert (chosen.parked_pops_max, chosen.parked_pops_per_group_max) == (20_000, 15_000)
-    limits = HttpLimits()  # what a server has without settings
+    limits = HttpLimits()  # a server's settings without any configuration
     for field in fields(limits):
         assert getattr(limits, field.name) == getattr(chosen, field.name)
 
@@ -238,7 +238,7 @@ def test_no_secret_and_no_password_is_repeated_in_a_complaint() -> None:
 def test_not_even_a_credential_of_a_wrong_type_is_repeated(tmp_path: Path, name: str, value: str) -> None:
     said = complaint(file=toml(tmp_path, f"{name} = {value}"))
     assert "hunter2" not in said
-    if (name, value) != ("amqp_url", '["hunter2"]'):  # a list of texts is right there, and these are no URLs
+    if (name, value) != ("amqp_url", '["hunter2"]'):  # a list of texts is valid there, but these are no URLs
         assert said.endswith(f"{name} in {tmp_path}/popgate.toml: must be a text in quotes, and not empty")
 
 

@@ -1,4 +1,4 @@
-"""The data folder: what is new in it is on stable storage, and what is damaged is refused with what to do."""
+"""The data folder: new entries are on stable storage, and damage is refused with instructions."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from popgate.runtime.stable_files import check_file
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """What has been synced, in order."""
+    """Record the syncs, in order."""
     paths: list[Path] = []
     fsync = os.fsync
 

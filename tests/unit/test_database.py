@@ -40,7 +40,7 @@ def numbers(connection: sqlite3.Connection) -> list[int]:
 
 
 class Gate:
-    """A job that holds the thread until it is opened, so that others pile up behind it."""
+    """A job that blocks the thread until it is opened, so that others queue behind it."""
 
     def __init__(self) -> None:
         self._entered = threading.Event()
@@ -168,7 +168,7 @@ async def test_a_cancelled_caller_leaves_everything_whole(database: Database) ->
     gate.open()
     await asyncio.gather(*tasks, return_exceptions=True)
     await waiting
-    assert await database.read(numbers) == list(range(10))  # its jobs were run all the same
+    assert await database.read(numbers) == list(range(10))  # its jobs were run nevertheless
 
 
 async def test_beyond_its_maximum_of_waiting_jobs_the_store_refuses_more(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ async def test_beyond_its_maximum_of_waiting_jobs_the_store_refuses_more(tmp_pat
 
 
 async def test_what_jobs_remember_of_a_rolled_back_group_is_forgotten(database: Database) -> None:
-    """The lease store keeps live records in memory: a grant that was undone must not hold the copy."""
+    """The lease store keeps live records in memory: a grant that was rolled back must not hold the copy."""
     store = SqliteLeaseStore(database)
     queue = BrokerQueue("q")
     await store.claim(queue)

@@ -1,4 +1,4 @@
-"""The embedded store over a power cut, which it survives, and with damaged files, which it refuses at the start."""
+"""The embedded store over a power cut, which it survives, and with damaged files, which it refuses at startup."""
 
 import os
 import random
@@ -29,7 +29,7 @@ def writing(numbers: range, size: int = 300) -> Callable[[sqlite3.Connection], o
 
 
 async def crashed(folder: Path, commits: int = COMMITS) -> Path:
-    """A store that was killed: ``commits`` transactions of 30 numbers each, all of them in its log."""
+    """Return a killed store: ``commits`` transactions of 30 numbers each, all of them in its log."""
     target = folder / "crashed"
     target.mkdir()
     async with opened(folder / "alive") as database:
@@ -64,7 +64,7 @@ async def numbers_in(folder: Path) -> list[int]:
 
 
 def flip(file: Path, place: int, bit: int) -> None:
-    """A bit changes by itself: no program has written to the file."""
+    """Flip a bit without a program's write to the file."""
     content, times = bytearray(file.read_bytes()), file.stat()
     content[place] ^= 1 << bit
     file.write_bytes(content)
@@ -76,7 +76,7 @@ def frame_count(log: Path) -> int:
 
 
 def last_transaction_at(log: Path) -> int:
-    """Where the last transaction begins: behind the last frame but one that ends one."""
+    """Return where the last transaction begins: after the last commit frame but one."""
     content = log.read_bytes()
     starts = range(LOG_HEADER_BYTES, len(content), FRAME_BYTES)
     ends = [start + FRAME_BYTES for start in starts if content[start + 4 : start + 8] != bytes(4)]
@@ -107,7 +107,7 @@ async def test_a_flipped_bit_in_a_closed_store_is_refused_wherever_it_is(
 
 
 async def test_a_flipped_bit_in_what_the_log_had_synced_is_refused(tmp_path: Path, seed: int, full_run: bool) -> None:
-    """SQLite alone would take it for the log's end, and forget what is behind it."""
+    """SQLite alone would consider it the log's end, and lose what follows."""
     chance = random.Random(seed)
     folder = await crashed(tmp_path)
     log = folder / LOG
@@ -150,7 +150,7 @@ async def test_a_store_that_others_have_written_to_is_no_damaged_one(tmp_path: P
 async def test_a_store_that_was_opened_again_is_no_damaged_one_where_a_power_cut_has_left_its_former_time(
     tmp_path: Path,
 ) -> None:
-    """SQLite syncs the content of its file, and not its modification time."""
+    """SQLite syncs the content of its file, but not its modification time."""
     alive, cut = tmp_path / "alive", tmp_path / "cut"
     async with opened(alive) as database:
         await database.write(lambda c: c.execute("CREATE TABLE number (value INTEGER PRIMARY KEY, filler BLOB)"))
@@ -167,8 +167,9 @@ async def test_a_store_that_was_opened_again_is_no_damaged_one_where_a_power_cut
 
 
 async def test_what_was_answered_survives_a_power_cut(tmp_path: Path, seed: int, full_run: bool) -> None:
-    """The log is cut between what was synced when the last answer came and what was written since, its last page torn,
-    and of the pages that a checkpoint has written to the file only some have arrived."""
+    """The log is cut between the last sync before the last answer and the latest write, its last page is torn, and
+    only some of a checkpoint's pages have reached the file.
+    """
     chance = random.Random(seed)
     alive, cut = tmp_path / "alive", tmp_path / "cut"
     checkpoints = 0
@@ -179,7 +180,7 @@ async def test_what_was_answered_survives_a_power_cut(tmp_path: Path, seed: int,
             first = turn * 100
             await database.write(writing(range(first, first + 50), chance.randint(1, 2_000)))
             file, log = (alive / FILE).read_bytes(), (alive / LOG).read_bytes()
-            await database.write(writing(range(first + 50, first + 100), chance.randint(1, 2_000)))  # unanswered
+            await database.write(writing(range(first + 50, first + 100), chance.randint(1, 2_000)))  # without an answer
             checkpoints += (alive / FILE).read_bytes() != file
             shutil.rmtree(cut, ignore_errors=True)
             cut.mkdir()
@@ -190,10 +191,10 @@ async def test_what_was_answered_survives_a_power_cut(tmp_path: Path, seed: int,
 
 
 def cut_power(alive: Path, cut: Path, file: bytes, log: bytes, chance: random.Random) -> None:
-    """What a disk may hold of a store that had ``file`` and ``log`` at its last sync."""
+    """Return what a disk may contain of a store that had ``file`` and ``log`` at its last sync."""
     new_file, new_log = (alive / FILE).read_bytes(), (alive / LOG).read_bytes()
     begun_anew = new_log[:LOG_HEADER_BYTES] != log[:LOG_HEADER_BYTES]
-    if begun_anew:  # the whole log was in the file, and synced there, before the first frame replaced one
+    if begun_anew:  # the file contained the whole log, synced, before the first frame replaced one
         kept, file, log = LOG_HEADER_BYTES, new_file, new_log
     else:
         kept = synced_bytes(log)
@@ -210,7 +211,7 @@ def page_of(file: bytes, at: int) -> bytes:
 
 
 def synced_bytes(log: bytes) -> int:
-    """Where the last transaction of ``log`` ends: all frames behind it are of an earlier use."""
+    """Return where the last transaction of ``log`` ends: all later frames are of an earlier use."""
     salts, end = log[16:24], LOG_HEADER_BYTES
     for start in range(LOG_HEADER_BYTES, len(log), FRAME_BYTES):
         if log[start + 8 : start + 16] != salts:
@@ -221,7 +222,7 @@ def synced_bytes(log: bytes) -> int:
 
 
 def written_bytes(log: bytes, kept: int) -> int:
-    """Where the frames of this use of the log end."""
+    """Return where the frames of this use of the log end."""
     end = kept
     while log[end + 8 : end + 16] == log[16:24]:
         end += FRAME_BYTES

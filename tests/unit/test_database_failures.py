@@ -1,4 +1,4 @@
-"""The embedded store on a full disk and over a kill: what was answered stays, and it goes on by itself."""
+"""The embedded store on a full disk and over a kill: answered writes survive, and it resumes by itself."""
 
 import asyncio
 import sqlite3
@@ -94,7 +94,7 @@ def test_the_limit_of_a_real_file_system_is_survived_and_nothing_acknowledged_is
         asyncio.run(main())
     """
     ended = run_python(script, tmp_path)
-    assert (ended.returncode, ended.stderr) == (0, "the store can't write\n")  # said once, not for every publish
+    assert (ended.returncode, ended.stderr) == (0, "the store can't write\n")  # logged once, not for every publish
     with sqlite3.connect(tmp_path / "popgate.db") as connection:
         rows = connection.execute("SELECT copy_id FROM message ORDER BY message_key").fetchall()
         (stored,) = connection.execute("SELECT stored FROM broker_queue WHERE topic = 't'").fetchone()

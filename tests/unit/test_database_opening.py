@@ -1,4 +1,4 @@
-"""Which files and folders the embedded store opens, and what it says of those it refuses."""
+"""Which files and folders the embedded store opens, and its errors for those it refuses."""
 
 import os
 import sqlite3
@@ -54,13 +54,13 @@ async def test_damage_after_an_unclean_end_is_found_at_the_start(tmp_path: Path)
     content[-16_384:] = b"\xa5" * 16_384
     file.write_bytes(content)
     log = tmp_path / "popgate.db-wal"
-    log.write_bytes(b"\0" * 32)  # what a crash leaves behind
+    log.write_bytes(b"\0" * 32)  # left by a crash
     assert "is damaged" in await refusal(tmp_path)
     assert file.read_bytes() == bytes(content)
 
 
 async def test_damage_that_is_met_later_is_said_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "QUICK_CHECK_BYTES_MAX", 0)  # as where a file is too large to be looked through
+    monkeypatch.setattr(opening, "QUICK_CHECK_BYTES_MAX", 0)  # as with a file too large to be checked completely
     async with opened(tmp_path) as database:
         await database.write(lambda c: c.execute("CREATE TABLE number (value INTEGER)"))
         await database.write(
@@ -127,8 +127,8 @@ async def test_a_file_of_version_2_is_brought_up_and_knows_since_when_its_leases
         records = await database.read(lambda c: read_records(c, 1, names))
     record = LeaseRecord(RecordState.LEASED, LeaseId("lease"), 90.0, 1, 10.0, 60.0, 1, leased_at=10.0)
     assert [records[name] for name in names] == [
-        record,  # nobody had it before
-        record._replace(delivery_count=3, leased_at=60.0),  # or earlier, which nobody knows
+        record,  # it is leased for the first time
+        record._replace(delivery_count=3, leased_at=60.0),  # or earlier, which is unknown
         record._replace(state=RecordState.ACKED, leased_at=0.0),
     ]
 
@@ -190,7 +190,7 @@ async def test_a_second_process_on_the_folder_is_refused_by_name(tmp_path: Path)
         assert process.stdout is not None
         assert process.stdout.readline() == "locked\n"
         assert f"another popgate (pid {process.pid})" in await refusal(tmp_path)
-    async with opened(tmp_path):  # the lock went with the process
+    async with opened(tmp_path):  # the lock ended with the process
         assert f"pid {os.getpid()}" in await refusal(tmp_path)
     FolderLock(tmp_path).release()
 

@@ -1,4 +1,4 @@
-"""Packed dead letters: what a broker can't carry as headers stands in front of the body, and comes back as it was."""
+"""Packed dead letters: headers that a broker can't carry are put before the body, and are restored unchanged."""
 
 import pytest
 from hypothesis import given

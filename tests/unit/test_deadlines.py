@@ -1,4 +1,4 @@
-"""The one timer: due in order, never early, bounded a tick, and nothing stays behind."""
+"""The one timer: due in order, never early, bounded a tick, and it leaves nothing behind."""
 
 import asyncio
 

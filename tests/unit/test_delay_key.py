@@ -1,4 +1,4 @@
-"""The arithmetic of RabbitMQ's delay levels: what a key says is what the levels add up to."""
+"""The arithmetic of RabbitMQ's delay levels: a key means the sum of its levels."""
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ INDEXES = st.integers(0, QUEUES_MAX - 1)
 
 
 def matches(pattern: str, key: str) -> bool:
-    """What a topic exchange does, for patterns with # at their end only."""
+    """Match as a topic exchange does, for patterns with # at their end only."""
     wanted, words = pattern.split("."), key.split(".")
     if wanted[-1] == "#":
         wanted = wanted[:-1]
@@ -34,7 +34,7 @@ def matches(pattern: str, key: str) -> bool:
 
 
 def walked(key: str, entry: int) -> list[int]:
-    """The levels at which a message with this key waits, as the bindings send it."""
+    """Return the levels at which a message with this key waits, according to the bindings."""
     waits: list[int] = []
     for level in range(entry, -1, -1):
         assert matches(waits_pattern(level), key) != matches(passes_pattern(level), key), "one way, and only one"

@@ -1,4 +1,4 @@
-"""How file descriptors are shared out, and how many this process asks for."""
+"""How file descriptors are divided, and how many this process requests."""
 
 import resource
 import subprocess

@@ -1,4 +1,4 @@
-"""What the doctor says of the broker as a whole, of permissions, clocks and Redis; and how it reads what it is told."""
+"""The doctor's findings on the broker as a whole, permissions, clocks and Redis; and how it reads its input."""
 
 from collections.abc import Mapping
 

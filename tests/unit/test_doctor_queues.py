@@ -1,4 +1,4 @@
-"""What the doctor says of queues and policies, and that the policy which it would write mends it."""
+"""The doctor's findings on queues and policies, and that its suggested policy repairs them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ OWN = "popgate:orders:billing:0"
 
 
 def own(name: str = OWN, *, expected: bool = False, **arguments: object) -> Queue:
-    """As popgate declares it, but for what is given; underscores stand for dashes."""
+    """Return a queue as popgate declares it, except for the given arguments; underscores stand for dashes."""
     declared: dict[str, object] = {
         "x-single-active-consumer": True,
         "x-delivery-limit": LIMIT,
@@ -67,7 +67,7 @@ def facts(
 
 
 def told(version: Version, *queues: Queue, **policies: Sequence[BrokerPolicy] | None) -> list[Finding]:
-    """What is said of queues, without the notes on versions."""
+    """Return the findings on queues, without the notes on versions."""
     said = examine(facts(version, *queues, **policies)).findings
     return [finding for finding in said if not finding.code.startswith("version-")]
 
@@ -83,7 +83,7 @@ def written(finding: Finding) -> SetPolicy:
 
 
 def after(before: Facts, fixes: Examination) -> Facts:
-    """The facts when the fixes were carried out."""
+    """Return the facts after the fixes."""
     policies = {one.name: one for one in before.policies or ()}
     for fix in fixes.fixes:
         assert isinstance(fix, SetPolicy)
@@ -399,7 +399,7 @@ PATTERNS = st.sampled_from([".*", "", "orders", "^orders", "^popgate:", "^popgat
 
 @st.composite
 def policies_of_one_kind(draw: st.DrawFn) -> list[BrokerPolicy]:
-    """With priorities so far apart that none comes between."""
+    """Return policies with priorities so far apart that none comes between."""
     patterns = draw(st.lists(PATTERNS, max_size=3))
     return [
         BrokerPolicy(
@@ -438,7 +438,7 @@ def test_what_is_mended_stays_mended_and_nothing_new_is_wrong(
     )
     first = examine(before)
     again, known = first, before
-    for _ in range(3):  # what hides a policy may be changed so that it no longer does
+    for _ in range(3):  # a policy that hides another one may be changed so that it no longer does
         known = after(known, again)
         again = examine(known)
     assert not again.fixes

@@ -1,4 +1,4 @@
-"""Names of which one of several substitutes is taken: every interleaving of two clients and a node that comes back."""
+"""Names of which one of several substitutes is taken: every interleaving of two clients and a node that returns."""
 
 from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from popgate.domain.exclusive_names import ExclusiveNames, NameState, take_first
 FREE = NameState.FREE
 NAMES = ("name", "substitute")
 STEPS_MAX = 12
-"""More than two clients need."""
+"""Maximum number of steps; more than two clients need."""
 
 
 @dataclass
 class Server:
-    """RabbitMQ's side: who has which name, and whose node is lost."""
+    """RabbitMQ's side: which client has which name, and whose node is lost."""
 
     holders: dict[str, str] = field(default_factory=dict[str, str])
     lost: set[str] = field(default_factory=set[str])
 
     def node_returns(self) -> None:
-        """A node that comes back deletes the exclusive queues that it had."""
+        """Let the lost node return; it deletes the exclusive queues that it had."""
         self.holders = {name: holder for name, holder in self.holders.items() if holder not in self.lost}
         self.lost.clear()
 
@@ -31,14 +31,14 @@ class Server:
 
 
 class Turn:
-    """An awaitable that lets others go first."""
+    """An awaitable that lets others run first."""
 
     def __await__(self) -> Generator[None]:
         yield
 
 
 class Asked:
-    """A client's side: each question is one step, at the end of which the server answers."""
+    """A client's side: each request is one step, at the end of which the server answers."""
 
     def __init__(self, server: Server, client: str) -> None:
         self._server = server
@@ -63,7 +63,7 @@ _conforms: type[ExclusiveNames] = Asked
 
 
 class Client:
-    """One that takes a name, step by step."""
+    """A client that takes a name, step by step."""
 
     def __init__(self, server: Server, name: str) -> None:
         self.name = name
@@ -80,7 +80,9 @@ class Client:
 
 
 def schedules() -> list[tuple[set[int], int]]:
-    """At which steps the first client goes, not the second one; and before which the lost node comes back."""
+    """Generate the steps at which the first client runs, not the second one; and the step before which the lost node
+    returns.
+    """
     places = [set(chosen) for count in range(STEPS_MAX + 1) for chosen in combinations(range(STEPS_MAX), count)]
     return [(chosen, returns) for chosen in places for returns in range(STEPS_MAX + 1)]
 

@@ -1,4 +1,4 @@
-"""What failed inside popgate: counted, logged once a message, and remembered within bounds."""
+"""Failures inside popgate: counted, logged once a message, and remembered within limits."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Filters on headers: what passes."""
+"""Filters on headers: which messages pass."""
 
 from collections.abc import Mapping, Sequence
 

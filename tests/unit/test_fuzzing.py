@@ -1,4 +1,4 @@
-"""A second of each fuzzer, by the run's seed, and all that was ever found. `make fuzz` runs them for an hour."""
+"""A second of each fuzzer, with the run's seed, and all earlier finds. `make fuzz` runs them for an hour."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The harness itself: what other tests take for granted about the servers that they are given."""
+"""The harness itself: what other tests assume about the servers that they use."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ TESTS_FOLDER = Path(__file__).parents[1]
 
 
 class Sleeper(Server):
-    """A server that any machine has: it is ready once it has said so."""
+    """A server that runs on any machine: it is ready once it has printed so."""
 
     ready_timeout_seconds = 5
     stop_timeout_seconds = 5
@@ -44,7 +44,7 @@ def channel_to(amqp_url: str) -> Generator[BlockingChannel]:
 
 
 def ignore(channel: BlockingChannel, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
-    """A consumer that keeps what it is given."""
+    """Consume messages and keep them."""
 
 
 def process_lives(pid: int) -> bool:
@@ -161,7 +161,9 @@ def test_a_quorum_queue_keeps_a_confirmed_message_when_its_node_is_killed(rabbit
     found: list[bytes | None] = []
 
     def answers() -> bool:
-        """Until the queue has a leader again RabbitMQ answers with an error; an empty queue is an answer."""
+        """Wait for an answer: until the queue has a leader again, RabbitMQ answers with an error; an empty queue is
+        an answer.
+        """
         try:
             with channel_to(amqp_url) as channel:
                 body = channel.basic_get("orders")[2]

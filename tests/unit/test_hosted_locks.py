@@ -1,4 +1,6 @@
-"""Locks that a proxy arbitrates itself, with the clock in the test's hands: what takes days, and what can't be seen."""
+"""Locks that a proxy arbitrates alone, with the clock under the test's control: cases that take days or can't be
+observed.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -160,7 +162,7 @@ async def test_what_became_of_old_tokens_is_forgotten(tmp_path: Path) -> None:
 
 
 class TwoProxies:
-    """Locks ``a`` and ``b`` over one store. Each arbitrates alone: what is shared is what is defined."""
+    """Locks ``a`` and ``b`` over one store. Each arbitrates alone: only the definitions are shared."""
 
     def __init__(self, database: Database, clock: ManualClock) -> None:
         self.store, self.clock = SqliteLockStore(database), clock
@@ -263,7 +265,7 @@ async def test_who_holds_or_awaits_what_another_proxy_deletes_is_told(two: TwoPr
 
 async def test_a_mutex_that_one_proxy_forgets_stays_where_another_one_holds_it(two: TwoProxies) -> None:
     token, _ = await held(two.b, "by-use", ttl_seconds=43_200)
-    await two.store.delete("by-use")  # as somebody does who sees no use of it
+    await two.store.delete("by-use")  # as a program does that considers it useless
     await two.b.follow()
     await two.b.verify("by-use", token)
     assert (await two.a.describe("by-use")).kind is LockKind.MUTEX

@@ -1,4 +1,4 @@
-"""Identity tags: what is believed, and what is not."""
+"""Identity tags: which are accepted, and which are not."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Which leases under running handlers the client extends, and until when it trusts them: in made-up time."""
+"""Which leases of running handlers the client extends, and until when it trusts them: in simulated time."""
 
 from popgate_client.leases import LeaseBook
 from popgate_client.message import Message

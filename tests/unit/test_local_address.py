@@ -1,4 +1,4 @@
-"""The local address that leads somewhere."""
+"""The choice of a reachable local address."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a fenced grant makes of the tokens that come on its channel."""
+"""How a fenced grant handles the tokens that come on its channel."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ SLOT = Slot("a", LockKind.PERSISTENT_MUTEX, 1)
 
 
 class NoDriver:
-    """A broker that can't be reached any more."""
+    """A broker that can no longer be reached."""
 
     is_open = False
 
@@ -61,7 +61,7 @@ class SilentChannel:
 async def test_a_renewal_that_is_answered_with_the_token_of_a_new_queue_has_lost_the_lock(
     body: bytes, is_kept: bool
 ) -> None:
-    """RabbitMQ takes the consumers of a deleted queue over to a new one of its name."""
+    """RabbitMQ transfers the consumers of a deleted queue to a new one of its name."""
     channel, background = SilentChannel(), Background()
     token = Token(SLOT.token_queue, b"100", 0)
     grant = FencedGrant(SLOT, channel, token, driver=NoDriver(), background=background, renew_seconds=600)

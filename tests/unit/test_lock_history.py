@@ -1,4 +1,4 @@
-"""The checker of lock histories: it finds each broken promise, and nothing in histories of a lock that keeps them."""
+"""The checker of lock histories: it finds each broken promise, and nothing in histories of a correct lock."""
 
 import random
 from collections.abc import Sequence
@@ -203,7 +203,9 @@ def test_a_client_that_only_loses_answers_loses_no_lock() -> None:
 
 
 def history(chance: random.Random, *, clients: int, slots: int, steps: int) -> list[Operation]:
-    """What clients of a perfect lock record: each operation takes effect at one moment between its two times."""
+    """Generate what clients of a perfect lock record: each operation takes effect at one moment between its two
+    times.
+    """
     now, token = 0.0, 0
     holders: dict[int, tuple[str, int]] = {}
     done: list[Operation] = []

@@ -1,4 +1,4 @@
-"""For how long the client trusts a lock, and when it renews it: in made-up time."""
+"""How long the client trusts a lock, and when it renews it: in simulated time."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""How a consume mode is switched: the steps, their generations, and which leases are good after each."""
+"""How a consume mode is switched: the steps, their generations, and which leases are valid after each."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The slips of `make mutate` can be planted in the product as it stands, and their tests exist."""
+"""The slips of `make mutate` can be planted in the present product, and their tests exist."""
 
 import pytest
 

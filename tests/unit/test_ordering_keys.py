@@ -18,7 +18,7 @@ def held(number: int) -> BufferedMessage:
 
 @given(st.lists(st.tuples(st.sampled_from(["join", "join", "drop", "look"]), KEYS, st.integers(0, 9)), min_size=12))
 def test_the_first_is_whoever_has_nobody_left_before_it(steps: list[tuple[str, str, int]]) -> None:
-    """In any order of joining, dropping and looking who is next."""
+    """In any order of adding, dropping and looking for the next."""
     keys = OrderingKeys()
     model: dict[str, list[BufferedMessage]] = {"a": [], "b": []}
     for number, (action, key, pick) in enumerate(steps):
@@ -57,7 +57,9 @@ def test_what_came_back_is_lined_up_by_when_it_was_published() -> None:
 
 
 def test_what_a_client_has_stays_in_front_of_what_came_back_whatever_their_places_say() -> None:
-    """A delayed message is visible late, and one with a dedup_id is stored late: both behind later places."""
+    """A delayed message becomes visible late, and one with a dedup_id is stored late: both after messages with later
+    places.
+    """
     keys = OrderingKeys()
     early, leased, late = (held(number) for number in range(3))
     leased.enter(MessageState.LEASED)
@@ -69,7 +71,7 @@ def test_what_a_client_has_stays_in_front_of_what_came_back_whatever_their_place
 
 
 def test_what_clients_had_is_lined_up_among_itself_by_its_place_whoever_has_it_now() -> None:
-    """Two of a key were leased together, and the first was given back before the queue came back."""
+    """Two of a key were leased together, and the first was released before the queue returned."""
     keys = OrderingKeys()
     new, given_back, leased = (held(number) for number in range(3))
     given_back.delivery_count = 1
@@ -84,7 +86,7 @@ def test_what_clients_had_is_lined_up_among_itself_by_its_place_whoever_has_it_n
 
 @pytest.mark.parametrize("head_is_leased", [False, True])
 def test_a_redelivered_message_goes_in_front_of_later_ones_that_no_client_has_had(head_is_leased: bool) -> None:
-    """RabbitMQ may send it again behind them, if it was on its way to a consumer that was being cancelled."""
+    """RabbitMQ may redeliver it behind them, if it was on its way to a consumer that was being cancelled."""
     keys = OrderingKeys()
     first, overtaken, second, third = many = [held(number) for number in range(4)]
     for number in (0, 2, 3, 1):

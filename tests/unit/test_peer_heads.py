@@ -1,4 +1,4 @@
-"""Heads of requests between proxies: a client's own passes; what only peers may say, or speaks of a connection, not."""
+"""Heads of requests between proxies: a client's own headers pass; peer headers and connection headers do not."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The prover's parts, without processes: frames, records, reports, commands and what it is asked for."""
+"""The prover's parts, without processes: frames, records, reports, commands and options."""
 
 import json
 import sys

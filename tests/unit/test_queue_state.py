@@ -22,7 +22,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.world = World()
 
     def leased(self) -> list[Copy]:
-        """Copies with a lease that is good."""
+        """Return the copies with a valid lease."""
         return [
             copy
             for copy in self.world.copies
@@ -103,7 +103,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.world.check()
 
     def teardown(self) -> None:
-        """Everything that is left comes, each key in order among what no client had, and nothing comes twice."""
+        """Check that everything left comes, each key in order among messages that no client had, and nothing twice."""
         world = self.world
         if not world.is_open:
             world.open()

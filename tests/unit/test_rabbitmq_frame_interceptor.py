@@ -1,4 +1,4 @@
-"""The frame interceptor: what it takes off a connection, what it lets through, and what ends it."""
+"""The frame interceptor: which frames it takes from a connection, which it passes, and what ends it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ HEARTBEAT = Heartbeat().marshal()
 
 
 class Told:
-    """A handler that writes down everything, in order."""
+    """A handler that records everything, in order."""
 
     def __init__(self) -> None:
         self.log: list[object] = []
@@ -60,7 +60,7 @@ class Line:
         return told
 
     async def through(self) -> bytes:
-        """What aiormq would have got, heartbeats apart."""
+        """Return what aiormq would have got, without heartbeats."""
         if not self.interceptor.at_eof():
             self.interceptor.feed_eof()
         return (await self.interceptor.read()).replace(HEARTBEAT, b"")

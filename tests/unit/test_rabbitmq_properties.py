@@ -1,4 +1,4 @@
-"""AMQP properties <-> messages, held against pamqp's codec."""
+"""AMQP properties <-> messages, compared with pamqp's codec."""
 
 import json
 import random
@@ -59,13 +59,13 @@ def encoded(message: Message) -> bytes:
 
 
 def published_by_others(**fields: object) -> bytes:
-    """The properties as pamqp, and so aio-pika, writes them."""
+    """Return the properties as pamqp, and so aio-pika, writes them."""
     made = commands.Basic.Properties(**fields)  # type: ignore[arg-type]
     return ContentHeader(body_size=4, properties=made).marshal()[12:]
 
 
 def as_json(value: object) -> HeaderValue:
-    """What a foreign header becomes."""
+    """Return the converted form of a foreign header."""
     match value:
         case bytearray():
             try:
@@ -156,7 +156,7 @@ def test_every_property_of_others_is_kept(fields: dict[str, object]) -> None:
     expected = {
         "amqp-" + name.replace("message_type", "type").replace("_", "-"): value
         for name, value in fields.items()
-        # pamqp leaves out what is empty or 0
+        # pamqp omits empty values and 0
         if name not in {"delivery_mode", "message_id", "timestamp", "headers"} and (value or name == "priority")
     }
     seen = dict(result.message.headers)
@@ -313,7 +313,7 @@ def test_pamqp_is_encoded_with_the_types_that_this_file_expects() -> None:
 
 
 def test_times_that_another_client_has_made_whole_are_times() -> None:
-    """pika reads a double as an integer, and publishes that."""
+    """pika reads a double as an integer, and publishes the integer."""
     headers: dict[str, FieldValue] = {"x-popgate-published-at": 1_795_000_000, "x-popgate-expires-at": 1_795_000_060}
     message = decoded(published_by_others(headers=headers)).message
     assert (message.published_at, message.expires_at) == (1_795_000_000, 1_795_000_060)

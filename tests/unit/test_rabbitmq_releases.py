@@ -20,7 +20,7 @@ def _finds_nothing(_: str) -> None:
 
 @pytest.fixture
 def unpack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Lays out a release as `.ci/unpack-rabbitmq` does."""
+    """Create a release as `.ci/unpack-rabbitmq` does."""
 
     def unpacked(version: str) -> None:
         scripts = (

@@ -1,4 +1,4 @@
-"""Settlements of a channel, held against a broker that applies them late and delivers as its prefetch allows."""
+"""Settlements of a channel, checked against a broker that applies them late and delivers as its prefetch allows."""
 
 from collections import deque
 from struct import iter_unpack
@@ -14,7 +14,7 @@ _ACK, _NACK = 80, 120
 
 
 class ChannelMachine(RuleBasedStateMachine):
-    """The broker's side is modelled plainly: what is unacked on the channel, by the consumer that it went to."""
+    """A plain model of the broker's side: the unacked messages on the channel, with the consumer of each."""
 
     unsettled = Bundle("unsettled")
 
@@ -60,7 +60,7 @@ class ChannelMachine(RuleBasedStateMachine):
 
     @rule(target=unsettled, window=st.integers(1, 8), late=st.integers(0, 3))
     def resize(self, window: int, late: int) -> object:
-        """Cancel and consume again; the old consumer's last deliveries come after the new one's beginning."""
+        """Cancel and consume again; the old consumer's last deliveries come after the new one has begun."""
         self.write()
         held = sum(consumer == self.consumer for consumer in self.unacked.values())
         late = min(late, self.window - held)

@@ -1,4 +1,4 @@
-"""What the README says about popgate's settings is what `popgate.config` knows of them."""
+"""The README's statements about popgate's settings match `popgate.config`."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Receipt handles: what a client may do to one, and what it then names."""
+"""Receipt handles: how a client may alter one, and what it then names."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Where Redis is: the forms of its URL, and what its errors are told as."""
+"""The address of Redis: the forms of its URL, and the text of its errors."""
 
 import pytest
 from redis import exceptions as redis

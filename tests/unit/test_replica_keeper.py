@@ -1,4 +1,4 @@
-"""The parts of the replica keeper that decide when, and those that must bear what others get wrong."""
+"""The timing decisions of the replica keeper, and its handling of others' errors."""
 
 import asyncio
 import itertools
@@ -335,7 +335,7 @@ async def test_what_the_node_refuses_is_not_asked_of_another(tmp_path: Path) -> 
 
 
 async def test_the_lock_is_proven_anew_before_each_way_is_tried(tmp_path: Path) -> None:
-    """The first way may have led nowhere for a minute, in which somebody else got the lock."""
+    """The first way may have hung for a minute, in which another keeper got the lock."""
     down = program(tmp_path, "down", 'echo "Error: unable to perform an operation on node a" >&2; exit 69')
     works = program(tmp_path, "works", f"touch {tmp_path}/asked")
     proofs = list[int]()

@@ -1,4 +1,4 @@
-"""The plan of what is done about replicas: never too much, never two changes of one queue, and it has an end."""
+"""The plan of replica changes: never too many, never two changes of one queue, and it comes to an end."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ def ref(name: str, kind: QueueKind = QueueKind.QUORUM) -> QueueRef:
 
 
 def a_queue(name: str, members: str, *, online: str | None = None, messages: int = 0, asked: int = 3) -> ReplicaQueue:
-    """Its members by the numbers of their nodes."""
+    """Return a queue, with its members by the numbers of their nodes."""
     return ReplicaQueue(
         ref=ref(name),
         members=frozenset(f"n{number}" for number in members),
@@ -58,7 +58,7 @@ def planned(
     busy: Sequence[Change] = (),
     policies: ReplicaPolicies | None = None,
 ) -> ReplicaPlan:
-    """As if everything had been so for long."""
+    """Plan as if the situation had lasted for long."""
     names = {node.name for node in seen.nodes} | {member for queue in seen.queues for member in queue.members}
     old = Ages(short={queue.ref: FOR_LONG for queue in seen.queues}, absent=dict.fromkeys(names, FOR_LONG))
     return replica_plan(seen, policies or ReplicaPolicies(), limits or ReplicaLimits(), ages=ages or old, busy=busy)
@@ -181,7 +181,7 @@ def test_a_member_that_is_down_is_forgotten_first_where_its_replacement_would_st
 
 
 def test_a_member_that_is_down_is_kept_where_nothing_can_replace_it() -> None:
-    """Its copy is needed when its node is back: all three nodes have a member."""
+    """Its copy is needed when its node returns: all three nodes have a member."""
     nodes = [ReplicaNode(name=name, is_running=name != "n3") for name in NODES[:3]]
     for messages in (0, 1_000_000):
         seen = a_cluster(a_queue("q", "123", online="12", messages=messages), nodes=nodes)
@@ -199,7 +199,7 @@ def test_without_a_majority_nothing_is_done() -> None:
 def test_a_large_backlog_is_copied_without_leave_only_where_the_new_vote_is_not_needed(
     members: str, stalls: bool
 ) -> None:
-    """Of three members one is down, of four none: a vote is needed where the majority grows beyond who is online."""
+    """Of three members one is down, of four none: a vote is needed if the majority grows beyond the online members."""
     queue = a_queue("q", members, online=members[:2], messages=10_001, asked=5)
     queue = replace(queue, online=queue.members) if len(members) == 4 else queue
     seen = a_cluster(queue, down="3" if len(members) == 3 else "")
@@ -389,7 +389,9 @@ class World(NamedTuple):
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Up to six nodes in any state, up to eight queues in any state, some with members on a node that is gone."""
+    """Generate up to six nodes in any state, up to eight queues in any state, some with members on a node that is
+    gone.
+    """
     names = NODES[: draw(st.integers(1, 5))]
     nodes = tuple(
         ReplicaNode(
@@ -424,7 +426,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 def after(seen: Observation, changes: Sequence[Change]) -> Observation:
-    """The cluster when they are made, and have caught up."""
+    """Return the cluster after the changes, once new members have caught up."""
     by_queue = {change.queue: change for change in changes}
     queues: list[ReplicaQueue] = []
     for queue in seen.queues:
@@ -472,7 +474,7 @@ def test_no_change_takes_a_queue_below_its_count_or_its_majority(world: World) -
 
 @given(worlds())
 def test_it_ends_and_takes_no_more_changes_than_are_missing(world: World) -> None:
-    """Each round's changes are made, and the next plan is of what is there then."""
+    """Each round's changes are made, and the next plan is based on the result."""
     seen, made = world.seen, list[Change]()
     for _ in range(len(seen.queues) * 12 + 1):
         changes = planned(seen, world.limits).changes

@@ -1,11 +1,11 @@
-"""When settled records may be forgotten: only what later deliveries have proved."""
+"""When settled records may be removed: only after proof by later deliveries."""
 
 from popgate.domain.names import CopyId
 from popgate.engine.queue.settlement_evidence import RETURNED_MAX_AFTER_RESTART, SettlementEvidence
 
 
 def fresh() -> SettlementEvidence:
-    """Evidence that owes nothing to a former process any more, and knows of records settled until 10."""
+    """Return evidence without obligations from a former process, which knows of records settled until 10."""
     evidence = SettlementEvidence()
     evidence.sent(RETURNED_MAX_AFTER_RESTART, settled_at=10.0)
     evidence.channel_ended(RETURNED_MAX_AFTER_RESTART, buffered_count=0)

@@ -1,4 +1,4 @@
-"""The wall clock that proxies share: the store's, also where a machine's is set."""
+"""The wall clock that proxies share: the store's, even if a machine's clock is set."""
 
 import pytest
 
@@ -10,7 +10,7 @@ HOUR = 3_600.0
 
 
 class Store:
-    """Answers its time after ``trip_seconds`` of ``own``, in the middle of which it has looked."""
+    """Answers its time after ``trip_seconds`` of ``own``; it reads the time in the middle."""
 
     def __init__(self, own: ManualClock) -> None:
         self.ahead_seconds = 100.0

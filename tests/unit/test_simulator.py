@@ -1,4 +1,4 @@
-"""The simulation's own ground: virtual time, processes that are paused and killed, connections that are cut."""
+"""The simulation's foundations: virtual time, processes that are paused and killed, connections that are cut."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ from simulator.wires import Pipe, Weather
 
 
 def run(work: Callable[[VirtualLoop], object]) -> VirtualLoop:
-    """Run the coroutine function ``work`` in a loop of its own."""
+    """Run the coroutine function ``work`` in a new loop."""
     loop = VirtualLoop(start=0.0)
     try:
         loop.run(work(loop))  # type: ignore[arg-type]  # what is called is async

@@ -1,4 +1,4 @@
-"""What the embedded broker does beyond the contract of every broker: commits, bounds, deduplication, a failing disk."""
+"""What the embedded broker does beyond the common contract: commits, limits, deduplication, a failing disk."""
 
 import asyncio
 import sqlite3
@@ -27,7 +27,7 @@ __all__ = ["store"]
 
 
 class BatchRecorder(Recorder):
-    """Also remembers how many bytes came at once."""
+    """Also records how many bytes came together."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -363,7 +363,7 @@ async def test_a_deleted_queue_leaves_no_messages_behind(tmp_path: Path) -> None
         await store.broker.delete_group(BILLING)
         await declare(store.broker, BILLING)
         await publish(store.broker, [b"new"])
-        # Stopped before the sweeper can be done: the next start goes on.
+        # Stopped before the sweeper can be done: the next start continues.
     async with started(tmp_path) as store:
         async with asyncio.timeout(WAIT_SECONDS):
             while await store.stored() > 1:  # noqa: ASYNC110 - the sweeper tells nobody
@@ -431,7 +431,7 @@ class Resize(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Let the event loop and the thread do what they have to do."""
+    """Lets the event loop and the thread do their pending work."""
 
 
 class Reopen(NamedTuple):
@@ -467,7 +467,7 @@ async def play(script: list[Step]) -> None:
 
 
 class Game:
-    """Plays steps on one queue and holds the channel to what may be true."""
+    """Plays steps on one queue and checks that the channel does only what is possible."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -480,7 +480,7 @@ class Game:
         self._channel: Channel | None = None
 
     def _take(self) -> None:
-        """Look at new deliveries: nothing that is held or acked may come, and tags only grow."""
+        """Check new deliveries: nothing that is held or acked may come, and tags only grow."""
         new = self._listener.deliveries[self._seen :]
         self._seen += len(new)
         for delivery in new:
@@ -529,7 +529,7 @@ class Game:
                 await self.reopen(prefetch)
 
     async def finish(self) -> None:
-        """All that is not acked is there, once, in order; the counts agree."""
+        """Check that every unacked message is there, once, in order, and that the counts agree."""
         await asyncio.gather(*self._publishing)
         await self.reopen(0)
         left = [number for number in range(self._published) if number not in self._acked]

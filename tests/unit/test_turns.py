@@ -1,4 +1,4 @@
-"""Which tests run beside each other, as threads that stand for the processes of a run."""
+"""Which tests run in parallel, with threads in place of the processes of a run."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ def test_beside_a_quiet_test_at_most_one_other_runs(tmp_path: Path, seed: int, p
     guard = Lock()
     running: list[bool] = []
     most = {True: 0, False: 0}
-    """How many ran at once, by whether one of them was quiet."""
+    """The most that ran at once, separately for times with and without a quiet one."""
 
     def work(number: int) -> None:
         draw = random.Random(f"{seed} {number}")

@@ -1,4 +1,4 @@
-"""What proxies say to each other comes back as it was, in bytes that proxies of other releases read, too."""
+"""Messages between proxies survive a round trip, in bytes that proxies of other releases can read, too."""
 
 from typing import Any, get_args
 

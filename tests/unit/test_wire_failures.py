@@ -1,4 +1,4 @@
-"""An error that a peer answers with reaches the asker as it was."""
+"""A peer's error reaches the caller unchanged."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +30,7 @@ def extras(family: type[PopgateError]) -> dict[str, Any]:
 
 
 def answered(error: PopgateError) -> PopgateError:
-    """What the asker gets."""
+    """Return what the caller gets."""
     with pytest.raises(PopgateError) as caught:
         CODEC.decode_answer(ASKED, CODEC.encode_error(1, error))
     return caught.value
@@ -60,7 +60,7 @@ def test_an_error_comes_back_as_the_same_type_with_all_that_it_says(name: str) -
 
 @pytest.mark.parametrize("name", earlier_failures.KINDS)
 def test_an_error_is_told_as_when_version_1_was_released(name: str) -> None:
-    """A kind that came later is one to retry for who does not know it."""
+    """A caller that does not know a newer kind of error retries."""
     family = KINDS[name]
     error = family("what is wrong", **extras(family))
     told = earlier_wire.encode_error(error)

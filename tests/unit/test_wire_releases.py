@@ -1,7 +1,7 @@
 """Proxies of different releases understand each other.
 
-What stands in `releases.earlier_wire` is version 1 as it was released, and never changes: only where the domain's own
-types are renamed it follows. `releases.next_wire` is a version 2 that no release has.
+`releases.earlier_wire` is version 1 as it was released, and never changes, except that it follows renamed domain types.
+`releases.next_wire` is a version 2 that no release has.
 """
 
 from typing import Any, cast

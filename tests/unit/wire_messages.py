@@ -1,4 +1,4 @@
-"""What proxies may say to each other, for Hypothesis to draw."""
+"""Messages between proxies, for Hypothesis to draw."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=5,
 )
-st.register_type_strategy(int, counts)  # what MessagePack can say; before any type is looked at
+st.register_type_strategy(int, counts)  # what MessagePack can represent; before any type check
 st.register_type_strategy(float, numbers)
 for new_type in (TopicName, GroupName, CopyId, LeaseId, StreamName, BrokerQueue, InstanceId):
     named: Any = new_type  # to Hypothesis it is a type
@@ -48,6 +48,6 @@ answers: dict[type[PeerMessage[Any]], st.SearchStrategy[Any]] = {
 
 @st.composite
 def exchanges(draw: st.DrawFn) -> tuple[InstanceId, PeerMessage[Any], Any]:
-    """A sender, its message, and the answer to it."""
+    """Generate a sender, its message, and the answer to it."""
     family = draw(st.sampled_from(list(MESSAGES.values())))
     return draw(texts.map(InstanceId)), draw(st.from_type(family)), draw(answers[family])
