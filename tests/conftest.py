@@ -328,7 +328,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     used: defaultdict[str, float] = defaultdict(float)
     by_file: defaultdict[str, float] = defaultdict(float)
     told: list[object] = []
-    """Return what tests report about themselves (``record_property``)."""
+    """What tests report about themselves (``record_property``)."""
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):

@@ -183,7 +183,7 @@ class Adopted:
 
 
 def _keep(channel: BlockingChannel, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
-    """The callback of a consumer that acks nothing."""
+    """Keep a message without an ack, as a consumer's callback."""
 
 
 def _entries(messages: Sequence[Popped], **options: Any) -> list[dict[str, Any]]:

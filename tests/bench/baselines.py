@@ -20,7 +20,7 @@ ANSWER = b'{"messages":[]}'
 async def noop(
     scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
 ) -> None:
-    """Reads the request and answers a constant."""
+    """Read the request and answer a constant."""
     while (await receive()).get("more_body"):
         pass
     length = (b"content-length", str(len(ANSWER)).encode())

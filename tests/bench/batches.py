@@ -60,7 +60,7 @@ class Taken:
 
     answers: int
     milliseconds: list[float]
-    """Return the time from the publish of each message to its answer."""
+    """Milliseconds from the publish of each message to its answer."""
 
 
 def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> None:

@@ -34,7 +34,7 @@ Place = Callable[[float], float]
 class Panel(NamedTuple):
     title: str
     column: int
-    """Return one column of a sample."""
+    """One column of a sample."""
     top: float
     place: Place
     ticks: Sequence[float]

@@ -123,7 +123,7 @@ def test_programs_that_come_go_and_die_share_the_queues_evenly_in_order_and_lose
         what="RabbitMQ to say the same",
     )
     excused: list[tuple[list[str], float, float]] = []
-    """Return the queues of a hanging program, with the periods."""
+    """The queues of a hanging program, with the periods."""
     with traffic.flowing():
         for one in apps[2:]:
             one.start()

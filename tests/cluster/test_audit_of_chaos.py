@@ -24,7 +24,7 @@ def lease(
 
 
 def audit_of(*leases: Lease, letters: Sequence[DeadLetter] | None = None) -> Audit:
-    """Messages "a", "b" and "c" of one ordering key, published in that order."""
+    """Return an audit with the messages "a", "b" and "c" of one ordering key, published in that order."""
     audit = Audit()
     audit.began, audit.max_deliveries, audit.dead_letters = 0.0, MAX_DELIVERIES, letters
     for message_id in "abc":

@@ -35,7 +35,7 @@ class Desk:
         return answer(self.client.get(self.path, params={name: str(value) for name, value in query.items()}))
 
     def listed(self, **query: object) -> list[Json]:
-        """All pages."""
+        """Return all pages."""
         page = self.page(**query)
         letters: list[Json] = page["messages"]
         while "next" in page:

@@ -49,7 +49,7 @@ class Put:
     pauses: Sequence[float] = ()
     has_rival: bool = False
     rivals: list[Leased] = field(default_factory=list[Leased])
-    """Return what the rival got."""
+    """What the rival got."""
 
 
 class FormingMachine(EngineMachine):

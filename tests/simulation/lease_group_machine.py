@@ -193,7 +193,7 @@ class LeaseGroupMachine(FormingMachine):
     # ------------------------------------------------------------ in the end
 
     def drain_all(self) -> None:
-        """Afterwards every remaining group has lost the messages that it did not ack, and reports so."""
+        """Drain everything; afterwards every remaining group has lost its unacked messages, and reports so."""
         super().drain_all()
         for name, group in self.groups.items():
             for stream, of in group.streams.items():

@@ -47,7 +47,7 @@ class Expected:
     was_delayed: bool = False
     expires: float = inf
     gone: bool = False
-    """Tell whether it is certainly gone, so that it blocks no other message."""
+    """Whether it is certainly gone, so that it blocks no other message."""
     came_back: bool = False
     """Whether it was settled before a crash: it may block others until a pop tries to take it and notices."""
 

@@ -60,7 +60,7 @@ class Outcome:
     figures: dict[str, int] = field(default_factory=dict[str, int])
     faults: dict[str, int] = field(default_factory=dict[str, int])
     kinds: set[Kind] = field(default_factory=set[Kind])
-    """Return the rules that were broken."""
+    """The rules that were broken."""
     complaint: str = ""
 
     def __str__(self) -> str:

@@ -38,10 +38,10 @@ class Gate(Protocol):
     """Decides whether a callback of its process may run."""
 
     mark: bytes
-    """Return its name, for the trace."""
+    """Its name, for the trace."""
     is_open: bool
     tasks: "Tasks"
-    """Return all its tasks."""
+    """All its tasks."""
 
     def hold(self, handle: "VirtualHandle") -> None:
         """Keep it until later, or discard it."""

@@ -156,7 +156,7 @@ PLANTED: dict[Kind, Callable[[], AbstractContextManager[None]]] = {
 
 
 any_lease_may_settle = in_script("settle", "r.lease_id ~= ask[1] and not rule.of_any_lease", "false")
-"""Let the store settle without checking whose lease it is."""
+"""The store settles without checking whose lease it is."""
 
 
 @contextmanager

@@ -29,7 +29,7 @@ class RabbitRelease:
 
     version: tuple[int, ...]
     scripts: Path
-    """Return the folder of RabbitMQ's own scripts, as its programs see it."""
+    """The folder of RabbitMQ's own scripts, as its programs see it."""
     usr: Path | None = None
 
     def __str__(self) -> str:
