@@ -81,7 +81,7 @@ class Step(NamedTuple):
     slot: int
     seconds: float
     draw: float
-    """Draw the remaining random properties of a run."""
+    """The remaining random properties of a run."""
 
 
 def schedule(chance: random.Random, slot_count: int, seconds: float) -> list[Step]:
