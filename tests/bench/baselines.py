@@ -1,4 +1,4 @@
-"""What popgate is measured against, each in a process of its own: a no-op ASGI endpoint, and a plain aio-pika consumer.
+"""The baselines of the benchmarks, each in a separate process: a no-op ASGI endpoint, and a plain aio-pika consumer.
 
 python baselines.py noop PORT
 python baselines.py consume AMQP_URL TOTAL QUEUE...      prints messages a second
@@ -36,7 +36,7 @@ async def consume(amqp_url: str, total: int, queues: list[str]) -> float:
     done = asyncio.Event()
     seen = 0
     for name in queues:  # until popgate has stopped consuming: a single active consumer keeps all others waiting
-        while (await channel.declare_queue(name, passive=True)).declaration_result.consumer_count:  # noqa: ASYNC110  # nothing tells
+        while (await channel.declare_queue(name, passive=True)).declaration_result.consumer_count:  # noqa: ASYNC110  # no signal
             await asyncio.sleep(0.1)
     started = time.perf_counter()
 

@@ -1,7 +1,7 @@
-"""Publishes at a steady rate, in a process of its own. Each body begins with its time, by `time.monotonic`.
+"""Publishes at a steady rate, in a separate process. Each body begins with its time, by `time.monotonic`.
 
 python publishing.py amqp URL RATE TOTAL QUEUES    one message at a time to the topic's exchange, unconfirmed
-python publishing.py http PORT RATE TOTAL          through the proxy, in one request what is due when the last one ends
+python publishing.py http PORT RATE TOTAL          through the proxy; a request has all that is due when it starts
 """
 
 import asyncio

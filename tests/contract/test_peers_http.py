@@ -112,7 +112,7 @@ async def test_a_bug_of_the_peer_is_one_to_retry_and_tells_no_details(
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
-# ---------------------------------------------------------------- who is let in
+# ---------------------------------------------------------------- which senders are accepted
 
 
 async def test_who_has_another_secret_is_refused_whatever_it_asks(node: PeerNode) -> None:

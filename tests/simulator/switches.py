@@ -57,7 +57,7 @@ class Switches:
         if not self._are_done:
             return
         async with asyncio.timeout(END_SECONDS):
-            while not await self._ask(ConsumeMode.POP) or self._modes() != {ConsumeMode.POP}:  # noqa: ASYNC110  # of other processes
+            while not await self._ask(ConsumeMode.POP) or self._modes() != {ConsumeMode.POP}:  # noqa: ASYNC110  # in other processes
                 await asyncio.sleep(LOOK_SECONDS)
 
     def _modes(self) -> set[ConsumeMode]:

@@ -96,5 +96,5 @@ class Redrives:
         while not self._ending.is_set():
             await asyncio.sleep(chance.uniform(*PAUSE_SECONDS))
             await self._client.redrive(topic, wait_seconds=chance.choice(WAIT_SECONDS), rate=chance.choice(RATES))
-        while await self._client.redrive(topic, wait_seconds=3) != "done":  # noqa: ASYNC110  # of other processes
+        while await self._client.redrive(topic, wait_seconds=3) != "done":  # noqa: ASYNC110  # in other processes
             await asyncio.sleep(PAUSE_SECONDS[0])

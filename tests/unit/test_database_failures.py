@@ -39,7 +39,7 @@ async def test_a_full_disk_is_said_harms_nothing_and_is_overcome(tmp_path: Path)
         assert "is full" in (database.failure() or "")
         await database.read(lambda c: c.execute("PRAGMA max_page_count = 1000000").fetchall())
         async with asyncio.timeout(WAIT_SECONDS):
-            while database.failure() is not None:  # noqa: ASYNC110 - it finds out by itself, and has nobody to tell
+            while database.failure() is not None:  # noqa: ASYNC110 - it recovers by itself, without a signal
                 await asyncio.sleep(0.05)
         await database.write(text_job(1_000_000))
         rows = await database.read(lambda c: c.execute("SELECT length(body) FROM filler ORDER BY 1").fetchall())

@@ -55,7 +55,7 @@ def refs(count: int) -> list[QueueRef]:
     return [QueueRef("/", f"q{number}", QueueKind.QUORUM) for number in range(count)]
 
 
-# ---------------------------------------------------------------- a placement by somebody else
+# ---------------------------------------------------------------- a custom placement
 
 
 def planned_by(place: Any) -> tuple[ReplicaPlan, GuardedPlacement]:

@@ -289,7 +289,7 @@ async def test_acks_are_tried_again_without_being_asked(store: Store) -> None:
         await channel.flush()
     await store.fail(failing=False)
     async with asyncio.timeout(WAIT_SECONDS):
-        while channel.settled_evidence() < 3:  # noqa: ASYNC110 - evidence is asked for, it tells nobody
+        while channel.settled_evidence() < 3:  # noqa: ASYNC110 - evidence must be polled
             await asyncio.sleep(0.02)
 
 
@@ -366,7 +366,7 @@ async def test_a_deleted_queue_leaves_no_messages_behind(tmp_path: Path) -> None
         # Stopped before the sweeper can be done: the next start continues.
     async with started(tmp_path) as store:
         async with asyncio.timeout(WAIT_SECONDS):
-            while await store.stored() > 1:  # noqa: ASYNC110 - the sweeper tells nobody
+            while await store.stored() > 1:  # noqa: ASYNC110 - the sweeper sends no signal
                 await asyncio.sleep(0)
         listener = Recorder()
         await store.consume(10, listener)
