@@ -65,7 +65,7 @@ def judge(case: Case, *, what: Callable[[Label], Hashable] = lambda label: label
             verdict.fair_loops += 1
             complain("goes round for ever", min(loop))
     if loops and not any(case.befalling().values()):
-        complain("goes round as long as somebody does nothing", min(loops[0]))
+        complain("goes round as long as a member does nothing", min(loops[0]))
     if not loops:
         least, most = interruptions(graph, parts)
         verdict.interruptions_most = max(most[: graph.start_count])
@@ -95,7 +95,7 @@ def _judge_states(graph: Graph, verdict: Verdict, complain: Callable[[str, int],
         if any(gap[step] for step in steps):
             verdict.gaps += 1
             if state[3] == untouched:
-                complain("a step leaves nobody on a queue", number)
+                complain("a step leaves a queue without a member", number)
         is_at_rest = not any(own[step] for step in steps)
         verdict.rests += is_at_rest
         may_act = not is_current or Status.HUNG in state[2] or any(restless[step] for step in steps)

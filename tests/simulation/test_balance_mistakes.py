@@ -45,7 +45,7 @@ def test_as_published_one_who_is_slow_to_subscribe_makes_another_release_for_eve
 
 
 def test_as_published_a_release_leaves_a_queue_without_anybody() -> None:
-    assert "a step leaves nobody on a queue" in told(as_published(empty(size(2, 2))))
+    assert "a step leaves a queue without a member" in told(as_published(empty(size(2, 2))))
 
 
 def test_as_published_stale_views_keep_queues_moving_for_ever() -> None:

@@ -307,7 +307,7 @@ class Audit:
         for message_id, receipt_handle, delivery_count, body_bytes in messages:
             history = self._history(message_id)
             if history.publish is None:
-                self.complain("was handed out, but nobody published it", message_id)
+                self.complain("was handed out, but was never published", message_id)
             elif history.publish.body_bytes != body_bytes:
                 self.complain("was handed out with another body", message_id)
             known = self._receipts.get(receipt_handle)

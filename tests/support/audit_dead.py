@@ -26,7 +26,7 @@ def misplaced(audit: Audit) -> Iterator[tuple[str, str, list[Lease]]]:
         for what in _of_one(history, own, audit.max_deliveries, is_redriven=message_id in audit.redriven):
             yield message_id, what, history.leases
     for message_id in letters:
-        yield message_id, "is a dead letter, but nobody published it", []
+        yield message_id, "is a dead letter, but was never published", []
 
 
 def moved_twice(audit: Audit) -> Iterator[tuple[str, str, list[Lease]]]:
@@ -70,7 +70,7 @@ def _of_one(
     for letter in letters:
         if letter.cause == "rejected":
             if not any(one.verb is Verb.REJECT and one.status not in LOST for one in settlements):
-                yield "is a dead letter by a rejection that nobody asked for"
+                yield "is a dead letter by a rejection that no client sent"
         elif letter.cause != "max_deliveries":
             yield f"is a dead letter by {letter.cause!r}"
         elif max_deliveries is None or letter.delivery_count < max_deliveries:

@@ -54,7 +54,7 @@ def unlike_model(audit: Audit, seen: Seen) -> Iterator[str]:
     }
     for what, (count, expected) in told.items():
         if not expected.least <= count <= expected.most:
-            yield f"{count} messages were counted as {what}, and there are {expected}"
+            yield f"{count} messages were counted as {what}, but there are {expected}"
 
 
 def _until(at: float, history: History) -> History:

@@ -238,7 +238,7 @@ def _wrong_counts(leases: Sequence[Lease], unanswered: _Unanswered) -> Iterator[
         others = sum(other.sent <= lease.answered for other in leases if other is not lease)
         most = 1 + others + unanswered.by(lease.answered)
         if not 1 <= lease.delivery_count <= most:
-            yield Kind.COUNT, f"is {lease.delivery_count}, and nobody can have got it more than {most} times", [lease]
+            yield Kind.COUNT, f"is {lease.delivery_count}, but at most {most} are possible", [lease]
 
 
 def _dishonest(lease: Lease) -> Iterator[_Broken]:
