@@ -425,8 +425,8 @@ ROOMY = RabbitSettings(configuration={"vm_memory_high_watermark.absolute": "4GB"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full counts (default 1)")
-    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the figures go")
-    parser.add_argument("--only", choices=PARTS, help="one part only")
+    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="file for the figures")
+    parser.add_argument("--only", choices=PARTS, help="run only this part")
     arguments = parser.parse_args()
     scale: float = arguments.scale
     report = Report()

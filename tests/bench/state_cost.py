@@ -42,7 +42,7 @@ def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> No
             load.make_topic(proxy)
             ports[name] = proxy.port
         for number in range(ROUNDS):
-            print(f"what the state in Redis costs: round {number + 1} of {ROUNDS}", flush=True)
+            print(f"the cost of the state in Redis: round {number + 1} of {ROUNDS}", flush=True)
             for name in (WRITTEN, STUBBED) if number % 2 else (STUBBED, WRITTEN):
                 for clients in (FEW_CLIENTS, CLIENTS):
                     asyncio.run(load.fill(ports[name], total=total))

@@ -148,8 +148,8 @@ async def _empty(servers: ChaosServers) -> None:
 def main(flags: Sequence[str]) -> int:
     """Return 0 if every promise was kept."""
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long parts are disturbed")
-    parser.add_argument("--seed", type=int, default=None, help="to repeat a run")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="seconds of fault injection")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the run to repeat (default: random)")
     parser.add_argument(
         "--folder", type=Path, default=None, help="keep logs and data here (default: only after failures)"
     )

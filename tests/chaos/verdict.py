@@ -39,10 +39,10 @@ class Verdict:
         lines = [
             f"chaos: seed {self.seed}, {self.seconds:g} s",
             f"  faults: {sum(self.faults.values())}: {_listed(self.faults)}",
-            f"  starts refused meanwhile: {self.failed_starts}",
+            f"  refused starts: {self.failed_starts}",
             f"  operations: {_listed(self.operations)}",
-            f"  told to come later: {_listed(self.refusals) or 'nobody'}",
-            f"  came again, by why: {_listed(self.repeats) or 'none'}; dead letters {self.dead_letters}",
+            f"  told to retry later: {_listed(self.refusals) or 'none'}",
+            f"  repeated hand-outs by cause: {_listed(self.repeats) or 'none'}; dead letters {self.dead_letters}",
         ]
         kinds = Counter(str(violation.kind) for violation in self.violations)
         lines.append(f"  left on RabbitMQ: {_listed(self.left) or 'nothing'}")

@@ -47,9 +47,9 @@ def summary(verdicts: Sequence[Verdict]) -> Iterator[str]:
 def main() -> int:
     """Return how many cases broke a promise."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--short", action="store_true", help="only the cases of the tests")
-    parser.add_argument("--processes", type=int, default=1, help="so many cases at once (1)")
-    parser.add_argument("--releases", action="store_true", help="instead: how many releases large groups need")
+    parser.add_argument("--short", action="store_true", help="explore only the cases of the tests")
+    parser.add_argument("--processes", type=int, default=1, help="number of cases to explore at once (default: 1)")
+    parser.add_argument("--releases", action="store_true", help="instead, print how many releases large groups need")
     given = parser.parse_args()
     if given.releases:
         for line in rows():

@@ -95,8 +95,8 @@ def _mebibytes() -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="over all targets (default: an hour)")
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(SEED_MAX), help="repeat a run")
-    parser.add_argument("--target", choices=TARGETS, action="append", help="this one only (may be repeated)")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(SEED_MAX), help="seed of a run to repeat")
+    parser.add_argument("--target", choices=TARGETS, action="append", help="fuzz only this target; repeatable")
     asked = parser.parse_args(arguments)
     logging.lastResort = None  # log lines about broken input are no finds
     targets = [TARGETS[name] for name in asked.target or TARGETS]

@@ -36,11 +36,11 @@ def _simulated(world: str, seeds: range, worker_count: int) -> Iterator[Outcome]
 def main(flags: Sequence[str]) -> int:
     """Return 0 if every promise was kept in every run."""
     parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
-    parser.add_argument("--world", choices=WORLDS, action="append", default=None, help="only this one (default: each)")
-    parser.add_argument("--seeds", type=int, default=300, help="how many")
-    parser.add_argument("--first", type=int, default=None, help="the first of them")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that share the seeds")
-    parser.add_argument("--verbose", action="store_true", help="say more of each")
+    parser.add_argument("--world", choices=WORLDS, action="append", default=None, help="run this one (default: all)")
+    parser.add_argument("--seeds", type=int, default=300, help="number of seeds (default: 300)")
+    parser.add_argument("--first", type=int, default=None, help="first seed (default: random)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="number of processes (default: one a core)")
+    parser.add_argument("--verbose", action="store_true", help="print details of each seed")
     arguments = parser.parse_args(flags)
     first = secrets.randbelow(SEED_MAX) if arguments.first is None else arguments.first
     seeds = range(first, first + arguments.seeds)
