@@ -152,7 +152,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def lean_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, *, full_run: bool
 ) -> Iterator[HttpServer]:
-    """`server`, for tests that need no combination of broker and state beyond the main ones.
+    """`server`, for tests that need not run on every pair of broker and state.
 
     RabbitMQ then runs only behind `front`, and the state beside the proxy only with `embedded`, which also covers
     requests that are not passed on; only --full runs combine the two. In every run, test_http_interface and

@@ -1,7 +1,8 @@
 """Two proxies on one RabbitMQ: a proxy that takes a queue over consumes it once the other one holds none of its
 messages.
 """
-# pyright: reportPrivateUsage=false A connection is cut from inside.
+# pyright: reportPrivateUsage=false
+# A connection is cut from inside.
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -242,7 +242,7 @@ async def test_a_full_redis_gives_no_lease_and_takes_settlements(
 async def test_a_full_redis_gives_no_lease_within_a_limit_either(
     admin: RedisConnection, connection: RedisConnection, store: RedisLeaseStore
 ) -> None:
-    """Also where there is something to tidy up before."""
+    """Even if old entries have to be removed first."""
     limits = RedisLimits(connection)
     limit = Limit(SUBSCRIPTION, [QUEUE], 3, InstanceId("a"))
     epoch = await store.claim(QUEUE)

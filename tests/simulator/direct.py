@@ -1,5 +1,6 @@
 """The simulation's servers without any delay, for the contract suites that run over the real ones, too."""
-# pyright: reportPrivateUsage=false A connection to Redis creates a PipelinedConnection itself; this module replaces it.
+# pyright: reportPrivateUsage=false
+# A connection to Redis creates a PipelinedConnection itself; this module replaces it.
 
 import asyncio
 import random

@@ -4,7 +4,8 @@ This module owns time and order. It uses no selector, no threads and no real clo
 order each time. The context of a callback says to which process (``processes``) it belongs; callbacks of a paused
 process are held back until it resumes, and callbacks of a dead process never run.
 """
-# pyright: reportPrivateUsage=false An event loop must use private parts of asyncio's loops and handles.
+# pyright: reportPrivateUsage=false
+# An event loop must use private parts of asyncio's loops and handles.
 
 import asyncio
 from asyncio.events import Handle, TimerHandle

@@ -1,5 +1,6 @@
 """Deliberate bugs that break popgate's central guarantees; the simulation has to find them."""
-# pyright: reportPrivateUsage=false A planted bug may reach into private code.
+# pyright: reportPrivateUsage=false
+# A planted bug may reach into private code.
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence

@@ -3,8 +3,8 @@
 This module owns the order of its start and stop. Everything above the ports is production code, and so are the Redis
 adapters.
 """
-# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false A PipelinedConnection makes its connections from a
-# pool, which is replaced here.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+# A PipelinedConnection makes its connections from a pool, which is replaced here.
 
 import asyncio
 import random

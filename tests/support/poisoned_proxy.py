@@ -3,7 +3,8 @@
 The environment names the place. Each place stands for a bug that such a message triggers there every time.
 """
 
-# pyright: reportPrivateUsage=false A planted bug may reach into private code.
+# pyright: reportPrivateUsage=false
+# A planted bug may reach into private code.
 
 import os
 import sys

@@ -1,5 +1,6 @@
 """A message is the same whether a proxy or a program on bare RabbitMQ reads it."""
-# pyright: reportPrivateUsage=false The test compares the names of the marks.
+# pyright: reportPrivateUsage=false
+# The test compares the names of the marks.
 
 from datetime import UTC, datetime
 from decimal import Decimal
