@@ -1,5 +1,5 @@
 """Adopting a team's existing queues: every message arrives as it was published, the queues stay unchanged, and
-unsuitable queues are refused with a reason (design: section 5).
+unsuitable queues are refused with a reason (decision 14).
 
 `test_adoption_promises` covers the promises for their messages.
 """
@@ -226,7 +226,7 @@ def test_a_queue_is_adopted_once(site: Site) -> None:
 
 
 def test_a_classic_queue_that_is_consumed_by_popgate_takes_no_other_consumer(site: Site) -> None:
-    """RabbitMQ does not enforce it on quorum queues (facts: section 2)."""
+    """RabbitMQ does not enforce it on quorum queues (decision 14)."""
     queue = site.declare("classic")
     assert site.adopt(queue).pop(wait=0) == []
     with pytest.raises(ChannelClosedByBroker, match="exclusive"), site.foreign_consumers(queue):

@@ -1,4 +1,4 @@
-"""popgate's promises for the messages of adopted queues: the two columns of the design's section 2.
+"""popgate's promises for the messages of adopted queues (decision 3).
 
 Identified: the admin has declared that every message_id names one message. Unidentified: all others, whose leases end
 with the proxy's AMQP channel. The proxy is killed and the broker cuts its connections.

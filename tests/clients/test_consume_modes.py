@@ -1,4 +1,4 @@
-"""Feature detection, each row of the design's compatibility table with real processes (design: section 4).
+"""Feature detection, each row of the compatibility table with real processes (decision 10).
 
 client                  server       result
 old (pull only)         new          pulls in pull mode, and is told `wrong_mode` otherwise; test_pull_with_curl.py

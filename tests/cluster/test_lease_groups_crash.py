@@ -1,6 +1,6 @@
 """Kill -9 of the proxy in the middle of every step of a batch engine: each message is in exactly one batch.
 
-The engine behaves like the Spark source (design: section 9): ack what the sink has, lease the next epoch, read its
+The engine behaves like the Spark source (decision 12): ack what the sink has, lease the next epoch, read its
 slices, extend, and repeat the same after any failure. On both brokers; `make crash` runs more rounds.
 """
 

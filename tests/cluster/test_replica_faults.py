@@ -195,7 +195,7 @@ def assert_well(*keepers: KeeperProcess) -> None:
         assert keeper.changes("failed") == []
 
 
-# ---------------------------------------------------------------- the scenarios of the design
+# ---------------------------------------------------------------- the scenarios
 
 
 def test_a_node_that_is_lost_for_good_is_replaced(scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""Topics and groups over HTTP (design: section 3)."""
+"""Topics and groups over HTTP (decision 1)."""
 
 import json
 from typing import Any

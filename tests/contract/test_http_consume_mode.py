@@ -1,4 +1,4 @@
-"""Switching the consume mode over HTTP, also through a proxy that owns no queue (design: section 4)."""
+"""Switching the consume mode over HTTP, also through a proxy that owns no queue (decision 10)."""
 
 import threading
 import time

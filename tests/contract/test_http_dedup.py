@@ -1,4 +1,4 @@
-"""Publishing with a ``dedup_id`` over HTTP, on each broker (design: section 3)."""
+"""Publishing with a ``dedup_id`` over HTTP, on each broker (decision 6)."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Requests that the HTTP interface refuses, and its answers (design: section 3): problem documents with code, field,
+"""Requests that the HTTP interface refuses, and its answers (decision 1): problem documents with code, field,
 remedy.
 
 Every row is also a promise that no client request is answered with a 500.

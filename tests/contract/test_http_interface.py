@@ -1,4 +1,4 @@
-"""The data plane of the HTTP interface (design: section 3), against a real server on each broker.
+"""The data plane of the HTTP interface (decision 1), against a real server on each broker.
 
 One sentence of the interface a test. Errors are in test_http_errors, the admin interface in test_http_admin,
 MessagePack in test_http_msgpack, clients that go away in test_http_client_gone.

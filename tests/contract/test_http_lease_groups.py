@@ -1,4 +1,4 @@
-"""Lease groups over HTTP (design: section 3), against a real server on each broker."""
+"""Lease groups over HTTP (decision 12), against a real server on each broker."""
 
 import time
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""MessagePack beside JSON: the same interface with bodies as raw bytes (design: section 3)."""
+"""MessagePack beside JSON: the same interface with bodies as raw bytes (decision 1)."""
 
 from typing import Any
 

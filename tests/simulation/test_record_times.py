@@ -1,4 +1,4 @@
-"""How long the store keeps records, in the design's own numbers (section 2): 15 minutes, and 30 days."""
+"""The store keeps records for 15 minutes, and records of dead letters and leases for 30 days (decision 5)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The calls of a pull client: its assignment, pull, commit and leave (design section 3, "Pull fallback").
+"""The calls of a pull client: its assignment, pull, commit and leave (decision 11).
 
 Owns their paths, JSON shapes and exchanges, and the methods that `Client` and `AsyncClient` have for them. All of these
 calls are idempotent, and are repeated. `pulling` follows an assignment.

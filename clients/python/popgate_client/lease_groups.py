@@ -1,4 +1,4 @@
-"""Lease groups: batches with a fixed membership, leased, read and settled as a whole (design: section 3).
+"""Lease groups: batches with a fixed membership, leased, read and settled as a whole (decision 12).
 
 Owns their types and requests. `LeaseStream` and its asyncio twin send them through a client; every call is idempotent
 and is repeated like a pop. A stream is a sequence of batches that the caller names, such as one streaming query; epochs

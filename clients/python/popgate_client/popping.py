@@ -103,7 +103,7 @@ class Popper:
     async def reclaim(self) -> list[Message]:
         """Repeat an interrupted pop to get the messages that it leased; a second call returns nothing.
 
-        The server keeps the leases of an unanswered pop for its repeat (design section 3), so no other client would get
+        The server keeps the leases of an unanswered pop for its repeat (decision 9), so no other client would get
         these messages before the leases end.
         """
         pending, self._pending = self._pending, None

@@ -1,4 +1,4 @@
-"""Writes the requests and reads the answers of the HTTP interface, version 1 (design section 3).
+"""Writes the requests and reads the answers of the HTTP interface, version 1 (decision 1).
 
 Owns paths, JSON shapes and the limits of one request. Does no I/O and repeats nothing: `exchange` combines requests,
 and the two clients send them.

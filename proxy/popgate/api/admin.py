@@ -1,4 +1,4 @@
-"""The admin interface for topics and groups (design: section 3). It translates to the engine's registry, and decides
+"""The admin interface for topics and groups (decision 1). It translates to the engine's registry, and decides
 nothing."""
 
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""The consume mode of a group: switch, preview, and state of all proxies (design: section 4).
+"""The consume mode of a group: switch, preview, and state of all proxies (decision 10).
 
 The shared state holds the decided mode; only each proxy knows which mode it serves, so all proxies are asked. A proxy
 that is asked by another one answers for itself only.

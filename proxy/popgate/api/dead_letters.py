@@ -1,4 +1,4 @@
-"""The admin interface for dead letters, and the purge of a group (design: section 3). It translates and decides
+"""The admin interface for dead letters, and the purge of a group (decision 1). It translates and decides
 nothing."""
 
 import asyncio

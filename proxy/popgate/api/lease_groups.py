@@ -1,4 +1,4 @@
-"""Lease groups over HTTP (design: section 3): form, read in slices, ack, extend, release, list.
+"""Lease groups over HTTP (decision 12): form, read in slices, ack, extend, release, list.
 
 This module owns the paths below ``S/lease-groups``, and writes a slice part by part while it is read. It decides
 nothing.

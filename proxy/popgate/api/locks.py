@@ -1,4 +1,4 @@
-"""Locks over HTTP (design: section 3): define, acquire, verify, renew, release. It decides nothing.
+"""Locks over HTTP (decision 1): define, acquire, verify, renew, release. It decides nothing.
 
 A client that disconnects while it waits leaves the line; a lock whose answer was not delivered is released
 (``connection``).

@@ -1,4 +1,4 @@
-"""The data plane: publish, pop, ack, release, extend, reject, and the state of a subscription (design: section 3).
+"""The data plane: publish, pop, ack, release, extend, reject, and the state of a subscription (decision 1).
 
 Each handler reads a body, calls the engine once and encodes the result. Only ``app`` knows ASGI.
 """

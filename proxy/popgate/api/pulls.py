@@ -1,4 +1,4 @@
-"""Pull clients over HTTP (design: section 3, "Pull fallback"): assignment, pull, commit, leave.
+"""Pull clients over HTTP (decision 11): assignment, pull, commit, leave.
 
 This module owns the paths below ``S/assignment`` and ``S/queues``, and passes requests on to the proxy that has to
 answer: the owner of the queue, or of the first queue for assignments. If the owner changes meanwhile, the request

@@ -1,1 +1,1 @@
-"""The cluster: decides which queues this proxy owns; the members agree without a leader (design: section 6)."""
+"""The cluster: decides which queues this proxy owns; the members agree without a leader (decision 18)."""

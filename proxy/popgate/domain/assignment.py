@@ -1,4 +1,4 @@
-"""Decides which client of a subscription may read which queue in pull mode (design: section 3, "Pull fallback").
+"""Decides which client of a subscription may read which queue in pull mode (decision 11).
 
 Theory of operation. A client has a *session* while it sends heartbeats. Each queue is held by at most one session.
 ``balance.plan`` assigns the queues: sticky, and as even as possible. Every change has a *generation*, a number that

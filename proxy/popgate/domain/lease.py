@@ -17,7 +17,7 @@ WAITING stands for two states, EXPIRED and RELEASED. A visible message may be DI
 
 An expired lease stays LEASED with a deadline in the past until another client gets the message. If a retry delay is
 written, its state becomes EXPIRED. In both states its receipt handle is still valid for an ack and for an extension.
-No extension makes a lease older than the maximum (design: section 5): a longer extension is cut to it, and a lease that
+No extension makes a lease older than the maximum (decision 15): a longer extension is cut to it, and a lease that
 has reached it can't be extended. After a change of the consume mode no expired lease is revived, because a drain ends
 when no leases are left.
 """

@@ -1,4 +1,4 @@
-"""Lease groups: batches with a fixed membership that can be read repeatedly (design: sections 3 and 9).
+"""Lease groups: batches with a fixed membership that can be read repeatedly (decision 12).
 
 Pure. A group is named by (stream, epoch). Its members are ordinary leases that share one lease id, so ``lease`` governs
 their exclusion, fencing, expiry and settlement. A group adds only which leases belong together, and in which order.

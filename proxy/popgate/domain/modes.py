@@ -1,4 +1,4 @@
-"""The consume mode of a group: how it changes, and which leases are valid in each mode (design: section 4).
+"""The consume mode of a group: how it changes, and which leases are valid in each mode (decision 10).
 
 Pure: each step returns a new spec, which replaces the previous one only if that is still current (``ports.catalog``).
 The generation grows by one with each step, and the store grants no lease under an earlier one. So a proxy that has not

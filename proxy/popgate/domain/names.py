@@ -14,7 +14,7 @@ from popgate.domain.errors import InvalidRequest
 TopicName = NewType("TopicName", str)
 GroupName = NewType("GroupName", str)
 CopyId = NewType("CopyId", str)
-"""The unique id that popgate gives to each published copy (design: Identity)."""
+"""The unique id that popgate gives to each published copy (decision 3)."""
 LeaseId = NewType("LeaseId", str)
 StreamName = NewType("StreamName", str)
 """The name of a client's sequence of lease groups, such as one streaming query; epochs number its groups."""
@@ -109,7 +109,7 @@ def exchange_name(topic: TopicName) -> str:
 
 
 def own_layout(subscription: Subscription, queue_count: int) -> Layout:
-    """Return the queues that popgate itself declares for a subscription (design: section 5)."""
+    """Return the queues that popgate itself declares for a subscription (decision 13)."""
     topic, group = subscription
     names = [BrokerQueue(f"popgate:{topic}:{group}:{index}") for index in range(queue_count)]
     return Layout(subscription=subscription, queues=names, dead=dead_letter_queue(subscription))

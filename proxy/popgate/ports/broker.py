@@ -113,8 +113,8 @@ class Channel(Protocol):
     def settled_evidence(self) -> int:
         """Return how many of this channel's acks, in their order, the broker has provably applied.
 
-        With RabbitMQ, later deliveries are the proof: with prefetch W, delivery number d proves d - W acks (design:
-        section 2). With the embedded broker, its commits are.
+        With RabbitMQ, later deliveries are the proof: with prefetch W, delivery number d proves d - W acks
+        (decision 5). With the embedded broker, its commits are.
         """
         ...
 

@@ -1,7 +1,6 @@
 """The state port's dedup part: the copy under which each ``dedup_id`` of a topic was published.
 
-Theory of operation. A publish reserves its ids first, then publishes, then confirms (design: section 2, "Publish dedup
-goes pending, then confirmed").
+Theory of operation. A publish reserves its ids first, then publishes, then confirms (decision 6).
 
              reserve                confirm
     (none) ----------> pending ---------------> confirmed

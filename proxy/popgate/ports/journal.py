@@ -1,4 +1,4 @@
-"""The journal port: receives all delivery events (design: section 9).
+"""The journal port: receives all delivery events (decision 20).
 
 The engine reports a batch of one kind at a time, synchronously. An adapter must copy what it needs, must not raise and
 must not block.

@@ -1,7 +1,7 @@
 """The state port's lease part: conditional writes on lease records, and claims.
 
 Every call is one atomic step, so a zombie proxy, a forwarded request and a lost response all meet the same fence
-(design: "The lease record carries all of this"). Stored times are the store's; callers pass and get durations.
+(decision 2). Stored times are the store's; callers pass and get durations.
 All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
 
 A store may lose its data and continue. The owner of a queue then writes back the records that it remembers
@@ -118,7 +118,7 @@ class LeaseStore(Protocol):
         ...
 
     async def allow_mode(self, subscription: Subscription, generation: int) -> int:
-        """Require this mode generation for grants on ``subscription``; it only grows (design: section 4).
+        """Require this mode generation for grants on ``subscription``; it only grows (decision 10).
 
         Returns the generation that grants need now; 0 if none was ever set.
         """

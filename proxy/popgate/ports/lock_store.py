@@ -1,6 +1,6 @@
 """The state port's locks part: the locks that administrators have defined, and the fencing tokens given so far.
 
-The holders of locks are not stored: a proxy that ends loses its locks (design: section 7).
+The holders of locks are not stored: a proxy that ends loses its locks (decision 19).
 """
 
 from typing import Protocol

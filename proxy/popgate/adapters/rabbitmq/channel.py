@@ -1,5 +1,5 @@
 """Consumes one queue on an AMQP channel of its own: closing that channel returns its messages in order on every version
-of RabbitMQ, and a channel error then disturbs no other queue (facts: section 2).
+of RabbitMQ, and a channel error then disturbs no other queue (decision 16).
 
 The frame interceptor receives the deliveries, settlements are sent in batches, and aiormq makes the calls that need an
 answer.

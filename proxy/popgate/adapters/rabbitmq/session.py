@@ -1,7 +1,7 @@
 """One live connection to RabbitMQ, from its handshake to its end; it is never reopened.
 
 aio-pika's robust connections are deliberately not used: they reopen channels silently, with delivery tags that start at
-1 again (facts: section 4). A session that ends notifies its channels and its owner; a new connection is a new object.
+1 again (decision 17). A session that ends notifies its channels and its owner; a new connection is a new object.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Exchanges and queues: declares popgate's own, and reports facts about queues of other applications.
 
 A topic is a durable direct exchange. A group's queues are quorum queues with a single active consumer, bound by their
-index; the dead-letter queue is reached through the default exchange (design: section 5). Delayed messages come through
+index; the dead-letter queue is reached through the default exchange (decision 13). Delayed messages come through
 another exchange, to which queues are bound by topic and index: ``delay_levels`` has the rest of that route. Arguments
 can't be changed later, so existing queues are kept if they can serve, even if this version would choose other
 arguments.
@@ -44,7 +44,7 @@ from popgate.ports.broker import QueueDepth, QueueFacts
 
 DELIVERY_LIMIT_UNREACHABLE = 2_000_000_000
 """The delivery limit of popgate's queues. Without a limit, or with -1, some versions of RabbitMQ put returned messages
-at the end of the queue; with this one, all versions put them at the front (facts: sections 3 and 11)."""
+at the end of the queue; with this one, all versions put them at the front (decision 13)."""
 DELIVERY_LIMIT_LOW = 1_000_000
 """Lowest delivery limit that serves: below it, RabbitMQ would drop a message that popgate re-homes often."""
 DELIVERY_LIMIT_DEFAULT = 20

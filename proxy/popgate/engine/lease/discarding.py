@@ -2,7 +2,7 @@
 
 A leased message does not expire. So the store is asked first. It settles a message that is not leased, which makes the
 receipt handles of earlier leases void. A message without a record gets none: if it is delivered again after a crash, it
-is found expired again. Then the message is acked at the broker and journaled (design: section 2).
+is found expired again. Then the message is acked at the broker and journaled (decision 8).
 """
 
 import asyncio

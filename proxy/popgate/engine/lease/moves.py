@@ -1,8 +1,8 @@
 """Dead-lettering: moves a message to the subscription's dead-letter queue, and never loses it on the way.
 
 The move is written first (``moving``, with the new copy id), then published with confirm, then settled, then acked.
-Every step can be repeated: a retry uses the same copy id, so a half-done move is finished and never doubled (design:
-section 2).
+Every step can be repeated: a retry uses the same copy id, so a half-done move is finished and never doubled
+(decision 6).
 
 A message on which popgate itself fails does not block others: it is moved alone, and bare after the second failure
 (``Faults``). If that fails as well, it stays with the broker, unsettled, until its channel ends.

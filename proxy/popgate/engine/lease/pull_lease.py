@@ -1,4 +1,4 @@
-"""The messages of one queue that one pull client has, and those that it gets next (design: section 3, "Pull fallback").
+"""The messages of one queue that one pull client has, and those that it gets next (decision 11).
 
 In pull mode a queue is one chain (``queue_order``). First come the messages that the client has and has not committed,
 then those that it may get next. A message in front of the client's messages is not handed out, because a commit would

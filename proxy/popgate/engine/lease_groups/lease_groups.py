@@ -1,4 +1,4 @@
-"""Lease groups: replayable batches for batch engines (design: sections 3 and 9).
+"""Lease groups: replayable batches for batch engines (decision 12).
 
 Theory of operation. A PUT leases messages by pops of ordinary size under one lease id. The store writes each pop's
 leases and their membership in one step, and freezes the group at the end. A read takes the members from the store,

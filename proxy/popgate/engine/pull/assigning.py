@@ -1,4 +1,4 @@
-"""The sessions of pull clients, and the queues that they have (design: section 3, "Pull fallback").
+"""The sessions of pull clients, and the queues that they have (decision 11).
 
 Theory of operation. The owner of a subscription's first queue assigns all of its queues (``domain.assignment``). It
 receives the heartbeats, and writes each change to the store, where the owners of the other queues read it. The time of

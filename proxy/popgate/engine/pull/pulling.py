@@ -1,4 +1,4 @@
-"""Pulls and commits: messages of one queue, in order, for the one client that has it (design: section 3).
+"""Pulls and commits: messages of one queue, in order, for the one client that has it (decision 11).
 
 Theory of operation. A pulled message is leased in the store as a popped one is. Its lease id contains the generation
 since which its client has the queue, so the same fence holds for each proxy, each crash and each client that has lost

@@ -3,7 +3,7 @@
 RabbitMQ ends a channel whose oldest delivery is unsettled for longer than ``consumer_timeout``, with all that is on it;
 each channel knows that time. So at half of it a delivery that is still buffered is given back, alone, and the broker
 delivers it again at once as a new one. What is known of its message stays, so a lease lasts, and an ordering key keeps
-its order. One delivery at a time, because a queue without an order of its own would mix them up (design: section 5).
+its order. One delivery at a time, because a queue without an order of its own would mix them up (decision 15).
 
 Only the lease of a transient message ends with that: nothing identifies the message when it is delivered again.
 """

@@ -5,7 +5,7 @@ from popgate.engine.queue.buffered import RECOVERABLE
 from popgate.engine.queue.host import QueueHost
 
 SETTLED_KEPT_SECONDS = 900.0
-"""How long a settled record answers ``already_acked`` (design: section 2). At least as long as a publish may be
+"""How long a settled record answers ``already_acked`` (decision 5). At least as long as a publish may be
 repeated as the same copy, which then meets the record (``ports.dedup``)."""
 
 

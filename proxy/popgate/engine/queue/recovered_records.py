@@ -1,4 +1,4 @@
-"""The lease records of a queue that its owner still knows after the store has lost them (design: section 2).
+"""The lease records of a queue that its owner still knows after the store has lost them (decision 7).
 
 Owns the translation from buffered messages to records. Leases stay as they were: their receipt handles are good. A
 delayed message stays delayed, but the receipt handle of its last lease is void, because nothing here tells whether that

@@ -1,8 +1,7 @@
 """Decides when a settled record may be deleted: once later deliveries prove that the broker applied the ack.
 
 Pure. Works on one queue, over its channels. If a settled id were forgotten while its message is still at the broker,
-the message would be handed out again, so every rule here errs towards keeping (design: section 2, "Records live as
-long as ...").
+the message would be handed out again, so every rule here errs towards keeping (decision 5).
 
 Theory of operation. A record settled at time t may be deleted when the acks of all records settled before t are proved.
 Acks are sent on a channel in one order and records are settled in another, so the bound is the oldest settlement whose

@@ -1,6 +1,6 @@
 """Settlements: ack, release, extend, reject. The store decides, and its decision is then applied to the queue.
 
-Order of a settlement: store, answer, ``basic.ack`` (design: section 2). For messages that can't be identified the ack
+Order of a settlement: store, answer, ``basic.ack`` (decision 4). For messages that can't be identified the ack
 is sent before the answer, because no record would prevent their redelivery.
 """
 
