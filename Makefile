@@ -49,7 +49,7 @@ bench: $(DEV_INSTALLED) ## measure; prints a table and writes a JSON file
 
 prove: $(DEV_INSTALLED) ## prove the locks: ten minutes of chaos on three RabbitMQ nodes, over AMQP and through proxies (popgate prove locks $(ARGS))
 	@.ci/install-test-servers
-	PYTHONPATH=tests $(BIN)/python tests/proving/run.py $(ARGS)
+	PYTHONPATH=tests $(BIN)/python tests/lock_proof/run.py $(ARGS)
 
 chaos: $(DEV_INSTALLED) ## half an hour of chaos in a whole cluster, then an audit (ARGS='--seconds 600 --seed 7')
 	@.ci/install-test-servers

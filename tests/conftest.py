@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 BUDGET_SECONDS = {
     "unit": 90,
     "contract": 1650,
-    "simulation": 290,
+    "engine": 290,
     "cluster": 1880,
     "clients": 390,
     "acceptance": 170,
     "spark": 870,
 }
-QUICK_FOLDERS = ("unit", "contract", "simulation")
+QUICK_FOLDERS = ("unit", "contract", "engine")
 QUICK_WITHOUT = frozenset({"rabbitmq", "rabbitmq_release", "spark", "java", "tlc"})
 """Fixtures whose tests --quick skips."""
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")

@@ -31,7 +31,7 @@ FORGOTTEN = "forgotten_over_http"
 
 @dataclass(frozen=True)
 class Broken:
-    """A lock of ``proving.broken`` and the rules that it breaks; with these flags one violation is seen at once."""
+    """A lock of ``lock_proof.broken`` and the rules that it breaks; with these flags one violation is seen at once."""
 
     name: str
     rules: Sequence[str]
@@ -120,8 +120,8 @@ def proofs(url: str, http_urls: Sequence[str], seed: int, tmp_path_factory: pyte
     """Proofs of each broken lock, and of ours, by name. They run in parallel with other tests."""
     folder = tmp_path_factory.mktemp("proofs")
     amqp, own = ["--amqp-url", url], ["--duration", OWN_SECONDS]
-    work = [(broken.name, f"proving.broken:{broken.name}", [*amqp, *broken.flags]) for broken in BROKEN]
-    work += [(FORGOTTEN, f"proving.broken:{FORGOTTEN}", [*over_http(http_urls), *UNDISTURBED])]
+    work = [(broken.name, f"lock_proof.broken:{broken.name}", [*amqp, *broken.flags]) for broken in BROKEN]
+    work += [(FORGOTTEN, f"lock_proof.broken:{FORGOTTEN}", [*over_http(http_urls), *UNDISTURBED])]
     work += [(kind, BUILT_IN, [*amqp, "--kind", kind, *own]) for kind in KINDS]
     work += [
         (way, OVER_HTTP, [*over_http(http_urls[:proxies]), "--kind", kind, *own])

@@ -86,7 +86,7 @@ ADAPTERS = (
         "AND confirmed = 0",
         (
             "contract/test_dedup_store.py",
-            "simulation/test_dedup_faults.py",
+            "engine/test_dedup_faults.py",
         ),
     ),
     Slip(
@@ -95,7 +95,7 @@ ADAPTERS = (
         "if batch is not None:",
         (
             "contract/test_dedup_store.py",
-            "simulation/test_dedup_faults.py",
+            "engine/test_dedup_faults.py",
         ),
     ),
     Slip(
@@ -104,7 +104,7 @@ ADAPTERS = (
         "if found[entry.dedup_id][1] < now - window_seconds]",
         (
             "contract/test_dedup_store.py",
-            "simulation/test_dedup_faults.py",
+            "engine/test_dedup_faults.py",
         ),
     ),
     Slip(

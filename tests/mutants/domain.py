@@ -3,7 +3,7 @@
 from mutants.slip import Slip
 
 LEASES = ("contract/test_leases.py", "contract/test_lease_keeping.py", "contract/test_lease_model.py")
-DEAD = ("simulation/test_dead_letter_faults.py", "simulation/test_redrive_faults.py", "unit/test_dead_letter.py")
+DEAD = ("engine/test_dead_letter_faults.py", "engine/test_redrive_faults.py", "unit/test_dead_letter.py")
 PROPERTIES = ("unit/test_rabbitmq_properties.py", "unit/test_identity.py")
 
 DOMAIN = (
@@ -39,14 +39,14 @@ DOMAIN = (
         "domain/message.py",
         "0 <= value <= TIME_MAX",
         "value <= TIME_MAX",
-        (*PROPERTIES, "simulation/test_record_times.py", "contract/test_http_hostile_messages.py"),
+        (*PROPERTIES, "engine/test_record_times.py", "contract/test_http_hostile_messages.py"),
     ),
     Slip("domain/message.py", "return -(2**63) <= value < 2**63", "return True", ("unit/test_dead_letter.py",)),
     Slip(
         "domain/message.py",
         "counter = (counter + 1) & 0xFF_FFFF_FFFF",
         "counter = counter & 0xFF_FFFF_FFFF",
-        ("simulation/test_engine_machine.py",),
+        ("engine/test_engine_machine.py",),
     ),
     Slip("domain/receipt.py", "or len(handle) % 4:", "or False:", ("unit/test_receipts.py",)),
     Slip(
@@ -64,13 +64,13 @@ DOMAIN = (
         "domain/modes.py",
         "if seconds <= 0 and to is ConsumeMode.POP:",
         "if seconds <= 0:",
-        ("unit/test_modes.py", "simulation/test_modes.py"),
+        ("unit/test_modes.py", "engine/test_modes.py"),
     ),
     Slip(
         "domain/modes.py",
         "return spec.mode_generation if spec.mode is ConsumeMode.POP else -1",
         "return spec.mode_generation",
-        ("unit/test_modes.py", "simulation/test_modes.py"),
+        ("unit/test_modes.py", "engine/test_modes.py"),
     ),
     Slip(
         "domain/dead_letter.py",
@@ -89,7 +89,7 @@ DOMAIN = (
         "domain/filter_index.py",
         "        if ABSENT in values:\n            self._optional[name] += 1\n",
         "",
-        ("simulation/test_filtered_pops.py", "unit/test_filters.py"),
+        ("engine/test_filtered_pops.py", "unit/test_filters.py"),
     ),
     Slip("domain/filters.py", "(isinstance(value, bool), value)", "(False, value)", ("unit/test_filters.py",)),
     # -- pull mode, balance, quotas, locks, replicas ------------------------------------------------------------------
@@ -99,7 +99,7 @@ DOMAIN = (
         "0 < one.until]",
         (
             "unit/test_assignment.py",
-            "simulation/test_pulling.py",
+            "engine/test_pulling.py",
         ),
     ),
     Slip(
@@ -108,7 +108,7 @@ DOMAIN = (
         "return one if shown <= session.generation else None",
         (
             "unit/test_assignment.py",
-            "simulation/test_pulling.py",
+            "engine/test_pulling.py",
         ),
     ),
     Slip(
@@ -117,7 +117,7 @@ DOMAIN = (
         "",
         (
             "unit/test_assignment.py",
-            "simulation/test_pulling.py",
+            "engine/test_pulling.py",
         ),
     ),
     Slip("domain/balance.py", "if counts[member] > share]", "if counts[member] >= share]", ("unit/test_balance.py",)),
@@ -147,7 +147,7 @@ DOMAIN = (
         "(number + 1) * span // slices",
         "number * span // slices + span // slices",
         (
-            "simulation/test_lease_groups.py",
+            "engine/test_lease_groups.py",
             "contract/test_http_lease_groups.py",
         ),
     ),

@@ -2,9 +2,9 @@
 
 from mutants.slip import Slip
 
-DEAD = ("simulation/test_dead_letter_faults.py", "simulation/test_redrive_faults.py", "unit/test_dead_letter.py")
-DEDUP = ("contract/test_dedup_store.py", "simulation/test_dedup_faults.py", "contract/test_http_dedup.py")
-MACHINE = ("simulation/test_channel_faults.py", "simulation/test_old_leases.py", "simulation/test_engine_machine.py")
+DEAD = ("engine/test_dead_letter_faults.py", "engine/test_redrive_faults.py", "unit/test_dead_letter.py")
+DEDUP = ("contract/test_dedup_store.py", "engine/test_dedup_faults.py", "contract/test_http_dedup.py")
+MACHINE = ("engine/test_channel_faults.py", "engine/test_old_leases.py", "engine/test_engine_machine.py")
 
 ENGINE = (
     # -- what may be forgotten, and how much is held ----------------------------------------------------------------
@@ -44,13 +44,13 @@ ENGINE = (
         "engine/queue/ordering_keys.py",
         "deferred.sort(key=lambda one: (_is_new(one[2]), one[0]))",
         "deferred.sort(key=lambda one: one[0])",
-        ("unit/test_ordering_keys.py", "simulation/test_channel_faults.py"),
+        ("unit/test_ordering_keys.py", "engine/test_channel_faults.py"),
     ),
     Slip(
         "engine/queue/ordering_keys.py",
         "            message.rank = rank\n",
         "",
-        ("unit/test_ordering_keys.py", "simulation/test_channel_faults.py"),
+        ("unit/test_ordering_keys.py", "engine/test_channel_faults.py"),
     ),
     Slip(
         "engine/queue/ordering_keys.py",
@@ -62,26 +62,26 @@ ENGINE = (
         "engine/queue/state.py",
         "if backlog > requeued:",
         "if False:",
-        ("simulation/test_channel_faults.py",),
+        ("engine/test_channel_faults.py",),
     ),
     # -- publishing -------------------------------------------------------------------------------------------------
     Slip(
         "engine/publish/publishing.py",
         "            if outcome.status is PublishStatus.PUBLISHED:\n                stored",
         "            if outcome.status is not PublishStatus.REFUSED:\n                stored",
-        ("contract/test_http_interface.py", "simulation/test_dedup_faults.py"),
+        ("contract/test_http_interface.py", "engine/test_dedup_faults.py"),
     ),
     Slip(
         "engine/publish/publishing.py",
         "    if subject.queue_index in missing:\n",
         "    if False:\n",
-        ("simulation/test_deleted_queues.py",),
+        ("engine/test_deleted_queues.py",),
     ),
     Slip(
         "engine/publish/publishing.py",
         "expires_at=now + delay_seconds + new.ttl_seconds",
         "expires_at=now + new.ttl_seconds",
-        ("contract/test_http_delays.py", "simulation/test_time_to_live.py"),
+        ("contract/test_http_delays.py", "engine/test_time_to_live.py"),
     ),
     Slip(
         "engine/publish/publishing.py",
@@ -107,19 +107,19 @@ ENGINE = (
         "engine/lease/granting.py",
         "        if any(host.claim.is_lost for host in self._hosts_of(candidates)):\n",
         "        if False:\n",
-        ("simulation/test_lost_data.py",),
+        ("engine/test_lost_data.py",),
     ),
     Slip(
         "engine/lease/granting.py",
         "elif status is GrantStatus.EXHAUSTED and is_here:",
         "elif False:",
-        ("simulation/test_dead_letter_faults.py", "simulation/test_lost_data.py"),
+        ("engine/test_dead_letter_faults.py", "engine/test_lost_data.py"),
     ),
     Slip(
         "engine/lease/granting.py",
         "            self._withdraw(lease_id, self._unanswered[lease_id], helds)\n",
         "            pass\n",
-        ("simulation/test_store_faults.py", "simulation/test_interrupted_pops.py"),
+        ("engine/test_store_faults.py", "engine/test_interrupted_pops.py"),
     ),
     Slip(
         "engine/queue/state.py",
@@ -131,13 +131,13 @@ ENGINE = (
         "engine/queue/host.py",
         "        if record.epoch > self.epoch > 0:\n",
         "        if False:\n",
-        ("simulation/test_stops_and_claims.py",),
+        ("engine/test_stops_and_claims.py",),
     ),
     Slip(
         "engine/queue/state.py",
         "            elif message.state in RECOVERABLE:\n                self.forget_body(message)\n",
         "",
-        ("simulation/test_memory.py",),
+        ("engine/test_memory.py",),
     ),
     Slip(
         "engine/queue/state.py",
@@ -173,19 +173,19 @@ ENGINE = (
         "engine/dead_letters/dead_moves.py",
         "elif move.is_new or outcome.unfit or",
         "elif outcome.unfit or",
-        ("simulation/test_redrive_faults.py",),
+        ("engine/test_redrive_faults.py",),
     ),
     Slip(
         "engine/lease/expired_leases.py",
         "buffered.state is MessageState.LEASED and buffered.deadline <= now\n",
         "buffered.state is MessageState.LEASED\n",
-        ("simulation/test_store_faults.py",),
+        ("engine/test_store_faults.py",),
     ),
     Slip(
         "engine/lease/discarding.py",
         "message.expires_at > self._context.clock.wall():",
         "message.expires_at > self._context.clock.wall() - 1:",
-        ("simulation/test_time_to_live.py",),
+        ("engine/test_time_to_live.py",),
     ),
     # -- what is parked, settled, given back and remembered -----------------------------------------------------------
     Slip(
@@ -198,28 +198,28 @@ ENGINE = (
         "engine/subscription/parked_pops.py",
         "                self._index.remove(wanted)\n",
         "                pass\n",
-        ("simulation/test_filtered_pops.py",),
+        ("engine/test_filtered_pops.py",),
     ),
     Slip(
         "engine/subscription/parked_pops.py",
         "        self._newcomers.clear()\n",
         "",
-        ("simulation/test_filtered_pops.py",),
+        ("engine/test_filtered_pops.py",),
     ),
     Slip(
         "engine/queue/claim.py",
         "        if self.is_owned and losses != self._losses:\n",
         "        if False:\n",
         (
-            "simulation/test_lost_data.py",
-            "simulation/test_stops_and_claims.py",
+            "engine/test_lost_data.py",
+            "engine/test_stops_and_claims.py",
         ),
     ),
     Slip(
         "engine/queue/recovered_records.py",
         "        found.append(_bare(copy_id, RecordState.ACKED, 1, settled_at))\n",
         "        pass\n",
-        ("simulation/test_lost_data.py",),
+        ("engine/test_lost_data.py",),
     ),
     Slip(
         "engine/settle/settling.py",
@@ -231,13 +231,13 @@ ENGINE = (
         "engine/settle/settling.py",
         "            if verb is not Verb.REJECT and is_pulled(receipt.lease_id):\n",
         "            if False:\n",
-        ("simulation/test_pulling.py",),
+        ("engine/test_pulling.py",),
     ),
     Slip(
         "engine/settle/settling.py",
         "                        results[one.place] = _EXPIRED\n\n    async def settle_held",
         "                        pass\n\n    async def settle_held",
-        ("simulation/test_unidentified_messages.py",),
+        ("engine/test_unidentified_messages.py",),
     ),
     Slip(
         "engine/queue/host.py",
@@ -250,50 +250,50 @@ ENGINE = (
         "if message.message is None or message.is_kept or message.is_transient:",
         "if message.message is None or message.is_kept:",
         (
-            "simulation/test_unidentified_messages.py",
-            "simulation/test_memory.py",
+            "engine/test_unidentified_messages.py",
+            "engine/test_memory.py",
         ),
     ),
     Slip(
         "engine/queue/flow.py",
         "        if tag > self._credit_from_tag:\n            self._credit_used -= 1",
         "        self._credit_used -= 1",
-        ("simulation/test_memory.py",),
+        ("engine/test_memory.py",),
     ),
     Slip(
         "engine/queue/record_upkeep.py",
         "older_than_seconds=max(SETTLED_KEPT_SECONDS, context.options.dedup_seconds)",
         "older_than_seconds=SETTLED_KEPT_SECONDS",
-        ("simulation/test_record_times.py",),
+        ("engine/test_record_times.py",),
     ),
     Slip(
         "engine/queue/record_upkeep.py",
         "settled = await context.leases.peek(host.broker_queue, missing) if missing else {}",
         "settled = {}",
-        ("simulation/test_stops_and_claims.py",),
+        ("engine/test_stops_and_claims.py",),
     ),
     Slip(
         "engine/lease/body_retrieval.py",
         "                self._group.host(buffered).state.wanted.discard(buffered)",
         "                pass",
-        ("simulation/test_memory.py",),
+        ("engine/test_memory.py",),
     ),
     Slip(
         "engine/pull/pulling.py",
         "        if is_pull and holding.to is not None:",
         "        if False:",
-        ("simulation/test_pulling.py",),
+        ("engine/test_pulling.py",),
     ),
     Slip(
         "engine/pull/pulling.py",
         "        if receipt.lease_id != lease.lease_id:\n",
         "        if False:\n",
-        ("simulation/test_pulling.py",),
+        ("engine/test_pulling.py",),
     ),
     Slip(
         "engine/lease/pull_lease.py",
         "        if last is not None and self.is_mine(last):\n            buffered = last.next_of_key()\n",
         "        if last is not None and self.is_mine(last):\n            buffered = last\n",
-        ("simulation/test_pulling.py",),
+        ("engine/test_pulling.py",),
     ),
 )

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from engine.engine_machine import COLORS, GROUPS, TOPIC, EngineMachine
+from engine.machine_model import Expected, Group, State
 from popgate.domain.errors import WrongMode
 from popgate.domain.topics import ConsumeMode, GroupSpec
 from popgate.engine.settle.settling import Verb
 from popgate.engine.subscription.draining import LOOK_SECONDS
-from simulation.engine_machine import COLORS, GROUPS, TOPIC, EngineMachine
-from simulation.machine_model import Expected, Group, State
 
 LOOKS = 20
 

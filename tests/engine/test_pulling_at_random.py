@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from engine.pull_clients import AnswerT, Client, into_pull_mode, meanwhile, passes
 from popgate.adapters.sqlite import channel
 from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.engine.lease.pop_request import Leased
 from popgate.engine.settle.settling import Verb
 from popgate.runtime.clocks import ManualClock
-from simulation.pull_clients import AnswerT, Client, into_pull_mode, meanwhile, passes
 from support.engines import World, body_of, open_world
 
 SEEDS, SEEDS_FULL = 5, 150

@@ -4,10 +4,7 @@ import asyncio
 
 import pytest
 
-from popgate.domain.errors import QueueGone
-from popgate.engine.queue.channel_opener import OPEN_RETRY_SECONDS_MAX
-from popgate.engine.settle.settling import Verb
-from simulation.patience import (
+from engine.patience import (
     LEASE_SECONDS,
     come_back,
     delete_queues,
@@ -16,6 +13,9 @@ from simulation.patience import (
     patient_pop,
     patiently,
 )
+from popgate.domain.errors import QueueGone
+from popgate.engine.queue.channel_opener import OPEN_RETRY_SECONDS_MAX
+from popgate.engine.settle.settling import Verb
 from support.engines import (
     World,
     bodies,

@@ -5,15 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from popgate.domain.errors import RetryLater, StateUnavailable
-from popgate.domain.lease import SettleAction
-from popgate.domain.topics import Policy
-from popgate.engine.queue.buffered import MessageState
-from popgate.engine.queue.record_upkeep import review
-from popgate.engine.settle.settling import Verb
-from popgate.ports.leases import SettleEntry
-from popgate.runtime.clocks import ManualClock
-from simulation.patience import (
+from engine.patience import (
     LEASE_SECONDS,
     dead_once,
     drained,
@@ -24,6 +16,14 @@ from simulation.patience import (
     patient_pop,
     patiently,
 )
+from popgate.domain.errors import RetryLater, StateUnavailable
+from popgate.domain.lease import SettleAction
+from popgate.domain.topics import Policy
+from popgate.engine.queue.buffered import MessageState
+from popgate.engine.queue.record_upkeep import review
+from popgate.engine.settle.settling import Verb
+from popgate.ports.leases import SettleEntry
+from popgate.runtime.clocks import ManualClock
 from support.engines import (
     PATIENCE_SECONDS,
     World,

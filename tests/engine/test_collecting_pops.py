@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.patience import parked, patient_pop
+from engine.pull_clients import into_pull_mode, registered
 from popgate.domain.names import InstanceId, Subscription
 from popgate.domain.topics import Policy
 from popgate.engine.lease.pop_request import Leased, Presence
@@ -20,8 +22,6 @@ from popgate.engine.settle.settling import Verb
 from popgate.engine.subscription.collecting import COLLECT_SECONDS, LONE_MAX, QUIET_SECONDS
 from popgate.engine.subscription.serving import Serving
 from popgate.runtime.clocks import ManualClock
-from simulation.patience import parked, patient_pop
-from simulation.pull_clients import into_pull_mode, registered
 from support.engines import World, bodies, open_world, start_world, stop_world
 
 TICK = 1 / 1024

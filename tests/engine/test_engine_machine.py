@@ -4,11 +4,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from engine.engine_machine import EngineMachine
+from engine.lease_group_machine import LeaseGroupMachine
+from engine.machine_model import State
+from engine.mode_machine import ModeMachine
 from popgate.engine.lease_groups import lease_groups
-from simulation.engine_machine import EngineMachine
-from simulation.lease_group_machine import LeaseGroupMachine
-from simulation.machine_model import State
-from simulation.mode_machine import ModeMachine
 
 
 @pytest.mark.parametrize("machine", [EngineMachine, LeaseGroupMachine, ModeMachine])

@@ -5,14 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from popgate.domain.errors import BrokerUnavailable, Conflict
-from popgate.domain.topics import Policy
-from popgate.engine.lease import body_retrieval as retrieval
-from popgate.engine.settle.settling import Verb
-from popgate.ports.broker import PublishStatus
-from popgate.ports.journal import EventKind
-from popgate.runtime.clocks import ManualClock
-from simulation.patience import (
+from engine.patience import (
     LEASE_SECONDS,
     away,
     dead_once,
@@ -21,6 +14,13 @@ from simulation.patience import (
     left,
     patient_pop,
 )
+from popgate.domain.errors import BrokerUnavailable, Conflict
+from popgate.domain.topics import Policy
+from popgate.engine.lease import body_retrieval as retrieval
+from popgate.engine.settle.settling import Verb
+from popgate.ports.broker import PublishStatus
+from popgate.ports.journal import EventKind
+from popgate.runtime.clocks import ManualClock
 from support.engines import (
     World,
     bodies,

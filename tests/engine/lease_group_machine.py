@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from engine.engine_machine import CLOSE, GROUPS, TOPIC
+from engine.lease_group_formation import EPOCHS, LONG_SECONDS, STREAMS, FormingMachine, Put
+from engine.machine_model import Batch, Expected, State
 from popgate.domain.lease import RecordState
 from popgate.domain.names import CopyId, StreamName
 from popgate.engine.lease_groups.lease_groups import FormedGroup
-from simulation.engine_machine import CLOSE, GROUPS, TOPIC
-from simulation.lease_group_formation import EPOCHS, LONG_SECONDS, STREAMS, FormingMachine, Put
-from simulation.machine_model import Batch, Expected, State
 from support.engines import body_of
 
 T = TypeVar("T")

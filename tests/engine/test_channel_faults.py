@@ -6,14 +6,7 @@ from random import Random
 
 import pytest
 
-from popgate.domain.errors import BrokerUnavailable, StateUnavailable
-from popgate.engine.queue import settlement_evidence
-from popgate.engine.queue.buffered import MessageState
-from popgate.engine.queue.channel_opener import OPEN_RETRY_SECONDS_MAX, OPEN_RETRY_SECONDS_MIN, PARKED_GRACE_SECONDS
-from popgate.engine.queue.record_upkeep import SETTLED_KEPT_SECONDS
-from popgate.engine.settle.settling import Verb
-from popgate.runtime.clocks import ManualClock
-from simulation.patience import (
+from engine.patience import (
     LEASE_SECONDS,
     away,
     come_back,
@@ -26,6 +19,13 @@ from simulation.patience import (
     patient_pop,
     patiently,
 )
+from popgate.domain.errors import BrokerUnavailable, StateUnavailable
+from popgate.engine.queue import settlement_evidence
+from popgate.engine.queue.buffered import MessageState
+from popgate.engine.queue.channel_opener import OPEN_RETRY_SECONDS_MAX, OPEN_RETRY_SECONDS_MIN, PARKED_GRACE_SECONDS
+from popgate.engine.queue.record_upkeep import SETTLED_KEPT_SECONDS
+from popgate.engine.settle.settling import Verb
+from popgate.runtime.clocks import ManualClock
 from support.engines import (
     World,
     bodies,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.parked_scene import Filter, Pop, Scene
 from popgate.domain.filter_index import FilterIndex
 from popgate.domain.filters import FilterValue, HeaderFilter, header_filter
 from popgate.domain.topics import Policy
@@ -18,7 +19,6 @@ from popgate.engine.lease.pop_request import Leased, PopRequest, Waiter
 from popgate.engine.settle.settling import Verb
 from popgate.engine.subscription.parked_pops import ASKED_AT_ONCE_MAX, ENDED_AT_ONCE_MAX, ParkedPops
 from popgate.ports.journal import EventKind
-from simulation.parked_scene import Filter, Pop, Scene
 from support.engines import World, bodies, eventually
 
 HEADER_NAMES = ["kind", "region"]

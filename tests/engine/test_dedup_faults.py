@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.patience import LEASE_SECONDS, away, drained, left, patient_pop
 from popgate.domain.errors import BrokerUnavailable, StateUnavailable
 from popgate.engine.engine import COLLECT_SECONDS
 from popgate.engine.publish import deduplication
@@ -14,7 +15,6 @@ from popgate.engine.settle.settling import Verb
 from popgate.ports.broker import PublishStatus
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
-from simulation.patience import LEASE_SECONDS, away, drained, left, patient_pop
 from support.engines import World, bodies, crash, open_world
 
 WINDOW = 300.0

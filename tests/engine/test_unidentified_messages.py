@@ -4,10 +4,7 @@ import asyncio
 
 import pytest
 
-from popgate.domain.errors import StateUnavailable
-from popgate.engine.lease import body_retrieval as retrieval
-from popgate.engine.settle.settling import Verb
-from simulation.patience import (
+from engine.patience import (
     LEASE_SECONDS,
     away,
     come_back,
@@ -16,6 +13,9 @@ from simulation.patience import (
     patient_pop,
     patiently,
 )
+from popgate.domain.errors import StateUnavailable
+from popgate.engine.lease import body_retrieval as retrieval
+from popgate.engine.settle.settling import Verb
 from support.engines import (
     World,
     bodies,

@@ -5,10 +5,7 @@ from itertools import count
 
 import pytest
 
-from popgate.engine.lease.pop_request import Leased
-from popgate.engine.settle.settling import Verb
-from popgate.ports.journal import EventKind
-from simulation.patience import (
+from engine.patience import (
     LEASE_SECONDS,
     drained,
     handles,
@@ -17,6 +14,9 @@ from simulation.patience import (
     patient_pop,
     patiently,
 )
+from popgate.engine.lease.pop_request import Leased
+from popgate.engine.settle.settling import Verb
+from popgate.ports.journal import EventKind
 from support.engines import (
     World,
     bodies,

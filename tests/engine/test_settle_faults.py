@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 
+from engine.patience import LEASE_SECONDS, drained, patient_pop
 from popgate.adapters.redis import connection, records
 from popgate.adapters.redis import leases as redis_leases
 from popgate.adapters.redis.address import parse_address
@@ -23,7 +24,6 @@ from popgate.engine.queue import host, state
 from popgate.engine.settle import settling
 from popgate.engine.settle.settling import Verb
 from popgate.runtime.clocks import ManualClock
-from simulation.patience import LEASE_SECONDS, drained, patient_pop
 from support.engines import World, body_of, crash, open_world, start_world, stop_world
 from support.injected import FaultAtLine, InjectedError, Tried
 from support.redis import RedisServer

@@ -1,13 +1,13 @@
-"""The store keeps records for 15 minutes, and records of dead letters and leases for 30 days (decision 5)."""
+"""The store keeps records for 15 minutes, or for 30 days (decision 5)."""
 
 from pathlib import Path
 
 import pytest
 
+from engine.patience import host_of, patient_pop
 from popgate.engine.queue import settlement_evidence
 from popgate.engine.settle.settling import Verb
 from popgate.runtime.clocks import ManualClock
-from simulation.patience import host_of, patient_pop
 from support.engines import World, open_world
 
 MINUTE, DAY = 60.0, 86_400.0

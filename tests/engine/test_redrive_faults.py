@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.patience import away, delete_dead_letter_queue, delete_queues, drained, patient_pop
 from popgate.domain.errors import BrokerUnavailable, Conflict, DeadLetterNotFound, PopgateError, StateUnavailable
 from popgate.domain.names import CopyId, TopicName
 from popgate.domain.topics import Policy
@@ -18,7 +19,6 @@ from popgate.engine.settle.settling import Verb
 from popgate.ports.broker import Delivery, PublishStatus
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
-from simulation.patience import away, delete_dead_letter_queue, delete_queues, drained, patient_pop
 from support.engines import World, body_of, crash, eventually, open_world
 
 pytestmark = pytest.mark.slow

@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from lock_proof.nodes import ClusterNodes
 from popgate.cli import prove
 from popgate.cli.commands import parser
 from popgate.cli.endings import CommandFailed
 from popgate.cli.printing import complain
-from proving.nodes import ClusterNodes
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitCluster
 from support.rabbitmq_releases import find_release

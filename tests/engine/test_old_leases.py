@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.lease_groups import put
 from popgate.domain.topics import Policy
 from popgate.engine.settle.settling import Verb
 from popgate.runtime.clocks import ManualClock
-from simulation.lease_groups import put
 from support.engines import World, bodies, crash, open_world
 
 TWELVE_HOURS = 43_200.0

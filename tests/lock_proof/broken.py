@@ -1,6 +1,6 @@
 """Deliberately broken locks, each a small change to popgate's own, for the prover to find.
 
-Each function here makes a client, as ``popgate prove locks --implementation proving.broken:NAME`` calls it.
+Each function here makes a client, as ``popgate prove locks --implementation lock_proof.broken:NAME`` calls it.
 """
 
 import asyncio

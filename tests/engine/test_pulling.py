@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from popgate.adapters.sqlite import channel
-from popgate.domain.errors import Fenced, InvalidRequest, PopgateError, StateUnavailable, TooManyInFlight, WrongMode
-from popgate.domain.topics import ConsumeMode, Policy
-from popgate.engine.pull import pulling
-from popgate.engine.settle.settling import Verb
-from popgate.ports.journal import EventKind
-from popgate.runtime.clocks import ManualClock
-from simulation.pull_clients import (
+from engine.pull_clients import (
     QUEUES,
     SESSION_SECONDS,
     Client,
@@ -22,6 +15,13 @@ from simulation.pull_clients import (
     passes,
     registered,
 )
+from popgate.adapters.sqlite import channel
+from popgate.domain.errors import Fenced, InvalidRequest, PopgateError, StateUnavailable, TooManyInFlight, WrongMode
+from popgate.domain.topics import ConsumeMode, Policy
+from popgate.engine.pull import pulling
+from popgate.engine.settle.settling import Verb
+from popgate.ports.journal import EventKind
+from popgate.runtime.clocks import ManualClock
 from support.engines import World, bodies, crash, open_world, start_world
 
 

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
+from engine.engine_machine import CLOSE, COLORS, DRAINED_BY, GROUPS, TOPIC, EngineMachine
+from engine.machine_model import Batch, Expected, State, Stream
 from popgate.domain.errors import InvalidRequest, LeaseGroupAcked, LeaseGroupExpired, LeaseGroupNotFound, PopgateError
 from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.names import StreamName
@@ -22,8 +24,6 @@ from popgate.engine.lease_groups.lease_groups import FormedGroup, LeaseGroups
 from popgate.engine.lease_groups.slices import GroupMessage
 from popgate.engine.settle.settling import Verb
 from popgate.ports.lease_groups import Member
-from simulation.engine_machine import CLOSE, COLORS, DRAINED_BY, GROUPS, TOPIC, EngineMachine
-from simulation.machine_model import Batch, Expected, State, Stream
 from support.engines import body_of
 
 T = TypeVar("T")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.pull_clients import into_pull_mode, passes, registered
 from popgate.domain.errors import StateUnavailable, WrongMode
 from popgate.domain.lease import SettleAction, SettleStatus
 from popgate.domain.modes import drained, switched
@@ -15,7 +16,6 @@ from popgate.engine.settle.settling import Verb
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import SettleEntry
 from popgate.runtime.clocks import ManualClock
-from simulation.pull_clients import into_pull_mode, passes, registered
 from support.engines import World, crash, eventually, open_world
 
 LONG = 1_000.0

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.patience import dead_once, host_of, overtake, patient_pop
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.topics import Policy
@@ -12,7 +13,6 @@ from popgate.engine.queue.buffered import NO_LEASE
 from popgate.engine.settle.settling import Verb
 from popgate.ports.leases import LoadedRecord
 from popgate.runtime.clocks import ManualClock
-from simulation.patience import dead_once, host_of, overtake, patient_pop
 from support.engines import World, bodies, crash, open_world, start_world
 
 

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from engine.machine_model import ENDING, Expected, Group, Id, State
 from popgate.domain.topics import Policy, RetryPolicy
 from popgate.engine.lease.pop_request import Leased
 from popgate.engine.publish.publishing import NewMessage
 from popgate.engine.settle.settling import Verb
 from popgate.ports.broker import PublishStatus
 from popgate.runtime.clocks import ManualClock
-from simulation.machine_model import ENDING, Expected, Group, Id, State
 from support.engines import World, body_of, crash, start_world, stop_world
 
 T = TypeVar("T")

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from engine.lease_groups import INVISIBILITY, TOPIC, ack, numbered, put, read, texts
 from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.domain.topics import Policy
 from popgate.engine.settle.settling import Verb
 from popgate.ports.journal import EventKind
 from popgate.ports.lease_groups import RenewalStep
 from popgate.runtime.clocks import ManualClock
-from simulation.lease_groups import INVISIBILITY, TOPIC, ack, numbered, put, read, texts
 from support.engines import bodies, crash, eventually, open_world
 
 
