@@ -15,6 +15,7 @@ from typing import Self
 import pytest
 
 from popgate_client import Client, Consumer
+from support.command_line import CommandLine
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode
@@ -49,6 +50,12 @@ def client(shared_proxy: ProxyProcess) -> Iterator[Client]:
     """A client of the shared proxy."""
     with Client(shared_proxy.url) as client:
         yield client
+
+
+@pytest.fixture
+def popgate(shared_proxy: ProxyProcess) -> CommandLine:
+    """The command line of the shared proxy."""
+    return CommandLine(shared_proxy.url)
 
 
 @pytest.fixture

@@ -16,11 +16,6 @@ GROUP = "default"
 FREE = {"max_lease_seconds": 43_200.0, "max_in_flight": None, "paused": False, "min_replicas": None}
 
 
-@pytest.fixture
-def popgate(shared_proxy: ProxyProcess) -> CommandLine:
-    return CommandLine(shared_proxy.url)
-
-
 # ---------------------------------------------------------------- topics and groups
 
 

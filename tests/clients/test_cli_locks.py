@@ -24,11 +24,6 @@ PTY = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.arg
 
 
 @pytest.fixture
-def popgate(shared_proxy: ProxyProcess) -> CommandLine:
-    return CommandLine(shared_proxy.url)
-
-
-@pytest.fixture
 def name() -> str:
     """The name of a lock that no other test uses."""
     return f"lock-{secrets.token_hex(4)}"

@@ -20,11 +20,6 @@ MEMORY_KIB_MAX = 150 * 1024
 
 
 @pytest.fixture
-def popgate(shared_proxy: ProxyProcess) -> CommandLine:
-    return CommandLine(shared_proxy.url)
-
-
-@pytest.fixture
 def stats(client: Client, topic: str) -> Callable[[], dict[str, Any]]:
     """The counts of the test's own topic."""
     return lambda: client.stats(topic, GROUP)

@@ -7,14 +7,8 @@ import pytest
 from popgate_client import Client
 from support.command_line import CommandLine, ended
 from support.processes import wait_until
-from support.proxy import ProxyProcess
 
 GROUP = "default"
-
-
-@pytest.fixture
-def popgate(shared_proxy: ProxyProcess) -> CommandLine:
-    return CommandLine(shared_proxy.url)
 
 
 @pytest.fixture

@@ -6,18 +6,11 @@ import signal
 import subprocess
 import time
 
-import pytest
-
 from popgate_client import Client, OutgoingMessage
 from support.command_line import CommandLine, ended
-from support.proxy import ProxyProcess, popgate_command
+from support.proxy import popgate_command
 
 GROUP = "default"
-
-
-@pytest.fixture
-def popgate(shared_proxy: ProxyProcess) -> CommandLine:
-    return CommandLine(shared_proxy.url)
 
 
 def test_a_popped_message_has_the_fields_of_the_http_interface(popgate: CommandLine, topic: str) -> None:

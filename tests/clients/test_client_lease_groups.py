@@ -100,11 +100,6 @@ def test_an_answer_that_was_lost_is_asked_for_again(
 # ---------------------------------------------------------------- the command line
 
 
-@pytest.fixture
-def popgate(shared_proxy: ProxyProcess) -> CommandLine:
-    return CommandLine(shared_proxy.url)
-
-
 def epochs(client: Client, topic: str) -> list[int]:
     """The stream's lease groups that are not acked."""
     return [listed["epoch"] for listed in client.lease_stream(topic, GROUP, STREAM).groups()]

@@ -24,11 +24,6 @@ GROUP = "default"
 
 
 @pytest.fixture
-def popgate(shared_proxy: ProxyProcess) -> CommandLine:
-    return CommandLine(shared_proxy.url)
-
-
-@pytest.fixture
 def bury(client: Client, topic: str) -> Callable[..., None]:
     """`bury("a", "b")`: publish, pop and reject these, in this order."""
 

@@ -1,6 +1,7 @@
 """Shared parts of the process-level tests: the audit judges each of them, and most run on both brokers."""
 
 import asyncio
+import resource
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -64,6 +65,11 @@ async def drain(loads: list[Load]) -> None:
     for load in loads:
         load.stop_publishing()
     await asyncio.gather(*(load.drain() for load in loads))
+
+
+def limit_file_size(proxy: ProxyProcess, size: int) -> None:
+    """From now on the living process can't write a file beyond `size` bytes, as if its disk was full."""
+    resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 # ---------------------------------------------------------------- judging

@@ -4,7 +4,6 @@ They discover each other over AMQP ("presence") or through RabbitMQ's management
 has its default delay, every scenario runs with both, processes are paused too, and ten minutes of rest follow.
 """
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -48,10 +47,8 @@ def node(rabbitmq: RabbitNode, full_run: bool, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def vhost(node: RabbitNode) -> Iterator[str]:
-    name = f"balance-{secrets.token_hex(4)}"
-    node.add_vhost(name)
-    yield name
-    node.delete_vhost(name)
+    with node.own_vhost("balance") as name:
+        yield name
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.conftest import ack_those_alive, assert_kept, assert_no_traceback, come_again, report
+from cluster.conftest import ack_those_alive, assert_kept, assert_no_traceback, come_again, limit_file_size, report
 from support.audit import Audit, now
 from support.audit_client import Client, until
 from support.audit_load import Habits, Load
@@ -120,11 +120,6 @@ async def parked_count(client: Client, count: int) -> None:
 
 
 # ---------------------------------------------------------------- a full disk
-
-
-def limit_file_size(proxy: ProxyProcess, size: int) -> None:
-    """Keep the living process from writing a file beyond `size` bytes, as if its disk was full."""
-    resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 async def test_a_full_disk_refuses_clearly_and_loses_nothing(

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.conftest import assert_no_traceback
+from cluster.conftest import assert_no_traceback, limit_file_size
 from support.journal_files import Row, assert_without_gaps, finished_files, in_order_of_time, rows_of
 from support.processes import PortBlock, wait_until
 from support.proxy import ProxyProcess, popgate_command, python_program
@@ -319,11 +319,6 @@ def figure(client: httpx.Client, name: str) -> float:
         if line.startswith(f"popgate_journal_{name} "):
             return float(line.split()[1])
     raise AssertionError(f"/metrics has no {name}")
-
-
-def limit_file_size(proxy: ProxyProcess, size: int) -> None:
-    """Keep the living process from writing a file beyond `size` bytes, as if its disk was full."""
-    resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 def test_a_full_disk_holds_up_no_message_and_costs_no_event(

@@ -10,6 +10,7 @@ import pytest
 from aio_pika.abc import AbstractConnection
 
 from popgate.amqp_locks import Fence, Grant, Lock, LockLost, Locks, LockUnavailable
+from support.lock_clients import token
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
 from support.rabbitmq_releases import RabbitRelease
 
@@ -97,11 +98,6 @@ async def lost_at(grant: Grant) -> float:
                 return verified
             verified = asked
             await asyncio.sleep(0.05)
-
-
-def token(grant: Grant) -> int:
-    assert grant.fencing_token is not None
-    return grant.fencing_token
 
 
 async def test_the_lock_of_a_client_whose_node_is_killed_goes_on_with_the_others(nodes: tuple[RabbitNode, ...]) -> None:

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
-import httpx
 import pika
 import pytest
 
+from support.answers import answer, bodies
 from support.processes import wait_until
 from support.proxy import ProxyProcess, plain_client
-from support.proxy_cluster import ProxyCluster
+from support.proxy_cluster import ProxyCluster, instance, owners
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer
 from support.rolling_load import RollingLoad
@@ -60,20 +60,6 @@ def make_topic(cluster: ProxyCluster, queues: int) -> None:
     answer(client.delete("/v1/admin/topics/t"), 204, 404)
     answer(client.put("/v1/admin/topics/t", json={"queues": queues}), 201)
     answer(client.put("/v1/admin/topics/t/groups/g", json={"max_deliveries": 50}), 201)
-
-
-def answer(response: httpx.Response, *statuses: int) -> Json:
-    assert response.status_code in (statuses or (200,)), response.text
-    return response.json() if response.content else None
-
-
-def owners(proxy: ProxyProcess) -> dict[str, str | None]:
-    """Return the owners by the queues' names, as this proxy sees it."""
-    return {one["broker_queue"]: one["owner"] for one in answer(proxy.client.get("/v1/admin/cluster"))["queues"]}
-
-
-def instance(proxy: ProxyProcess) -> str:
-    return str(answer(proxy.client.get("/v1/admin/cluster"))["instance"])
 
 
 def is_balanced(cluster: ProxyCluster) -> bool:
@@ -120,10 +106,6 @@ def ack(proxy: ProxyProcess, messages: Sequence[Json]) -> Counter[str]:
         results = answer(proxy.client.post(f"{GROUP}/ack", json={"receipt_handles": handles}))["results"]
         statuses.update(result["status"] for result in results)
     return statuses
-
-
-def bodies(messages: Sequence[Json]) -> list[str]:
-    return [message["body"] for message in messages]
 
 
 # ---------------------------------------------------------------- owners

@@ -10,9 +10,10 @@ import pytest
 
 from cluster.conftest import assert_no_traceback
 from cluster.dying_proxy import DIE_FILE
+from support.answers import answer
 from support.processes import wait_until
 from support.proxy import ProxyProcess, python_program
-from support.proxy_cluster import ProxyCluster
+from support.proxy_cluster import ProxyCluster, instance
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer
 
@@ -139,15 +140,6 @@ class Group:
             return bool(found["mode"] == mode and found["converged"])
 
         wait_until(is_there, timeout_seconds=SETTLED_SECONDS, what=f"all proxies to serve {mode}")
-
-
-def answer(response: httpx.Response, *statuses: int) -> Json:
-    assert response.status_code in (statuses or (200,)), response.text
-    return response.json() if response.content else None
-
-
-def instance(proxy: ProxyProcess) -> str:
-    return str(answer(proxy.client.get("/v1/admin/cluster"))["instance"])
 
 
 def is_dead(proxy: ProxyProcess) -> None:

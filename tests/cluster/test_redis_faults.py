@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 
+from support.answers import answer, bodies
 from support.processes import wait_until
 from support.proxy import ProxyProcess
-from support.proxy_cluster import ProxyCluster
+from support.proxy_cluster import ProxyCluster, owners
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer
 
@@ -64,9 +65,9 @@ def cluster(shared: ProxyCluster, redis_alone: RedisServer) -> Iterator[ProxyClu
     redis_alone.start()
     client = shared.proxies[0].client
     wait_until(lambda: is_balanced(shared), timeout_seconds=30, what="all proxies to be members")
-    answered(client.delete(ADMIN), 204, 404)
-    answered(client.put(ADMIN, json={"queues": QUEUES}), 201)
-    answered(client.put(f"{ADMIN}/groups/g", json={"max_deliveries": 50}), 201)
+    answer(client.delete(ADMIN), 204, 404)
+    answer(client.put(ADMIN, json={"queues": QUEUES}), 201)
+    answer(client.put(f"{ADMIN}/groups/g", json={"max_deliveries": 50}), 201)
     wait_until(lambda: is_balanced(shared), timeout_seconds=30, what="all proxies to own queues")
     yield shared
     for proxy in shared.proxies:
@@ -79,17 +80,8 @@ def cluster(shared: ProxyCluster, redis_alone: RedisServer) -> Iterator[ProxyClu
 # ---------------------------------------------------------------- words for the tests
 
 
-def answered(response: httpx.Response, *statuses: int) -> Json:
-    assert response.status_code in (statuses or (200,)), response.text
-    return response.json() if response.content else None
-
-
 def seen(proxy: ProxyProcess) -> Json:
-    return answered(proxy.client.get("/v1/admin/cluster"))
-
-
-def owners(proxy: ProxyProcess) -> dict[str, str | None]:
-    return {one["broker_queue"]: one["owner"] for one in seen(proxy)["queues"]}
+    return answer(proxy.client.get("/v1/admin/cluster"))
 
 
 def members(proxy: ProxyProcess) -> set[str]:
@@ -111,13 +103,13 @@ def is_balanced(cluster: ProxyCluster) -> bool:
 def publish(proxy: ProxyProcess, bodies: Sequence[str]) -> None:
     for first in range(0, len(bodies), BATCH):
         entries = [{"body": body} for body in bodies[first : first + BATCH]]
-        results = answered(proxy.client.post(f"{TOPIC}/messages", json={"messages": entries}))["results"]
+        results = answer(proxy.client.post(f"{TOPIC}/messages", json={"messages": entries}))["results"]
         assert {result["status"] for result in results} == {"published"}
 
 
 def pop(proxy: ProxyProcess, count: int = BATCH, wait_seconds: float = 0.0, **fields: object) -> list[Json]:
     request = {"max_messages": count, "wait_seconds": wait_seconds, "invisibility_seconds": LEASE_SECONDS, **fields}
-    return list(answered(proxy.client.post(f"{GROUP}/pop", json=request))["messages"])
+    return list(answer(proxy.client.post(f"{GROUP}/pop", json=request))["messages"])
 
 
 def settle(proxy: ProxyProcess, messages: Sequence[Json], verb: str = "ack") -> Counter[str]:
@@ -125,12 +117,8 @@ def settle(proxy: ProxyProcess, messages: Sequence[Json], verb: str = "ack") -> 
     body: Json = {"receipt_handles": handles}
     if verb != "ack":
         body = {"entries": [{"receipt_handle": handle} for handle in handles]}
-    results = answered(proxy.client.post(f"{GROUP}/{verb}", json=body))["results"]
+    results = answer(proxy.client.post(f"{GROUP}/{verb}", json=body))["results"]
     return Counter(result["status"] for result in results)
-
-
-def bodies(messages: Sequence[Json]) -> list[str]:
-    return [message["body"] for message in messages]
 
 
 def drained(
@@ -217,7 +205,7 @@ def back_within(cluster: ProxyCluster, since: float) -> list[Json]:
             if response.status_code == 503:
                 assert response.json()["code"] in ("state_unavailable", "peer_unavailable"), response.text
                 return False
-            given.extend(answered(response)["messages"])
+            given.extend(answer(response)["messages"])
             return bool(response.json()["messages"])
 
         wait_until(gives, timeout_seconds=30, what=f"{proxy.name} to give out messages")
@@ -307,7 +295,7 @@ def test_lost_data_are_written_back_by_those_who_know(
     released, leased = leased[:9], leased[9:]
     assert settle(cluster.proxies[0], released, "release") == {"released": 9}
     before, epochs_before = owners(cluster.proxies[0]), epochs(cluster, redis_alone)
-    answered(cluster.proxies[1].client.put("/v1/locks/bills", json={"kind": "semaphore", "slots": 3}), 200, 201)
+    answer(cluster.proxies[1].client.put("/v1/locks/bills", json={"kind": "semaphore", "slots": 3}), 200, 201)
     lose_data(redis_alone, how)
     began = time.monotonic()
     given = back_within(cluster, began)
@@ -331,7 +319,7 @@ def test_lost_data_are_written_back_by_those_who_know(
         (message,) = pop(late, wait_seconds=5.0)
         assert message["body"] == "late"
         assert settle(late, [message]) == {"acked": 1}
-        lock = answered(late.client.get("/v1/locks/bills"))
+        lock = answer(late.client.get("/v1/locks/bills"))
         assert lock["slots"] == 3
         late.stop()
     cluster.proxies.remove(late)
@@ -341,7 +329,7 @@ def test_lost_data_are_written_back_by_those_who_know(
 def test_a_drain_goes_on_after_a_loss_and_cuts_off_nothing(cluster: ProxyCluster, redis_alone: RedisServer) -> None:
     mode = f"{ADMIN}/groups/g/consume-mode"
     leased, acked, rest = in_flight(cluster)
-    answered(cluster.proxies[0].client.put(mode, json={"mode": "pull", "drain_timeout_seconds": 100}))
+    answer(cluster.proxies[0].client.put(mode, json={"mode": "pull", "drain_timeout_seconds": 100}))
     lose_data(redis_alone, "flush")
 
     def is_known(*names: str) -> bool:
@@ -355,7 +343,7 @@ def test_a_drain_goes_on_after_a_loss_and_cuts_off_nothing(cluster: ProxyCluster
         assert (response.status_code, response.json().get("mode")) == (409, "draining"), response.text
     assert settle(cluster.proxies[1], leased) == {"acked": len(leased)}, "none of them is cut off"
     wait_until(lambda: is_known("pull"), timeout_seconds=20, what="the end of the drain")
-    answered(cluster.proxies[2].client.put(mode, json={"mode": "pop"}))
+    answer(cluster.proxies[2].client.put(mode, json={"mode": "pop"}))
     came = drained(cluster, len(rest))
     assert Counter(came) == Counter(rest), "each once, and nothing that was acked"
     assert not {*came} & {*acked}
@@ -365,8 +353,8 @@ def test_pull_clients_go_on_after_a_loss_and_nothing_is_lost_or_done_twice(
     cluster: ProxyCluster, redis_alone: RedisServer
 ) -> None:
     client, mode = cluster.proxies[0].client, f"{ADMIN}/groups/g/consume-mode"
-    answered(client.put(mode, json={"mode": "pull", "drain_timeout_seconds": 0}))
-    wait_until(lambda: answered(client.get(mode))["converged"], timeout_seconds=20, what="pull mode")
+    answer(client.put(mode, json={"mode": "pull", "drain_timeout_seconds": 0}))
+    wait_until(lambda: answer(client.get(mode))["converged"], timeout_seconds=20, what="pull mode")
     told: Json = {}
 
     def ask() -> bool:
@@ -381,7 +369,7 @@ def test_pull_clients_go_on_after_a_loss_and_nothing_is_lost_or_done_twice(
         return client.post(f"{GROUP}/queues/{queue}/{verb}", json=body)
 
     def pull(queue: int) -> list[Json]:
-        return list(answered(on_queue("pull", queue, max_messages=256, wait_seconds=2))["messages"])
+        return list(answer(on_queue("pull", queue, max_messages=256, wait_seconds=2))["messages"])
 
     assert ask()
     publish(cluster.proxies[1], [f"{number:03}" for number in range(COUNT)])
@@ -389,9 +377,7 @@ def test_pull_clients_go_on_after_a_loss_and_nothing_is_lost_or_done_twice(
     committed: set[str] = set()
     for queue, messages in had.items():
         done = messages[: len(messages) // 2]
-        assert answered(on_queue("commit", queue, receipt_handle=done[-1]["receipt_handle"])) == {
-            "committed": len(done)
-        }
+        assert answer(on_queue("commit", queue, receipt_handle=done[-1]["receipt_handle"])) == {"committed": len(done)}
         committed |= {*bodies(done)}
     before = told["generation"]
     lose_data(redis_alone, "flush")
@@ -409,7 +395,7 @@ def test_pull_clients_go_on_after_a_loss_and_nothing_is_lost_or_done_twice(
         while messages := _patiently(lambda: on_queue("pull", queue, max_messages=256, wait_seconds=0.2)):
             assert bodies(messages) == sorted(bodies(messages))
             found += bodies(messages)
-            answered(on_queue("commit", queue, receipt_handle=messages[-1]["receipt_handle"]))
+            answer(on_queue("commit", queue, receipt_handle=messages[-1]["receipt_handle"]))
             ask()
         return found
 
@@ -423,4 +409,4 @@ def _patiently(ask: Callable[[], httpx.Response]) -> list[Json]:
     deadline = time.monotonic() + 20.0
     while (response := ask()).status_code == 503 and time.monotonic() < deadline:
         time.sleep(0.2)
-    return list(answered(response)["messages"])
+    return list(answer(response)["messages"])

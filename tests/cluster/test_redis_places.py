@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import httpx
 import pytest
 
 from cluster.conftest import assert_no_traceback, at_work, drain, report
 from popgate.cli.endings import ExitCode
+from support.answers import answer
 from support.audit import Audit
 from support.audit_client import until
 from support.audit_load import Habits
 from support.audit_rules import Kind, explain, judge
 from support.processes import wait_until
 from support.proxy import ProxyProcess
-from support.proxy_cluster import ProxyCluster
+from support.proxy_cluster import ProxyCluster, owners
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer, ReplicatedRedis, SecretiveRedis
 from support.tls import Authority
@@ -43,21 +43,11 @@ LONG_SECONDS = 120.0
 AGREED_SECONDS = 15.0
 
 
-def answered(response: httpx.Response, *statuses: int) -> Json:
-    assert response.status_code in (statuses or (200,)), response.text
-    return response.json() if response.content else None
-
-
-def owners(proxy: ProxyProcess) -> dict[str, str | None]:
-    """Return the owners by the queues' names, as this proxy sees it."""
-    return {one["broker_queue"]: one["owner"] for one in answered(proxy.client.get("/v1/admin/cluster"))["queues"]}
-
-
 def is_shared(cluster: ProxyCluster) -> bool:
     """Tell whether all running proxies own queues, and agree on that."""
     running = [proxy for proxy in cluster.proxies if proxy.is_running()]
     views = [owners(proxy) for proxy in running]
-    names = {answered(proxy.client.get("/v1/admin/cluster"))["instance"] for proxy in running}
+    names = {answer(proxy.client.get("/v1/admin/cluster"))["instance"] for proxy in running}
     return all(view == views[0] for view in views) and set(views[0].values()) == names
 
 
@@ -166,13 +156,13 @@ def test_proxies_share_a_redis_that_speaks_tls(
     url = secretive.tls_url(ssl_ca_certs=authority.certificate, ssl_certfile=certificate, ssl_keyfile=key)
     with ProxyCluster(tmp_path, nodes=(rabbitmq,), redis=url, size=SIZE) as cluster:
         one, two = cluster.proxies
-        answered(one.client.put("/v1/admin/topics/t", json={"queues": QUEUES}), 201)
-        answered(one.client.put("/v1/admin/topics/t/groups/g", json={}), 201)
+        answer(one.client.put("/v1/admin/topics/t", json={"queues": QUEUES}), 201)
+        answer(one.client.put("/v1/admin/topics/t/groups/g", json={}), 201)
         wait_until(lambda: is_shared(cluster), timeout_seconds=AGREED_SECONDS, what="both to own queues")
         assert secretive.hearers(cluster.vhost) == SIZE
         assert ports_of_clients(secretive) == {secretive.tls_port}
         entries = [{"body": str(number)} for number in range(60)]
-        answered(one.client.post("/v1/topics/t/messages", json={"messages": entries}))
+        answer(one.client.post("/v1/topics/t/messages", json={"messages": entries}))
         first = pop(two, 40)
         one.kill()
         assert ack(two, first) == {"acked": 40}
@@ -197,13 +187,13 @@ def pop(proxy: ProxyProcess, count: int) -> list[Json]:
     while len(messages) < count:
         assert time.monotonic() < deadline, f"{len(messages)} came, not {count}"
         body = {"max_messages": count - len(messages), "wait_seconds": 1, "invisibility_seconds": 60}
-        messages += answered(proxy.client.post("/v1/topics/t/groups/g/pop", json=body))["messages"]
+        messages += answer(proxy.client.post("/v1/topics/t/groups/g/pop", json=body))["messages"]
     return messages
 
 
 def ack(proxy: ProxyProcess, messages: list[Json]) -> Counter[str]:
     handles = [message["receipt_handle"] for message in messages]
-    results = answered(proxy.client.post("/v1/topics/t/groups/g/ack", json={"receipt_handles": handles}))["results"]
+    results = answer(proxy.client.post("/v1/topics/t/groups/g/ack", json={"receipt_handles": handles}))["results"]
     return Counter(result["status"] for result in results)
 
 

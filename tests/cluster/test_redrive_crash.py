@@ -97,10 +97,8 @@ def vhost(request: pytest.FixtureRequest, broker_flags: Sequence[str]) -> Iterat
         yield None
         return
     node: RabbitNode = request.getfixturevalue("rabbitmq")
-    name = f"redrive-{secrets.token_hex(4)}"
-    node.add_vhost(name)
-    yield node, name
-    node.delete_vhost(name)
+    with node.own_vhost("redrive") as name:
+        yield node, name
 
 
 @pytest.mark.crash

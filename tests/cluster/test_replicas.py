@@ -4,7 +4,6 @@ It observes by HTTP or rabbitmqctl. It changes streams by command line tools, an
 the endpoints (3.11.19, 3.12.1 and newer), otherwise by the tools, too.
 """
 
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,10 +51,8 @@ def nodes(cluster: RabbitCluster) -> Sequence[RabbitNode]:
 
 @pytest.fixture
 def vhost(nodes: Sequence[RabbitNode]) -> Iterator[str]:
-    name = f"replicas-{secrets.token_hex(3)}"
-    nodes[0].add_vhost(name)
-    yield name
-    nodes[0].delete_vhost(name)
+    with nodes[0].own_vhost("replicas") as name:
+        yield name
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from cluster.conftest import assert_no_traceback
+from support.answers import answer
 from support.processes import PortBlock, wait_until
 from support.proxy import ProxyProcess, plain_client, popgate_command
 from support.rabbitmq import RabbitNode
@@ -74,11 +75,6 @@ def proxy(running: ProxyProcess) -> ProxyProcess:
         answer(client.put("/v1/admin/topics/t/groups/g", json={"max_deliveries": 50}), 201)
         wait_until(lambda: is_balanced(client), timeout_seconds=AGAIN_SECONDS, what="all workers to own queues")
     return running
-
-
-def answer(response: httpx.Response, *statuses: int) -> Json:
-    assert response.status_code in (statuses or (200,)), response.text
-    return response.json() if response.content else None
 
 
 def cluster(client: httpx.Client) -> Json:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contract.brokers import embedded_broker, rabbit_broker
-from contract.http_server import HttpServer, creating_server, leave_out_a_pair
+from contract.http_server import HttpServer, Topic, creating_server, leave_out_a_pair
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.ports.broker import Broker
 from simulator.direct import memory_broker
@@ -45,6 +45,12 @@ def lock_server(
     leave_out_a_pair(request, full_run=full_run)
     with creating_server(request, tmp_path_factory) as server:
         yield server
+
+
+@pytest.fixture
+def topic(server: HttpServer) -> Topic:
+    """A topic of the test's own, on the `server` that its module imports."""
+    return server.topic()
 
 
 @pytest.fixture

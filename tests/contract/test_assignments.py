@@ -3,28 +3,18 @@ it.
 """
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
 
+from contract.store_openers import OpenerOf, store_opener
 from popgate.adapters.assignment_json import read_assignment
-from popgate.adapters.redis.address import parse_address
 from popgate.adapters.redis.assignments import RedisAssignments
-from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.sqlite.assignments import SqliteAssignments
-from popgate.adapters.sqlite.database import Database
 from popgate.domain.assignment import Assignment, Holding, Session
 from popgate.domain.names import ClientId, GroupName, Subscription, TopicName
 from popgate.domain.topics import ConsumeMode
 from popgate.ports.assignments import NOTHING_STORED, Assignments
-from popgate.runtime.clocks import SystemClock
-from simulator.direct import memory_connection
-from simulator.redis_memory import MemoryRedis
-from support.redis import RedisServer
 
 DATABASE = 2
 ORDERS = Subscription(TopicName("orders"), GroupName("default"))
@@ -42,38 +32,12 @@ BOTH = Assignment(
 ONE = Assignment(generation=5, lease_generation=3, sessions={B: Session((), 5, 5)})
 
 
-@asynccontextmanager
-async def sqlite(folder: Path) -> AsyncGenerator[Assignments]:
-    database = Database(folder / "popgate.db", SystemClock())
-    await database.open()
-    try:
-        yield SqliteAssignments(database)
-    finally:
-        await database.close()
-
-
-@asynccontextmanager
-async def redis(server: RedisServer, folder: Path) -> AsyncGenerator[Assignments]:
-    connection = RedisConnection(parse_address(server.url(DATABASE)), namespace=folder.name)
-    try:
-        yield RedisAssignments(connection)
-    finally:
-        await connection.close()
-
-
-@asynccontextmanager
-async def simulated(memory: MemoryRedis, folder: Path) -> AsyncGenerator[Assignments]:
-    yield RedisAssignments(memory_connection(memory, folder.name))
-
-
-Opener = Callable[[Path], AbstractAsyncContextManager[Assignments]]
+Opener = OpenerOf[Assignments]
 
 
 @pytest.fixture(params=["sqlite", "redis", "simulated"])
 def opener(request: pytest.FixtureRequest) -> Opener:
-    if request.param == "simulated":
-        return partial(simulated, MemoryRedis(time.time))
-    return sqlite if request.param == "sqlite" else partial(redis, request.getfixturevalue("redis_server"))
+    return store_opener(request, SqliteAssignments, RedisAssignments, redis_database=DATABASE)
 
 
 async def test_what_was_written_is_there_after_a_restart(opener: Opener, tmp_path: Path) -> None:

@@ -1,15 +1,12 @@
 """The contract of the catalog, over every adapter; an adapter joins by a function to open it."""
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
+from contract.store_openers import OpenerOf, store_opener
 from popgate.adapters.redis.address import parse_address
 from popgate.adapters.redis.catalog import RedisCatalog
 from popgate.adapters.redis.change_signals import listen_for_changes
@@ -17,15 +14,11 @@ from popgate.adapters.redis.claims import RedisClaims
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.spec_json import group_json
 from popgate.adapters.sqlite.catalog import SqliteCatalog
-from popgate.adapters.sqlite.database import Database
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.names import BrokerQueue, GroupName, Subscription, TopicName
 from popgate.domain.topics import ConsumeMode, Drain, GroupSpec, Policy, RetryPolicy, TopicSpec
 from popgate.ports.catalog import Catalog
 from popgate.runtime.background import Background
-from popgate.runtime.clocks import ManualClock
-from simulator.direct import memory_connection
-from simulator.redis_memory import MemoryRedis
 from support.redis import RedisServer
 
 ORDERS, BILLS = TopicName("orders"), TopicName("bills")
@@ -62,39 +55,13 @@ def test_a_group_without_a_count_of_replicas_is_stored_as_older_releases_read_it
     assert '"min_replicas":0' in group_json(TUNED)
 
 
-@asynccontextmanager
-async def sqlite(folder: Path) -> AsyncGenerator[Catalog]:
-    database = Database(folder / "popgate.db", ManualClock())
-    await database.open()
-    try:
-        yield SqliteCatalog(database)
-    finally:
-        await database.close()
-
-
-@asynccontextmanager
-async def redis(server: RedisServer, folder: Path) -> AsyncGenerator[Catalog]:
-    connection = RedisConnection(parse_address(server.url(DATABASE)), namespace=folder.name)
-    try:
-        yield RedisCatalog(connection)
-    finally:
-        await connection.close()
-
-
-@asynccontextmanager
-async def simulated(memory: MemoryRedis, folder: Path) -> AsyncGenerator[Catalog]:
-    yield RedisCatalog(memory_connection(memory, folder.name))
-
-
-Opener = Callable[[Path], AbstractAsyncContextManager[Catalog]]
 DATABASE = 2
+Opener = OpenerOf[Catalog]
 
 
 @pytest.fixture(params=["sqlite", "redis", "simulated"])
 def opener(request: pytest.FixtureRequest) -> Opener:
-    if request.param == "simulated":
-        return partial(simulated, MemoryRedis(time.time))
-    return sqlite if request.param == "sqlite" else partial(redis, request.getfixturevalue("redis_server"))
+    return store_opener(request, SqliteCatalog, RedisCatalog, redis_database=DATABASE)
 
 
 async def test_what_was_put_is_there_after_a_restart(opener: Opener, tmp_path: Path) -> None:

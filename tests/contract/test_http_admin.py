@@ -22,11 +22,6 @@ DEFAULT_POLICY = {
 }
 
 
-@pytest.fixture
-def topic(server: HttpServer) -> Topic:
-    return server.topic()
-
-
 def test_a_topic_is_created_read_listed_and_deleted(server: HttpServer) -> None:
     client = server.client
     created = client.put("/v1/admin/topics/crud", json={"queues": 3})

@@ -17,17 +17,12 @@ MSGPACK = "application/msgpack"
 SURELY_SECONDS, WATCH_SECONDS = 5.0, 0.4
 
 
-@pytest.fixture
-def topic(server: HttpServer) -> Topic:
-    return server.topic()
-
-
 def publish(topic: Topic, *messages: Json) -> list[Json]:
     """Publish; return the results, successful or not."""
     return list(answer(topic.client.post(f"{topic.path}/messages", json={"messages": messages}))["results"])
 
 
-def bodies(topic: Topic, count: int) -> list[str]:
+def acked_bodies(topic: Topic, count: int) -> list[str]:
     """Return exactly that many bodies, and any that come soon after them; ack all."""
     found: list[str] = []
     while messages := topic.pop(max_messages=32, wait_seconds=SURELY_SECONDS if len(found) < count else WATCH_SECONDS):
@@ -46,9 +41,9 @@ def test_a_repeat_is_answered_with_the_first_id_and_comes_once(topic: Topic) -> 
     again = publish(topic, {"body": "b"}, {"body": "a", "dedup_id": "d", "message_id": "another"})
     assert again[0]["status"] == "published"
     assert again[1] == {"status": "duplicate", "message_id": first["message_id"]}
-    assert sorted(bodies(topic, 2)) == ["a", "b"]
+    assert sorted(acked_bodies(topic, 2)) == ["a", "b"]
     assert publish(topic, {"body": "a", "dedup_id": "d"}) == [again[1]], "also when it is long acked"
-    assert bodies(topic, 0) == []
+    assert acked_bodies(topic, 0) == []
 
 
 def test_of_equal_ids_in_one_request_the_first_is_published(topic: Topic) -> None:
@@ -56,14 +51,14 @@ def test_of_equal_ids_in_one_request_the_first_is_published(topic: Topic) -> Non
     assert [result["status"] for result in results] == ["published"] * 3 + ["duplicate"] * 6
     ids = [result["message_id"] for result in results]
     assert ids == ids[:3] * 3
-    assert sorted(bodies(topic, 3)) == ["0", "1", "2"]
+    assert sorted(acked_bodies(topic, 3)) == ["0", "1", "2"]
 
 
 def test_every_group_gets_it_once(server: HttpServer) -> None:
     topic = server.topic("one", "two")
     for _ in range(3):
         publish(topic, {"body": "a", "dedup_id": "d"})
-    assert [bodies(topic.of(group), 1) for group in ("one", "two")] == [["a"], ["a"]]
+    assert [acked_bodies(topic.of(group), 1) for group in ("one", "two")] == [["a"], ["a"]]
 
 
 def test_messagepack_has_it_too(topic: Topic) -> None:
@@ -89,7 +84,7 @@ def test_of_many_at_the_same_time_one_is_published(topic: Topic) -> None:
         of_one = [(status, message_id) for dedup_id, status, message_id in results if dedup_id == one]
         assert sorted(status for status, _ in of_one) == ["duplicate"] * 63 + ["published"]
         assert len({message_id for _, message_id in of_one}) == 1
-    assert sorted(bodies(topic, 2)) == ["a", "b"]
+    assert sorted(acked_bodies(topic, 2)) == ["a", "b"]
 
 
 def _messages(ids: list[str]) -> list[Json]:
@@ -111,7 +106,7 @@ def test_a_deleted_topic_forgets_its_ids(server: HttpServer, topic: Topic) -> No
     put(server.client, topic.admin_path, {"queues": 1})
     put(server.client, f"{topic.admin_path}/groups/default")
     assert [result["status"] for result in publish(topic, {"body": "a", "dedup_id": "d"})] == ["published"]
-    assert bodies(topic, 1) == ["a"]
+    assert acked_bodies(topic, 1) == ["a"]
 
 
 @pytest.mark.parametrize("dedup_id", ["", "d" * 129, 7, None])
@@ -151,7 +146,7 @@ def test_what_was_answered_stays_true_over_a_kill(tmp_path: Path, broker_argumen
         assert publish(topic, {"body": "a", "dedup_id": "d"}) == [
             {"status": "duplicate", "message_id": first["message_id"]}
         ]
-        assert bodies(topic, 1) == ["a"]
+        assert acked_bodies(topic, 1) == ["a"]
 
 
 def test_the_window_is_as_long_as_configured(tmp_path: Path, broker_arguments: list[str]) -> None:
@@ -162,4 +157,4 @@ def test_the_window_is_as_long_as_configured(tmp_path: Path, broker_arguments: l
         (second,) = publish(topic, {"body": "a", "dedup_id": "d"})
         assert (first["status"], second["status"]) == ("published", "published")
         assert first["message_id"] != second["message_id"]
-        assert bodies(topic, 2) == ["a", "a"]
+        assert acked_bodies(topic, 2) == ["a", "a"]

@@ -11,18 +11,10 @@ import pytest
 
 from contract.http_server import HttpServer, Json, Topic, answer, problem
 from contract.http_server import lean_server as server
+from support.answers import bodies
 from support.proxy import plain_client
 
 __all__ = ["server"]
-
-
-@pytest.fixture
-def topic(server: HttpServer) -> Topic:
-    return server.topic()
-
-
-def bodies(messages: list[Json]) -> list[str]:
-    return [message["body"] for message in messages]
 
 
 @contextmanager

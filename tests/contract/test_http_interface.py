@@ -18,11 +18,6 @@ from popgate import __version__
 __all__ = ["server"]
 
 
-@pytest.fixture
-def topic(server: HttpServer) -> Topic:
-    return server.topic()
-
-
 # -- the server -------------------------------------------------------------------------------------------------------
 
 

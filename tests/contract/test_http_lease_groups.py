@@ -21,11 +21,6 @@ MSGPACK = "application/msgpack"
 PATIENCE_SECONDS = 20.0
 
 
-@pytest.fixture
-def topic(server: HttpServer) -> Topic:
-    return server.topic()
-
-
 def path(topic: Topic, *parts: object) -> str:
     return "/".join([f"{topic.group_path}/lease-groups", *map(str, parts)])
 

@@ -6,17 +6,12 @@ import httpx
 import msgspec
 import pytest
 
-from contract.http_server import HttpServer, Topic, problem
+from contract.http_server import Topic, problem
 from contract.http_server import lean_server as server
 
 __all__ = ["server"]
 
 MSGPACK = "application/msgpack"
-
-
-@pytest.fixture
-def topic(server: HttpServer) -> Topic:
-    return server.topic()
 
 
 def post(

@@ -6,23 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from contract.http_server import HttpServer, Json, Topic, answer
+from contract.http_server import HttpServer, Topic, answer
 from contract.http_server import lean_server as server
+from support.answers import bodies
 
 __all__ = ["server"]
 
 pytestmark = pytest.mark.slow
 
 MANY = 10_000
-
-
-@pytest.fixture
-def topic(server: HttpServer) -> Topic:
-    return server.topic()
-
-
-def bodies(messages: list[Json]) -> list[str]:
-    return [message["body"] for message in messages]
 
 
 def publish_buffered(topic: Topic, *bodies: str, **fields: object) -> None:

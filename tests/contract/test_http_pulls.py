@@ -11,6 +11,7 @@ import pytest
 
 from contract.http_server import HttpServer, Json, Topic, answer, problem, put
 from contract.http_server import lean_server as server
+from support.answers import bodies
 from support.processes import wait_until
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode
@@ -85,10 +86,6 @@ def switch(topic: Topic, mode: str) -> None:
     path = f"{topic.admin_path}/groups/{topic.group}/consume-mode"
     put(topic.client, path, {"mode": mode, "drain_timeout_seconds": 0})
     wait_until(lambda: answer(topic.client.get(path))["converged"], timeout_seconds=20, what=f"mode {mode}")
-
-
-def bodies(messages: list[Json]) -> list[str]:
-    return [message["body"] for message in messages]
 
 
 def test_a_client_registers_pulls_in_order_commits_and_leaves(server: HttpServer) -> None:

@@ -10,11 +10,6 @@ from contract.http_server import lean_server as server
 __all__ = ["server"]
 
 
-@pytest.fixture
-def topic(server: HttpServer) -> Topic:
-    return server.topic()
-
-
 def dead_letters(topic: Topic) -> list[str]:
     path = f"{topic.admin_path}/groups/{topic.group}/dead-letters"
     return [letter["body"] for letter in answer(topic.client.get(path))["messages"]]

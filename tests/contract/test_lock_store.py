@@ -1,22 +1,15 @@
 """The contract of the lock store, over every adapter; an adapter joins by a function to open it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from popgate.adapters.redis.address import parse_address
-from popgate.adapters.redis.connection import RedisConnection
+from contract.store_openers import OpenerOf, store_opener
 from popgate.adapters.redis.lock_store import RedisLockStore
-from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.lock_store import SqliteLockStore
 from popgate.domain.locks import LockDefinition, LockKind
 from popgate.ports.lock_store import LockStore
-from popgate.runtime.clocks import ManualClock
-from support.redis import RedisServer
 
 DATABASE = 3
 BUILD = LockDefinition(name="build", kind=LockKind.SEMAPHORE, slots=3)
@@ -24,31 +17,12 @@ CLEAN = LockDefinition(name="clean", kind=LockKind.MUTEX, by_use=True)
 DEPLOY = LockDefinition(name="deploy", kind=LockKind.PERSISTENT_MUTEX, enabled=False)
 
 
-@asynccontextmanager
-async def sqlite(folder: Path) -> AsyncGenerator[LockStore]:
-    database = Database(folder / "popgate.db", ManualClock())
-    await database.open()
-    try:
-        yield SqliteLockStore(database)
-    finally:
-        await database.close()
-
-
-@asynccontextmanager
-async def redis(server: RedisServer, folder: Path) -> AsyncGenerator[LockStore]:
-    connection = RedisConnection(parse_address(server.url(DATABASE)), namespace=folder.name)
-    try:
-        yield RedisLockStore(connection)
-    finally:
-        await connection.close()
-
-
-Opener = Callable[[Path], AbstractAsyncContextManager[LockStore]]
+Opener = OpenerOf[LockStore]
 
 
 @pytest.fixture(params=["sqlite", "redis"])
 def opener(request: pytest.FixtureRequest) -> Opener:
-    return sqlite if request.param == "sqlite" else partial(redis, request.getfixturevalue("redis_server"))
+    return store_opener(request, SqliteLockStore, RedisLockStore, redis_database=DATABASE)
 
 
 async def test_definitions_are_kept_by_name_and_replaced(opener: Opener, tmp_path: Path) -> None:

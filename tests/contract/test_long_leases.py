@@ -2,7 +2,6 @@
 alone.
 """
 
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +22,8 @@ ARGUMENTS = ["--consumer-timeout-seconds", str(CONSUMER_TIMEOUT_SECONDS)]
 @pytest.fixture
 def vhost(fragile_node: RabbitNode) -> Iterator[str]:
     fragile_node.start()
-    name = f"long-{secrets.token_hex(4)}"
-    fragile_node.add_vhost(name)
-    yield name
-    fragile_node.delete_vhost(name)
+    with fragile_node.own_vhost("long") as name:
+        yield name
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ answers that a real broker can't be made to give.
 """
 
 import asyncio
-import secrets
 import shutil
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
@@ -53,10 +52,8 @@ def nodes(cluster: RabbitCluster) -> Sequence[RabbitNode]:
 
 @pytest.fixture
 def vhost(nodes: Sequence[RabbitNode]) -> Iterator[str]:
-    name = f"replicas-{secrets.token_hex(3)}"
-    nodes[0].add_vhost(name)
-    yield name
-    nodes[0].delete_vhost(name)
+    with nodes[0].own_vhost("replicas") as name:
+        yield name
 
 
 @pytest.fixture

@@ -1,13 +1,16 @@
 """Worlds for the engine's tests: in memory if possible, with a clock that stands still."""
 
+import gc
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from popgate.adapters.sqlite import channel
 from popgate.engine.lease import moves
 from popgate.runtime.clocks import ManualClock
+from simulator.course import quietly
 from support.engines import World, open_world
 
 MEMORY = Path("/dev/shm")
@@ -43,3 +46,17 @@ async def nameless(folder: Path) -> AsyncIterator[World]:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses of dead-lettering, which use the machine's clock."""
     monkeypatch.setattr(moves, "RETRY_SECONDS", 0.001)
+
+
+@pytest.fixture
+def no_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded broker waits for company by the machine's clock."""
+    monkeypatch.setattr(channel, "FETCH_DELAY_SECONDS", 0.0)
+
+
+@pytest.fixture
+def quiet_simulation() -> Generator[None]:
+    """For tests that run the simulated world: it turns popgate's log off, and collects the world's garbage."""
+    with quietly():
+        yield
+    gc.collect()  # here, and not in a test that has nothing to do with it

@@ -15,7 +15,6 @@ from engine.pull_clients import (
     passes,
     registered,
 )
-from popgate.adapters.sqlite import channel
 from popgate.domain.errors import Fenced, InvalidRequest, PopgateError, StateUnavailable, TooManyInFlight, WrongMode
 from popgate.domain.topics import ConsumeMode, Policy
 from popgate.engine.pull import pulling
@@ -24,18 +23,14 @@ from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, bodies, crash, open_world, start_world
 
+pytestmark = pytest.mark.usefixtures("no_company")
+
 
 @pytest.fixture
 async def pulled(world: World) -> World:
     """A world with a topic `p` in pull mode, of one queue."""
     await into_pull_mode(world)
     return world
-
-
-@pytest.fixture(autouse=True)
-def _no_company(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the wait of the embedded broker for more messages, which uses the machine's clock."""
-    monkeypatch.setattr(channel, "FETCH_DELAY_SECONDS", 0.0)
 
 
 # ---------------------------------------------------------------- assignments

@@ -8,22 +8,18 @@ from pathlib import Path
 import pytest
 
 from engine.pull_clients import AnswerT, Client, into_pull_mode, meanwhile, passes
-from popgate.adapters.sqlite import channel
 from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.engine.lease.pop_request import Leased
 from popgate.engine.settle.settling import Verb
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, body_of, open_world
 
+pytestmark = pytest.mark.usefixtures("no_company")
+
 SEEDS, SEEDS_FULL = 5, 150
 STEPS = 60
 TRIES = 20
 FAULTS = ("leases.grant", "leases.settle.ack", "leases.settle.release", "leases.peek", "assignments.write")
-
-
-@pytest.fixture(autouse=True)
-def _no_company(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "FETCH_DELAY_SECONDS", 0.0)
 
 
 class Run:

@@ -1,19 +1,17 @@
 """Several engines in virtual time, under load and under a nemesis (``simulator``): a seed repeats its run exactly."""
 
-import gc
 import os
 import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from simulator.cluster_run import simulate
-from simulator.course import quietly
 from simulator.planted import (
     PLANTED,
     acked_before_it_is_written,
@@ -35,15 +33,11 @@ LATER_BY = {Kind.TAKEN: 7}
 TESTS = Path(__file__).resolve().parents[1]
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-"""A process is killed between two steps of its event loop, so what it has just begun never runs."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Generator[None]:
-    with quietly():
-        yield
-    gc.collect()  # here, and not in an unrelated test
+pytestmark = [
+    pytest.mark.usefixtures("quiet_simulation"),
+    # A process is killed between two steps of its event loop: what it has just begun never runs.
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),
+]
 
 
 @pytest.mark.slow

@@ -1,13 +1,11 @@
 """An embedded proxy in virtual time on a disk that loses what was not synced, under load (``simulator``)."""
 
-import gc
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import pytest
 
-from simulator.course import quietly
 from simulator.embedded_run import Fault, simulate_embedded
 from simulator.planted import an_old_checksum_counts, answered_before_it_is_committed, nothing_is_synced
 from simulator.run import SEED_MAX
@@ -20,15 +18,11 @@ PLANTED_MAX = 12
 LOST = {Kind.FATE, Kind.CAME_AGAIN, Kind.COUNT}
 """Rules that are broken by a store that has lost something."""
 
-pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-"""A process is killed between two steps of its event loop, so what it has just begun never runs."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Generator[None]:
-    with quietly():
-        yield
-    gc.collect()  # here, and not in an unrelated test
+pytestmark = [
+    pytest.mark.usefixtures("quiet_simulation"),
+    # A process is killed between two steps of its event loop: what it has just begun never runs.
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),
+]
 
 
 def test_an_embedded_proxy_keeps_its_promises_over_power_cuts_whatever_the_seed(

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from support.answers import answer
 from support.processes import Startable
 from support.proxy import POPGATE, ProxyProcess
 from support.rabbitmq import RabbitNode
@@ -63,3 +64,13 @@ class ProxyCluster(Startable):
         """End all, whatever their state. The virtual host stays until its RabbitMQ ends."""
         for proxy in self.proxies:
             proxy.close()
+
+
+def owners(proxy: ProxyProcess) -> dict[str, str | None]:
+    """Return the owner of each queue, by the queue's name, as this proxy sees it."""
+    return {one["broker_queue"]: one["owner"] for one in answer(proxy.client.get("/v1/admin/cluster"))["queues"]}
+
+
+def instance(proxy: ProxyProcess) -> str:
+    """Return the name of this start of the proxy."""
+    return str(answer(proxy.client.get("/v1/admin/cluster"))["instance"])

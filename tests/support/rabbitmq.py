@@ -8,8 +8,10 @@ Measured on two cores: a node of 3.10 is ready in 6-8 s, one of 4.3 in 5 s, a cl
 """
 
 import os
+import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import run
@@ -227,6 +229,14 @@ class RabbitNode(Server):
     def delete_vhost(self, vhost: str) -> None:
         """Delete a virtual host with all its queues and connections."""
         self.api("DELETE", "vhosts", vhost)
+
+    @contextmanager
+    def own_vhost(self, prefix: str) -> Generator[str]:
+        """Make a virtual host with a name of its own that begins with `prefix`, and delete it in the end."""
+        name = f"{prefix}-{secrets.token_hex(4)}"
+        self.add_vhost(name)
+        yield name
+        self.delete_vhost(name)
 
     def queues(self, vhost: str) -> list[dict[str, Any]]:
         """Return the queues of a virtual host as the management API describes them, up to a second old."""
