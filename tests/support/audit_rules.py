@@ -3,6 +3,10 @@
 Pure. Every rule allows for anything popgate may have done between a request and its answer, and for clocks that differ
 by up to `CLOCK_ERROR_SECONDS`. So every reported violation is real, but a passing test proves only what was answered in
 time.
+
+The audit job of the Spark client has rules of its own (`popgate_spark.jobs.faults`), because it judges another record:
+the journal that popgate itself writes, over millions of messages. These rules know only the answers that clients got,
+so they hold even if the journal is wrong. Neither imports the other, so that a mistake is not made in both.
 """
 
 from bisect import bisect_right

@@ -4,6 +4,10 @@ Each rule states a promise of popgate; what its guarantees allow (a lease that e
 not a fault. Every fault is one row with its copy: see `FAULTS`.
 
 `certain` is false if the journal lacks events of the time in which an explaining event must have happened.
+
+popgate's tests have rules of their own (`tests/support/audit_rules.py`), because they judge the answers that clients
+got, in memory. These rules see only the journal, and judge millions of messages in Spark. Neither imports the other, so
+that a mistake is not made in both.
 """
 
 from dataclasses import dataclass
