@@ -1,7 +1,7 @@
 """Configuration: turns flags, ``POPGATE_*`` variables and a TOML file into frozen options, checked once at start.
 
 ``options`` describes every setting; the help text, the look-up and the documentation come from it. Precedence: flag,
-variable, file, default. All bad keys are reported together. Nothing else in popgate reads the environment.
+variable, file, default. All bad keys are reported together. Nothing else in popgate reads the environment (decision 21).
 """
 
 import os
