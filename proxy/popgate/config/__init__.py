@@ -1,7 +1,8 @@
 """Configuration: turns flags, ``POPGATE_*`` variables and a TOML file into frozen options, checked once at start.
 
-``options`` describes every setting; the help text, the look-up and the documentation come from it. Precedence: flag,
-variable, file, default. All bad keys are reported together. Nothing else in popgate reads the environment (decision 21).
+``options`` describes every setting; the help text, the look-up and the documentation come from it (decision 21).
+Precedence: flag, variable, file, default. All bad keys are reported together. Nothing else in popgate reads the
+environment.
 """
 
 import os
