@@ -24,6 +24,8 @@ from popgate.engine.queue.host import QueueHost
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
+_Refused = tuple[BufferedMessage, GrantEntry, GrantAnswer]
+
 UNANSWERED_MAX = 16_384
 """Maximum messages remembered from grants whose answer was lost; older leases simply expire."""
 
@@ -164,39 +166,52 @@ class Granter:
         granted: list[BufferedMessage] = []
         continued: list[BufferedMessage] = []
         leased: list[Leased] = []
-        exhausted: list[BufferedMessage] = []
+        refused: list[_Refused] = []
         ended: dict[QueueHost, list[CopyId]] = {}
-        fenced: dict[QueueHost, int] = {}
+        for buffered, message, entry, answer in zip(candidates, messages, entries, answers, strict=True):
+            status, remaining, record = answer
+            if status is not GrantStatus.GRANTED or record is None:
+                refused.append((buffered, entry, answer))
+                continue
+            host = self._group.host(buffered)
+            is_here = buffered.state is not MessageState.DROPPED
+            if not is_here and buffered.is_transient:  # its channel ended: it returns with a new copy id
+                ended.setdefault(host, []).append(buffered.copy_id)
+                continue
+            assert message is not None, "only messages that are here are candidates"
+            (continued if buffered.lease_id == record.lease_id else granted).append(buffered)
+            host.granted(buffered, record, now + remaining)
+            buffered.client, buffered.invisibility_seconds = request.client, given_for_seconds
+            if is_here and request.selection.part is not None:
+                host.state.keep(buffered)
+            is_told = request.selection.part is None
+            leased.append(
+                self.leased(host.queue, buffered.copy_id, buffered, message, wall + remaining, is_told=is_told)
+            )
+        for host, copy_ids in ended.items():
+            host.forget_records(copy_ids)
+        if refused:
+            self._conform(refused)
+        if continued:
+            self._context.journal.record(EventKind.EXTENDED, self._group.name, continued, wall)
+        if granted:
+            self._handed_out(granted, wall)
+        return leased
+
+    def _conform(self, refused: Sequence[_Refused]) -> None:
+        """Apply the store's answers to the messages that it has not leased."""
         not_now: list[BufferedMessage] = []
+        exhausted: list[BufferedMessage] = []
+        fenced: dict[QueueHost, int] = {}
         known: list[Found] = []
         unanswered: dict[LeaseId, list[BufferedMessage]] = {}
-        for buffered, message, entry, (status, remaining, record) in zip(
-            candidates, messages, entries, answers, strict=True
-        ):
+        for buffered, entry, (status, remaining, record) in refused:
             host = self._group.host(buffered)
+            is_here = buffered.state is not MessageState.DROPPED
             if status is GrantStatus.FULL or status is GrantStatus.BEHIND:
                 not_now.append(buffered)
-                continue
-            if record is None:
+            elif record is None:
                 fenced[host] = entry.epoch
-                continue
-            is_here = buffered.state is not MessageState.DROPPED
-            if status is GrantStatus.GRANTED:
-                if not is_here and buffered.is_transient:
-                    ended.setdefault(host, []).append(
-                        buffered.copy_id
-                    )  # its channel ended: it returns with a new copy id
-                    continue
-                assert message is not None, "only messages that are here are candidates"
-                (continued if buffered.lease_id == record.lease_id else granted).append(buffered)
-                host.granted(buffered, record, now + remaining)
-                buffered.client, buffered.invisibility_seconds = request.client, given_for_seconds
-                if is_here and request.selection.part is not None:
-                    host.state.keep(buffered)
-                is_told = request.selection.part is None
-                leased.append(
-                    self.leased(host.queue, buffered.copy_id, buffered, message, wall + remaining, is_told=is_told)
-                )
             elif status is GrantStatus.EXHAUSTED and is_here:
                 buffered.adopt(record)
                 exhausted.append(buffered)
@@ -209,18 +224,11 @@ class Granter:
         self.give_back(not_now)
         for host, epoch in fenced.items():
             host.step_down(epoch)
-        for host, copy_ids in ended.items():
-            host.forget_records(copy_ids)
         if exhausted:
             self._mover.start(exhausted)
         for lease_id, helds in unanswered.items():
             self._withdraw(lease_id, self._unanswered[lease_id], helds)
         note_found_settled(self._context, self._group.name, known)
-        if continued:
-            self._context.journal.record(EventKind.EXTENDED, self._group.name, continued, wall)
-        if granted:
-            self._handed_out(granted, wall)
-        return leased
 
     def _handed_out(self, granted: Sequence[BufferedMessage], wall: float) -> None:
         self._context.journal.record(EventKind.DELIVERED, self._group.name, granted, wall)
