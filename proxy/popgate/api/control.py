@@ -155,7 +155,7 @@ class _Framework(FastAPI):
 
 
 async def _with_bounded_body(scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
-    """Read the request's body, and label it as JSON, because ``curl -d`` labels it otherwise.
+    """Read the request's body, and set its content type to JSON, because ``curl -d`` sends another one.
 
     Raises: MessageTooLarge, UnsupportedMediaType, InvalidRequest, ClientGone.
     """

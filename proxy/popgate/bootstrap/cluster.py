@@ -133,7 +133,7 @@ async def membership(
 
 
 async def _address(options: ServeOptions, state: State) -> HostPort:
-    """Return the address for the other proxies. Raises: StartupError."""
+    """Return the address at which other proxies reach this one. Raises: StartupError."""
     if options.peer_address is not None:
         return options.peer_address
     return HostPort(await state.local_address(), 0)

@@ -85,7 +85,10 @@ class Ownership:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join. Raises: StateUnavailable; NoCommonVersion, if incompatible members outlast the removal of dead ones."""
+        """Join the cluster.
+
+        Raises: StateUnavailable; NoCommonVersion if incompatible members remain after dead members have been removed.
+        """
         pause = min(AGAIN_SECONDS, self._beat_seconds)
         gone_at = asyncio.get_running_loop().time() + self._gone_seconds + pause
         while True:

@@ -157,8 +157,9 @@ def decide_grant(
 ) -> GrantAnswer:
     """Decide whether this copy may be handed out now, and grant the lease if so.
 
-    If the same lease is requested again (for a lease group that is being formed), it continues, unless another lease
-    was granted since it expired; that is no new delivery. ``earlier_deliveries`` counts only if there is no record.
+    If the same lease is requested again (while a lease group is being formed), it is renewed and does not count as a
+    new delivery. This does not apply if another lease was granted after it expired. ``earlier_deliveries`` is used only
+    if there is no record.
     """
     if record is None:
         count, first = earlier_deliveries, now

@@ -131,7 +131,7 @@ async def make_mutex(driver: LockDriver, slot: Slot, clock: Clock) -> None:
 
 @contextlib.asynccontextmanager
 async def administering(driver: LockDriver, slot: Slot) -> AsyncGenerator[None]:
-    """Keep other administrators of the lock of ``slot`` out meanwhile. Raises: LockHeld, LockUnavailable."""
+    """Exclude other administrators of ``slot``'s lock until the context exits. Raises: LockHeld, LockUnavailable."""
     queue = f"{lock_prefix(slot.lock, slot.kind, fenced=slot.fenced)}:administrator"
     channel: LockChannel | None = None
     for _ in range(int(ADMINISTERED_SECONDS_MAX / RETRY_SECONDS)):

@@ -1,7 +1,7 @@
 """The locks that are defined in the store, as this proxy knows them.
 
-Theory of operation. A change by an administrator is written to the store and announced to the other proxies before it
-is answered; they then follow it. A mutex that is created by use is not announced: a proxy that does not know a name
+Theory of operation. An administrator's change is written to the store and announced to the other proxies before the
+request is answered. The other proxies then apply the change. A mutex that is created by use is not announced: a proxy that does not know a name
 looks it up in the store. Missed announcements are noticed in the next round of ``HostedLocks``. A proxy that is not in
 a cluster asks the store only at its start.
 """

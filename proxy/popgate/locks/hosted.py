@@ -200,7 +200,7 @@ class HostedLocks:
 
     async def delete(self, name: str) -> None:
         """Delete a lock: its holders lose it, and the waits for it end. Raises: InvalidRequest, LockNotFound, LockHeld,
-        BrokerUnavailable, StateUnavailable. A repeat continues."""
+        BrokerUnavailable, StateUnavailable. If a call was interrupted, repeat it to finish the deletion."""
         async with self._definitions.changes(name):
             definition = await self._definitions.latest(name)
             if definition is None:

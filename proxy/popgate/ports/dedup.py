@@ -14,8 +14,8 @@ records ensure that consumers get it once. The store notes such a copy, and ``Le
 records, so that this holds even if the second one arrives much later.
 
 The store holds one small entry for each id of the last ``window_seconds``, and the older ones that ``collect`` has not
-reached yet. The rate of publishes bounds its size. Every call is one atomic step on one topic, in the store's clock,
-and fits in a script: no entry depends on another one.
+reached yet. The rate of publishes bounds its size. Every call is one atomic step on one topic and uses the
+store's clock. Entries do not depend on each other, so one Redis script can implement a call.
 All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
 """
 

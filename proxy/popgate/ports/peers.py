@@ -44,9 +44,9 @@ class Learned(PeerMessage[None]):
 class Wanted(PeerMessage[bool]):
     """Asks to be notified once (``Available``), within the next ``seconds``, when a message is ready for waiting pops.
 
-    The answer says whether a message is ready now; if so, no notification follows. ``since``: the count of arrivals
-    that the waiting pops have already seen; messages that were ready by then don't count (0: the pops have not asked
-    yet).
+    The answer says whether a message is ready now; if so, no notification follows. ``since`` is the
+    arrival count that the waiting pops have already seen: messages that were ready at that count are ignored. 0 means
+    that the pops have not asked yet.
     """
 
     subscription: Subscription

@@ -1,6 +1,6 @@
-"""The ports for observing and changing replicas (seven verbs), and for the replicas that popgate's groups ask for.
+"""The port that observes and changes replicas, and the port that lists the groups with a ``min_replicas``.
 
-An adapter chooses its means by the broker's capabilities. All calls raise BrokerUnavailable if the broker can't be
+An adapter uses whichever methods the broker supports. All calls raise BrokerUnavailable if the broker can't be
 reached. Calls that change something raise ReplicaRefused if the broker refuses. A cancelled call may still take effect.
 """
 

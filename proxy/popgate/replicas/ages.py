@@ -7,7 +7,10 @@ T = TypeVar("T", bound=Hashable)
 
 
 class AgeBook(Generic[T]):
-    """Notes at each look which conditions hold. If looks are more than ``gap_seconds_max`` apart, all count as new."""
+    """Tracks how long each condition has held.
+
+    Ages restart at 0 if more than ``gap_seconds_max`` pass between two observations.
+    """
 
     def __init__(self, gap_seconds_max: float) -> None:
         self._gap = gap_seconds_max

@@ -280,8 +280,11 @@ class Topics:
         raise StateUnavailable("other proxies keep changing this group; try again")
 
     async def _follow(self, served: ServedSubscription, spec: GroupSpec) -> None:
-        """Apply ``spec`` of the catalog. After a data loss of the store, a proxy that was behind may have restored an
-        earlier generation than the served one: then write the served one back."""
+        """Apply the catalog's ``spec``.
+
+        After the store lost its data, a proxy with outdated knowledge may have restored an earlier generation than
+        this proxy serves. In that case write this proxy's generation back.
+        """
         if spec.mode_generation < served.spec.mode_generation:
             await self._context.catalog.change_group(spec, served.spec)
         await served.follow(spec)

@@ -5,11 +5,11 @@ waits is parked here, and every other owner is notified that messages are wanted
 then answers once (``Available``), and one parked pop is forwarded to it. If that pop gets a message, the next parked
 one follows, because there may be more. Idle proxies exchange no messages.
 
-Most pops with filters get nothing when they are forwarded, and then the next one of them looks. So they wait in a
+Most forwarded pops with filters find no match, and then the next such pop is forwarded. So these pops wait in a
 separate line, only a few of them are forwarded at a time, and the other pops don't wait for them.
 
-A backlog at another proxy must not wait while this proxy has one, too. So a share of the pops looks at the others
-first. That share is the share of the queues that the others own.
+Messages of other proxies must not starve while this proxy has a backlog. So some pops try the other proxies first: the
+same share of pops as the share of queues that the other proxies own.
 """
 
 import asyncio

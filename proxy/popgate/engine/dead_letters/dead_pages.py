@@ -1,6 +1,6 @@
-"""Pages of dead letters: divides a list into answers.
+"""Divides the list of dead letters into pages.
 
-Owns the contents of a page, and the place where it begins if the letter that it should follow is gone. ``dead_walk``
+Decides what a page contains, and where it begins if the letter before it (``after``) no longer exists. ``dead_walk``
 walks the queue.
 """
 

@@ -44,8 +44,8 @@ class GroupMessage(NamedTuple):
 class Slice(NamedTuple):
     """A slice of ``message_count`` messages. ``parts`` yields them in order, some at a time.
 
-    A part that can't be read raises LeaseGroupExpired if leases have ended, BrokerUnavailable if bodies don't come,
-    LeaseGroupAcked or LeaseGroupNotFound if the group is gone.
+    If a part can't be read, ``parts`` raises LeaseGroupExpired (a lease has ended), BrokerUnavailable (the broker does
+    not deliver the bodies), or LeaseGroupAcked or LeaseGroupNotFound (the group no longer exists).
     """
 
     message_count: int

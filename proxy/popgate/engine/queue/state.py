@@ -206,7 +206,7 @@ class QueueState:
     def learn(
         self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float, now: float
     ) -> tuple[BufferedMessage | None, Effects]:
-        """Make what is known of a copy conform to its record. Return its message, or None if it is dropped now."""
+        """Update this proxy's state of a copy from its record. Return its message, or None if it was dropped."""
         message = self.messages.get(copy_id)
         if message is None:
             message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
