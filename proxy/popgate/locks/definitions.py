@@ -1,9 +1,9 @@
 """The locks that are defined in the store, as this proxy knows them.
 
 Theory of operation. An administrator's change is written to the store and announced to the other proxies before the
-request is answered. The other proxies then apply the change. A mutex that is created by use is not announced: a proxy that does not know a name
-looks it up in the store. Missed announcements are noticed in the next round of ``HostedLocks``. A proxy that is not in
-a cluster asks the store only at its start.
+request is answered. The other proxies then apply the change. A mutex that is created by use is not announced: a proxy
+that does not know a name looks it up in the store. ``HostedLocks`` finds missed announcements in its next round. A
+proxy that is not in a cluster reads the store only at its start.
 """
 
 import asyncio
