@@ -179,7 +179,7 @@ class Nemesis:
             case Fault.REDIS_KILL:
                 await servers.kill_redis(seconds)
             case Fault.REDIS_POWER:
-                await servers.cut_redis_power(seconds)
+                await servers.kill_redis(seconds, power=True)
             case Fault.REDIS_PAUSE:
                 await servers.pause_redis(seconds)
             case Fault.REDIS_RESTART:

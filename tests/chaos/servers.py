@@ -187,16 +187,10 @@ class ChaosServers(Startable):
 
     # ------------------------------------------------------------ Redis
 
-    async def kill_redis(self, down_seconds: float) -> None:
-        await asyncio.to_thread(self.redis.kill)
-        self.audit.mark("killed Redis")
-        await asyncio.sleep(down_seconds)
-        await asyncio.to_thread(self.redis.start)
-        self.audit.mark("Redis is up")
-
-    async def cut_redis_power(self, down_seconds: float) -> None:
-        await asyncio.to_thread(self.redis.cut_power)
-        self.audit.mark("cut the power of Redis")
+    async def kill_redis(self, down_seconds: float, *, power: bool = False) -> None:
+        """Kill the process, or cut the power of its machine."""
+        await asyncio.to_thread(self.redis.cut_power if power else self.redis.kill)
+        self.audit.mark("cut the power of Redis" if power else "killed Redis")
         await asyncio.sleep(down_seconds)
         await asyncio.to_thread(self.redis.start)
         self.audit.mark("Redis is up")

@@ -1,19 +1,26 @@
 """The course of every simulation: load and faults, then rest, draining, and the audit."""
 
+import asyncio
 import logging
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
 from popgate.domain.errors import PopgateError
+from popgate.domain.names import InstanceId
+from popgate.domain.topics import Policy
+from simulator.client import SimulatedClient
+from simulator.face import Face, Served
 from simulator.loop import DeadlockError, VirtualLoop
-from support.audit_client import AuditedClient
+from simulator.network import Network
+from simulator.wires import Weather
+from support.audit import Audit
 from support.audit_load import Habits, Load
-from support.audit_redrives import Redrives
+from support.audit_redrives import REDRIVEN_TOPIC, RedrivenAudit, Redrives
 from support.audit_rest import note_counts
 from support.audit_rules import Kind, explain, judge
 from support.audit_told import raised
@@ -89,38 +96,89 @@ def run_course(world: str, seed: int, course: Course) -> Outcome:
     return outcome
 
 
-async def go_through(
-    client: AuditedClient,
-    redriven: AuditedClient,
-    outcome: Outcome,
-    *,
-    disturb: Callable[[], Awaitable[None]],
-    empty: Callable[[], Awaitable[None]],
-) -> None:
-    """Record in ``outcome`` the result of a load during faults. Its dead letters are redriven to the topic of
-    ``redriven`` in that time. ``empty`` returns when the broker has nothing left.
+class Ground:
+    """The parts that both simulated worlds have: the network, the audit of the clients, and the failures in processes.
+
+    ``chance`` decides the weather and the choices of the clients.
     """
-    audit, seed = client.audit, f"{outcome.seed}"
-    stuck = ""
-    try:
-        async with Load(client, seed, HABITS) as load, Redrives(client, redriven, seed) as redrives:
-            await disturb()
-            audit.heal(DRAIN_SECONDS_MAX)
-            await redrives.end(timeout_seconds=GIVE_UP_SECONDS, poll_seconds=POLL_SECONDS)
-            await note_counts(load, run_out_seconds=RUN_OUT_SECONDS, looks_max=LOOKS_MAX, look_seconds=LOOK_SECONDS)
-            await load.drain(
-                timeout_seconds=GIVE_UP_SECONDS, missing_seconds=MISSING_SECONDS, poll_seconds=POLL_SECONDS
-            )
-            audit.drained()
-            await empty()
-            await client.note_dead_letters(looks_max=LOOKS_MAX, look_seconds=LOOK_SECONDS)
-            await client.pop("who asks last")  # long polls began before: messages expired since may be gone
-    except* (TimeoutError, PopgateError) as error:
-        stuck = f"stuck: {'; '.join(raised(error))}\n"
-    violations = judge(audit, drained=not stuck) + judge(redriven.audit, drained=not stuck)
-    outcome.figures = {**audit.figures(), "redriven": len(audit.redriven)}
-    outcome.kinds = {violation.kind for violation in violations}
-    outcome.complaint = stuck + (explain(violations) if violations else "")
+
+    def __init__(self, seed: int, chance: random.Random) -> None:
+        self.failures: list[str] = []
+        self.audit = Audit()
+        self.audit.max_deliveries = MAX_DELIVERIES
+        self.network = Network(random.Random(f"network {seed}"), Weather(chance), self.failures)
+        self._seed = seed
+        self._chance = chance
+
+    async def create_topics(
+        self, proxy: Served, *, queues: int, redriven_queues: int, in_flight_max: int | None = None
+    ) -> None:
+        """Create the topic of the load and that of redriven dead letters, in the process of ``proxy``."""
+        created = asyncio.get_running_loop().create_future()
+        topics = proxy.engine.topics
+
+        async def create() -> None:
+            await topics.put_topic(TOPIC, queues=queues, adopt=None)
+            await topics.put_group(TOPIC, GROUP, Policy(max_deliveries=MAX_DELIVERIES, max_in_flight=in_flight_max))
+            await topics.put_topic(REDRIVEN_TOPIC, queues=redriven_queues, adopt=None)
+            await topics.put_group(REDRIVEN_TOPIC, GROUP, Policy(max_deliveries=None))
+            created.set_result(None)
+
+        proxy.process.spawn(create(), "create")
+        await created
+
+    async def go_through(
+        self,
+        outcome: Outcome,
+        up: Callable[[], Sequence[Served]],
+        *,
+        proxies: Mapping[InstanceId, Served],
+        disturb: Callable[[], Awaitable[None]],
+        is_empty: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """Record in ``outcome`` the result of a load during faults. Its dead letters are redriven to another topic in
+        that time.
+
+        ``up``: returns the proxies that listen. ``proxies``: all proxies that were ever started. ``is_empty``: returns
+        whether the broker has nothing left but dead letters.
+        """
+        audit, redriven, seed = self.audit, RedrivenAudit(self.audit), f"{self._seed}"
+        network = self.network
+        client = SimulatedClient(audit, Face(TOPIC, GROUP, audit, network, proxies), network, up, self._chance)
+        face = Face(REDRIVEN_TOPIC, GROUP, redriven, network, proxies)
+        taker = SimulatedClient(redriven, face, network, up, random.Random(f"redriven {seed}"))
+        stuck = ""
+        try:
+            async with Load(client, seed, HABITS) as load, Redrives(client, taker, seed) as redrives:
+                await disturb()
+                audit.heal(DRAIN_SECONDS_MAX)
+                await redrives.end(timeout_seconds=GIVE_UP_SECONDS, poll_seconds=POLL_SECONDS)
+                await note_counts(load, run_out_seconds=RUN_OUT_SECONDS, looks_max=LOOKS_MAX, look_seconds=LOOK_SECONDS)
+                await load.drain(
+                    timeout_seconds=GIVE_UP_SECONDS, missing_seconds=MISSING_SECONDS, poll_seconds=POLL_SECONDS
+                )
+                audit.drained()
+                await _until(is_empty)
+                await client.note_dead_letters(looks_max=LOOKS_MAX, look_seconds=LOOK_SECONDS)
+                await client.pop("who asks last")  # long polls began before: messages expired since may be gone
+        except* (TimeoutError, PopgateError) as error:
+            stuck = f"stuck: {'; '.join(raised(error))}\n"
+        violations = judge(audit, drained=not stuck) + judge(redriven, drained=not stuck)
+        outcome.figures = {**audit.figures(), "redriven": len(audit.redriven)}
+        outcome.kinds = {violation.kind for violation in violations}
+        outcome.complaint = stuck + (explain(violations) if violations else "")
+
+    def blame_processes(self, outcome: Outcome) -> None:
+        """Put the failures in processes in front of the complaint."""
+        outcome.complaint = "".join(f"{one}\n" for one in self.failures) + outcome.complaint
+
+
+async def _until(is_empty: Callable[[], Awaitable[bool]]) -> None:
+    """Return when the broker is empty, or after a time limit."""
+    for _ in range(LOOKS_MAX):
+        if await is_empty():
+            return
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 @contextmanager

@@ -7,32 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import StrEnum
+from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from popgate.domain.names import GroupName, Subscription, TopicName, own_layout
-from popgate.domain.topics import Policy
-from simulator.client import SimulatedClient
-from simulator.course import (
-    GROUP,
-    LOOK_SECONDS,
-    LOOKS_MAX,
-    MAX_DELIVERIES,
-    SECONDS,
-    TOPIC,
-    Outcome,
-    go_through,
-    run_course,
-)
+from simulator.course import GROUP, SECONDS, TOPIC, Ground, Outcome, run_course
 from simulator.disk import Disk
 from simulator.embedded import EmbeddedProxy
-from simulator.face import Face
 from simulator.loop import VirtualLoop
 from simulator.network import Network
-from simulator.wires import Weather
 from support.audit import Audit
-from support.audit_redrives import REDRIVEN_TOPIC, RedrivenAudit
 
 
 class Fault(StrEnum):
@@ -81,26 +67,20 @@ def simulate_embedded(seed: int) -> Outcome:
 async def _course(loop: VirtualLoop, outcome: Outcome, cleanup: ExitStack) -> None:
     seed = outcome.seed
     chance = random.Random(f"embedded {seed}")
-    audit = Audit()
-    audit.max_deliveries = MAX_DELIVERIES
-    failures: list[str] = []
-    network = Network(random.Random(f"network {seed}"), Weather(chance), failures)
+    ground = Ground(seed, chance)
+    network, failures = ground.network, ground.failures
     disk = cleanup.enter_context(Disk())
     folder = Path(cleanup.enter_context(TemporaryDirectory(prefix="popgate-simulation-")))
     machine = Machine(folder, disk, loop, random.Random(f"machine {seed}"), network, failures)
     cleanup.callback(machine.bury)
     await machine.start()
     queue_count = chance.choice(QUEUES)
-    await machine.create(queue_count)
-    face = Face(TOPIC, GROUP, audit, network, {})
-    client = SimulatedClient(audit, face, network, machine.up, chance)
-    nemesis = Nemesis(machine, disk, network, audit, random.Random(f"nemesis {seed}"))
-    redriven = RedrivenAudit(audit)
-    redriven_face = Face(REDRIVEN_TOPIC, GROUP, redriven, network, {})
-    taker = SimulatedClient(redriven, redriven_face, network, machine.up, random.Random(f"redriven {seed}"))
-    await go_through(client, taker, outcome, disturb=nemesis.disturb, empty=lambda: machine.until_empty(queue_count))
+    await ground.create_topics(machine.proxy, queues=queue_count, redriven_queues=1)
+    nemesis = Nemesis(machine, disk, network, ground.audit, random.Random(f"nemesis {seed}"))
+    is_empty = partial(machine.is_empty, queue_count)
+    await ground.go_through(outcome, machine.up, proxies={}, disturb=nemesis.disturb, is_empty=is_empty)
     failures += [f"what the disk was to do failed: {error!r}" for error in disk.failures]
-    outcome.complaint = "".join(f"{one}\n" for one in failures) + outcome.complaint
+    ground.blame_processes(outcome)
     outcome.faults = {str(fault): number for fault, number in nemesis.faults.items()}
 
 
@@ -181,28 +161,10 @@ class Machine:
         for proxy in self._lives:
             proxy.bury()
 
-    async def create(self, queue_count: int) -> None:
-        created = self._loop.create_future()
-        topics = self.proxy.engine.topics
-
-        async def create() -> None:
-            await topics.put_topic(TOPIC, queues=queue_count, adopt=None)
-            await topics.put_group(TOPIC, GROUP, Policy(max_deliveries=MAX_DELIVERIES))
-            await topics.put_topic(REDRIVEN_TOPIC, queues=1, adopt=None)
-            await topics.put_group(REDRIVEN_TOPIC, GROUP, Policy(max_deliveries=None))
-            created.set_result(None)
-
-        self.proxy.process.spawn(create(), "create")
-        await created
-
-    async def until_empty(self, queue_count: int) -> None:
-        """Return when the store has nothing left but dead letters, or after a time limit."""
+    async def is_empty(self, queue_count: int) -> bool:
+        """Return whether the store has nothing left but dead letters."""
         layout = own_layout(Subscription(TopicName(TOPIC), GroupName(GROUP)), queue_count)
-        for _ in range(LOOKS_MAX):
-            depths = await self.proxy.broker.depth(layout.queues)
-            if not any(depth.ready for depth in depths):
-                return
-            await asyncio.sleep(LOOK_SECONDS)
+        return not any(depth.ready for depth in await self.proxy.broker.depth(layout.queues))
 
 
 class Nemesis:
