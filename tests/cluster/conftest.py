@@ -68,7 +68,7 @@ async def drain(loads: list[Load]) -> None:
 
 
 def limit_file_size(proxy: ProxyProcess, size: int) -> None:
-    """From now on the living process can't write a file beyond `size` bytes, as if its disk was full."""
+    """Keep the living process from writing a file beyond `size` bytes, as if its disk was full."""
     resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 

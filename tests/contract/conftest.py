@@ -49,7 +49,7 @@ def lock_server(
 
 @pytest.fixture
 def topic(server: HttpServer) -> Topic:
-    """A topic of the test's own, on the `server` that its module imports."""
+    """A topic that only this test uses, on the `server` that its module imports."""
     return server.topic()
 
 

@@ -50,13 +50,13 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_company(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The embedded broker waits for company by the machine's clock."""
+    """Remove the wait of the embedded broker for more messages, which uses the machine's clock."""
     monkeypatch.setattr(channel, "FETCH_DELAY_SECONDS", 0.0)
 
 
 @pytest.fixture
 def quiet_simulation() -> Generator[None]:
-    """For tests that run the simulated world: it turns popgate's log off, and collects the world's garbage."""
+    """Turn popgate's log off while a simulated world runs, and collect its garbage."""
     with quietly():
         yield
     gc.collect()  # here, and not in a test that has nothing to do with it

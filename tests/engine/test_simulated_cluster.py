@@ -35,7 +35,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 pytestmark = [
     pytest.mark.usefixtures("quiet_simulation"),
-    # A process is killed between two steps of its event loop: what it has just begun never runs.
+    # A process is killed between two steps of its event loop, so what it has just begun never runs.
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),
 ]
 

@@ -20,7 +20,7 @@ LOST = {Kind.FATE, Kind.CAME_AGAIN, Kind.COUNT}
 
 pytestmark = [
     pytest.mark.usefixtures("quiet_simulation"),
-    # A process is killed between two steps of its event loop: what it has just begun never runs.
+    # A process is killed between two steps of its event loop, so what it has just begun never runs.
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),
 ]
 

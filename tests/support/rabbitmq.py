@@ -232,7 +232,7 @@ class RabbitNode(Server):
 
     @contextmanager
     def own_vhost(self, prefix: str) -> Generator[str]:
-        """Make a virtual host with a name of its own that begins with `prefix`, and delete it in the end."""
+        """Make a virtual host with a unique name that begins with `prefix`, and delete it in the end."""
         name = f"{prefix}-{secrets.token_hex(4)}"
         self.add_vhost(name)
         yield name
