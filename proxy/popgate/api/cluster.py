@@ -9,7 +9,7 @@ from popgate.engine.engine import Engine
 
 
 class MemberAnswer(BaseModel):
-    """A proxy. ``queues``: number of queues that it owns. ``asked`` and ``forwarded`` count what the answering proxy
+    """A proxy. ``queues``: number of queues that it owns. ``asked`` and ``passed_on`` count what the answering proxy
     has sent it since its start: its own messages, and clients' requests."""
 
     instance: str
@@ -18,7 +18,7 @@ class MemberAnswer(BaseModel):
     owns_queues: bool
     queues: int
     asked: int
-    forwarded: int
+    passed_on: int
 
 
 class OwnedQueueAnswer(BaseModel):
@@ -62,7 +62,7 @@ def cluster_router(engine: Engine) -> APIRouter:
                     owns_queues=member.owns_queues,
                     queues=member.queues,
                     asked=member.asked,
-                    forwarded=member.forwarded,
+                    passed_on=member.forwarded,
                 )
                 for member in status.members
             ],
