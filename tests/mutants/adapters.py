@@ -211,33 +211,38 @@ ADAPTERS = (
     ),
     Slip("adapters/sqlite/store_clock.py", "max(clock.wall(), high_water)", "clock.wall()", ("unit/test_database.py",)),
     # -- Redis --------------------------------------------------------------------------------------------------------
-    Slip("adapters/redis/scripts/claim.lua", "uncount(queue, transient)\n", "", ("contract/test_limits.py",)),
+    Slip(
+        "adapters/redis/scripts/queues.lua",
+        "  count_leases(queue, {}, transient)\n",
+        "",
+        ("contract/test_limits.py",),
+    ),
     Slip(
         "adapters/redis/scripts/granting.lua",
-        "if left then left, left_in_all = left - 1, left_in_all - 1 end",
+        "elseif granted == left then",
+        "elseif left == 0 then",
+        ("contract/test_limits.py",),
+    ),
+    Slip(
+        "adapters/redis/scripts/limits.lua",
+        "      redis.call('UNLINK', key_of('out', subscription), key_of('refused', subscription))\n",
         "",
         ("contract/test_limits.py",),
     ),
     Slip(
-        "adapters/redis/scripts/keep_limits.lua",
-        "    redis.call('UNLINK', out_key(name), refused_key(name))\n",
-        "",
-        ("contract/test_limits.py",),
-    ),
-    Slip(
-        "adapters/redis/scripts/cancel.lua",
-        "\n    and not redis.call('ZSCORE', prefix .. 'repeated', known[1]) then",
-        " then",
+        "adapters/redis/scripts/dedup.lua",
+        "if not redis.call('ZSCORE', noted, copy) then",
+        "if true then",
         ("contract/test_dedup_store.py",),
     ),
     Slip(
-        "adapters/redis/scripts/reserve.lua",
-        "call_all('ZADD', prefix .. 'repeated', repeated)\n",
+        "adapters/redis/scripts/dedup.lua",
+        "  call_all('ZADD', noted, repeated)\n",
         "",
         ("contract/test_dedup_store.py",),
     ),
     Slip(
-        "adapters/redis/scripts/decide_grant.lua",
+        "adapters/redis/scripts/granting.lua",
         "if r.lease_id == lease_id and (state",
         "if (state",
         (
@@ -246,7 +251,7 @@ ADAPTERS = (
         ),
     ),
     Slip(
-        "adapters/redis/scripts/decide_settle.lua",
+        "adapters/redis/scripts/settling.lua",
         "math.max(latest, r.visible_at)",
         "latest",
         (
@@ -255,9 +260,9 @@ ADAPTERS = (
         ),
     ),
     Slip(
-        "adapters/redis/scripts/restore.lua",
-        "visible_at = now + r[4]",
-        "visible_at = r[4]",
+        "adapters/redis/scripts/queues.lua",
+        "visible_at = now + remaining",
+        "visible_at = remaining",
         (
             "contract/test_leases.py",
             "contract/test_lease_keeping.py",
@@ -270,19 +275,19 @@ ADAPTERS = (
         ("contract/test_claims.py",),
     ),
     Slip(
-        "adapters/redis/scripts/disown.lua",
-        "if redis.call('HGET', owners, queue) == me then",
-        "if true then",
+        "adapters/redis/scripts/cluster.lua",
+        "if redis.call('HGET', owners, queue) == me then released",
+        "if true then released",
         ("contract/test_claims.py",),
     ),
     Slip(
-        "adapters/redis/scripts/settle_next.lua",
-        "if epoch <= row[1] or",
-        "if epoch < row[1] or",
+        "adapters/redis/scripts/members.lua",
+        "if epoch <= watermark or",
+        "if epoch < watermark or",
         ("contract/test_lease_groups_store.py",),
     ),
     Slip(
-        "adapters/redis/scripts/renew_group.lua",
+        "adapters/redis/scripts/members.lua",
         "if not next_position then group.ends_at = ends_at end",
         "group.ends_at = ends_at",
         ("contract/test_lease_groups_store.py",),

@@ -133,19 +133,19 @@ def in_script(name: str, line: str, instead: str) -> Callable[[], AbstractContex
     return partial(_other_script, name, line, instead)
 
 
-_VISIBLE_AT = "local visible_at = rule.moves_deadline and now + ask[3] or r.visible_at"
+_VISIBLE_AT = "local visible_at = rule.moves_deadline and now + duration or r.visible_at"
 _IS_IN_TIME = "if not rule.from[r.state] or"
-_FOR_EVER = f"{_VISIBLE_AT} if ask[2] == 'release' then visible_at = now + 3e8 end"
+_FOR_EVER = f"{_VISIBLE_AT} if action == 'release' then visible_at = now + 3e8 end"
 
 PLANTED: dict[Kind, Callable[[], AbstractContextManager[None]]] = {
     Kind.FATE: in_script("settle", "{ to = RELEASED, from = from(LEASED", "{ to = ACKED, from = from(LEASED"),
     Kind.OVERLAP: in_script("grant", "= now + invisibility, count", "= now + invisibility / 2, count"),
-    Kind.CAME_AGAIN: in_script("settle", "call_all('HSET', settled_key(queue), pairs)", ""),
-    Kind.TAKEN: in_script("settle", _IS_IN_TIME, f"{_IS_IN_TIME} ask[2] == 'ack' and r.visible_at <= now or"),
+    Kind.CAME_AGAIN: in_script("settle", "call_all('HSET', key_of('settled', queue), settled)", ""),
+    Kind.TAKEN: in_script("settle", _IS_IN_TIME, f"{_IS_IN_TIME} action == 'ack' and r.visible_at <= now or"),
     Kind.COUNT: in_script("grant", "count = count + 1,", "count = math.max(count, 1),"),
     Kind.ORDER: keys_are_overlooked,
-    Kind.ATTEMPT: in_script("find_attempt", "if record.lease_id == noted[1] then", "if false then"),
-    Kind.DEDUP: in_script("reserve", "if not known or known[4] <= now - window then", "if true then"),
+    Kind.ATTEMPT: in_script("find_attempt", "if record.lease_id == lease_id then", "if false then"),
+    Kind.DEDUP: in_script("reserve", "if not known or known_at <= now - window then", "if true then"),
     Kind.MOVES: letters_get_new_ids,
     Kind.REFUSED: in_script(
         "settle", "{ to = LEASED, from = from(LEASED, EXPIRED)", "{ to = LEASED, from = from(EXPIRED)"
@@ -156,7 +156,7 @@ PLANTED: dict[Kind, Callable[[], AbstractContextManager[None]]] = {
 """Bugs by the rule that each breaks; a bug may break other rules, too."""
 
 
-any_lease_may_settle = in_script("settle", "r.lease_id ~= ask[1] and not rule.of_any_lease", "false")
+any_lease_may_settle = in_script("settle", "r.lease_id ~= lease_id and not rule.of_any_lease", "false")
 """The store settles without checking whose lease it is."""
 
 

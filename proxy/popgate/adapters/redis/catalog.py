@@ -57,7 +57,7 @@ class RedisCatalog:
         self._redis.forget_field(_GROUPS, subscription_key(subscription))
 
     async def now(self) -> float:
-        now: int = await self._redis.run("now")
+        now: int = await self._redis.run("read_time")
         return now / MICROSECONDS
 
     async def version(self) -> int:

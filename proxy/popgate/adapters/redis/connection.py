@@ -72,11 +72,12 @@ class RedisConnection:
         done.
         """
         if self._incarnation is None:
-            remembered = msgspec.msgpack.encode((self._kept, self._kept_hashes))
-            self._incarnation = await self._execute("incarnation", self.prefix, secrets.token_hex(8), remembered)
+            self._incarnation = await self._execute(
+                "name_data", b"", secrets.token_hex(8), self._kept, self._kept_hashes
+            )
         known = self._incarnation
         try:
-            answer = await self._execute(name, self.prefix, known, msgspec.msgpack.encode(request))
+            answer = await self._execute(name, known, *request)
         except ResponseError as error:
             if _ANEW in str(error):
                 raise self._data_lost(known) from error
@@ -175,8 +176,9 @@ class RedisConnection:
         """Close the connection. Idempotent."""
         await self._pipeline.close()
 
-    async def _execute(self, name: str, *arguments: str | bytes) -> bytes:
-        known = script(name)
+    async def _execute(self, name: str, incarnation: bytes, *request: object) -> bytes:
+        """Run a script for a caller that knows this incarnation, or none if it is empty."""
+        known, arguments = script(name), (self.prefix, incarnation, msgspec.msgpack.encode(request))
         try:
             answer: bytes = await self.command("EVALSHA", known.sha, 0, *arguments)
         except NoScriptError:  # Redis is new, or was restarted

@@ -30,32 +30,31 @@ _GRANTED = (
 _INVISIBLE = frozenset({GrantStatus.GRANTED, GrantStatus.HELD})
 
 
-def grant_script(request: GrantRequest) -> str:
-    return "grant" if request.group is None else "grant_for_group"
-
-
-def grant_arguments(request: GrantRequest) -> tuple[object, ...]:
-    """Return the request of ``scripts/granting.lua``."""
+def grant_call(request: GrantRequest, limit: tuple[int, str, int] | None = None) -> tuple[Any, ...]:
+    """Return the name of the call and its arguments (``scripts/granting.lua``)."""
     entries, group = request.entries, request.group
     queues, queue_of = distinct([entry.queue for entry in entries])
     copy_ids = [entry.copy_id for entry in entries]
     lines = [entry.line for entry in entries]
     asks, ask_of = distinct([(entry.epoch, entry.earlier_deliveries) for entry in entries])
+    call: tuple[object, ...] = ("grant",) if limit is None else ("grant_within", limit, False)
+    if group is not None:
+        call = "grant_for_group", key_of(group.key), group.builder, limit or False
     return (
+        *call,
         subscription_key(request.subscription),
+        queues,
         request.lease_id,
         microseconds(request.invisibility_seconds),
         False if request.max_deliveries is None else request.max_deliveries,
         request.mode_generation,
-        queues,
         queue_of,
         copy_ids,
+        first_of(copy_ids, queue_of),
         asks,
         ask_of,
-        False if request.attempt_id is None else request.attempt_id,
         any(lines) and lines,
-        is_each_once(copy_ids),
-        *(() if group is None else (key_of(group.key), group.builder)),
+        False if request.attempt_id is None else request.attempt_id,
     )
 
 
@@ -74,9 +73,13 @@ def grant_answers(request: GrantRequest, answer: list[Any]) -> tuple[list[GrantA
     ), more
 
 
-def is_each_once(copy_ids: Sequence[str]) -> bool:
-    """Return whether a batch names every copy once. Nearly all do, and cost half as much."""
-    return len(set(copy_ids)) == len(copy_ids)
+def first_of(copy_ids: Sequence[str], queue_of: list[int] | bool) -> list[int] | bool:
+    """Return for each entry the index, from 1, of the first one with the same copy; False if all copies differ."""
+    if len(set(copy_ids)) == len(copy_ids):
+        return False
+    copies = copy_ids if isinstance(queue_of, bool) else [*zip(queue_of, copy_ids, strict=True)]
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(copy, number) for number, copy in enumerate(copies, 1)]
 
 
 def each_answer(

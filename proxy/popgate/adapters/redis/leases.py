@@ -18,10 +18,9 @@ from popgate.adapters.redis.failures import RETRY_AFTER_SECONDS
 from popgate.adapters.redis.grants import (
     distinct,
     each_answer,
+    first_of,
     grant_answers,
-    grant_arguments,
-    grant_script,
-    is_each_once,
+    grant_call,
 )
 from popgate.adapters.redis.records import (
     FOREVER,
@@ -94,7 +93,7 @@ class RedisLeaseStore:
         cursor = "0"
         while True:
             places: list[int]
-            time, cursor, copy_ids, places, rows = await self._redis.run("load", queue, cursor, RECORDS_PER_STEP)
+            time, cursor, copy_ids, places, rows = await self._redis.run("load_part", queue, cursor, RECORDS_PER_STEP)
             now, records = time / MICROSECONDS, read_records(rows)
             for copy_id, place in zip(copy_ids, places, strict=True):
                 record = records[place]
@@ -113,7 +112,7 @@ class RedisLeaseStore:
         return {copy_id: record for copy_id, record in found if record is not None}
 
     async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
-        answer = await self._redis.run(grant_script(request), *grant_arguments(request))
+        answer = await self._redis.run(*grant_call(request))
         return grant_answers(request, answer)[0]
 
     async def settle(self, entries: Sequence[SettleEntry]) -> list[SettleAnswer]:
@@ -122,8 +121,9 @@ class RedisLeaseStore:
         queues, queue_of = distinct([entry.queue for entry in entries])
         asks, ask_of = distinct([entry[2:] for entry in entries])
         copy_ids = [entry.copy_id for entry in entries]
+        firsts = first_of(copy_ids, queue_of)
         time, statuses, places, rows = await self._redis.run(
-            "settle", queues, queue_of, copy_ids, [_ask(*ask) for ask in asks], ask_of, is_each_once(copy_ids)
+            "settle", queues, queue_of, copy_ids, firsts, [_ask(*ask) for ask in asks], ask_of
         )
         now, records = time / MICROSECONDS, read_records(rows)
 
@@ -151,7 +151,7 @@ class RedisLeaseStore:
         return await self._trim(queue, microseconds(settled_before), microseconds(older_than_seconds))
 
     async def collect(self, *, older_than_seconds: float) -> int:
-        queues, now = await self._redis.run("queues")
+        queues, now = await self._redis.run("list_queues")
         before = now - microseconds(older_than_seconds)
         total = 0
         if self._oldest_change is None or self._oldest_change < before:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from popgate.adapters.redis.connection import RedisConnection
-from popgate.adapters.redis.grants import grant_answers, grant_arguments, grant_script
+from popgate.adapters.redis.grants import grant_answers, grant_call
 from popgate.adapters.redis.records import microseconds, subscription_key
 from popgate.domain.lease import GrantAnswer, GrantStatus
 from popgate.domain.names import Subscription
@@ -27,9 +27,7 @@ class RedisLimits:
         self._redis = redis
 
     async def grant(self, request: GrantRequest, limit: Limit) -> tuple[list[GrantAnswer], Vacancy]:
-        no_group = () if request.group is not None else (False, False)
-        arguments = (*grant_arguments(request), *no_group, _limit_arguments(limit))
-        answer = await self._ask(limit, grant_script(request), *arguments)
+        answer = await self._ask(limit, *grant_call(request, _limit_arguments(limit)))
         if answer is None:
             return [_FULL] * len(request.entries), Vacancy(0, is_full=False)
         answers, (left, is_full) = grant_answers(request, answer)

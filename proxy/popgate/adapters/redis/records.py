@@ -39,7 +39,7 @@ def subscription_key(subscription: Subscription) -> str:
 
 
 def restored(record: LeaseRecord, remaining: float) -> tuple[object, ...]:
-    """Return a record as ``scripts/restore.lua`` takes it, visible in ``remaining`` seconds."""
+    """Return a record as ``restore`` of ``scripts/queues.lua`` takes it, visible in ``remaining`` seconds."""
     return (
         _STATES.index(record.state),
         record.lease_id,

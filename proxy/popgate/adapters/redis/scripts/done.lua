@@ -1,2 +1,0 @@
--- The end of scripts that return nothing.
-return cmsgpack.pack(true)

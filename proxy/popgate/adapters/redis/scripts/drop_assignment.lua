@@ -1,3 +1,0 @@
-redis.call('HDEL', assignments, request[1])
-redis.call('HDEL', versions, request[1])
-return cmsgpack.pack(true)

@@ -1,2 +1,0 @@
--- The store's time, in microseconds.
-return cmsgpack.pack(now)

@@ -1,1 +1,0 @@
-return cmsgpack.pack({ stands(), redis.call('HGET', assignments, request[1]) or '' })
