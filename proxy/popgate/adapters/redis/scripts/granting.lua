@@ -2,6 +2,8 @@
 --
 -- Keys: those of records.lua, modes.lua and attempts.lua.
 -- The rule is domain.lease.decide_grant. A status is the index in its GrantStatus.
+-- There is no path of its own for new copies, nor one in settling.lua for acks: both saved Redis an eighth of its time
+-- for a batch of 32, but a message at most 2 % of what it costs in all.
 local GRANTED, HELD, EXHAUSTED, IS_MOVING, SETTLED, FENCED, FULL, BEHIND, WRONG_MODE = 0, 1, 2, 3, 4, 5, 6, 7, 8
 
 -- Returns decide(raw), which returns the status and, if it is GRANTED, the new record. earlier: the count of a copy
@@ -59,13 +61,13 @@ local function grant_batch(left, add_members, subscription, queues, lease_id, in
   end
   local parts = parts_of(queues, queue_of, copies)
   local found, new, given, granted, full = read_parts(parts), {}, {}, 0, 0
-  local is_held_up = {} -- the lines with a copy that was not granted
+  local is_held_up = lines and {} -- the lines with a copy that was not granted
   for i = 1, #copies do
     local a, q = ask_of and ask_of[i] or 1, queue_of and queue_of[i] or 1
     local answer
     if epochs[a] < claims[q] then
       answer = { status = FENCED, place = 0 }
-    elseif lines and is_held_up[lines[i]] then
+    elseif is_held_up and is_held_up[lines[i]] then
       answer = { status = BEHIND, place = 0 }
     else
       local first = first_of and first_of[i] or i

@@ -11,7 +11,7 @@ local TURN, ASKS = 200000, 500000 -- microseconds
 
 -- Returns 'uncounted' in place of a reply, unless all leases of these queues of the subscription are counted. They may
 -- be other queues than before, but equally many.
-local function uncounted(subscription, queue_count, queues)
+local function uncounted_reply(subscription, queue_count, queues)
   local is_counted = redis.call('HGET', key_of('counted'), subscription) == tostring(queue_count)
   local counts = read_fields(key_of('limited'), queues)
   for q = 1, #queues do is_counted = is_counted and counts[q] == subscription end
@@ -59,7 +59,7 @@ end
 -- the asking proxy may give, and whether the limit is reached.
 local function grant_within(limit, add_members, subscription, queues, ...)
   local in_flight_max, me, queue_count = unpack(limit)
-  local refusal = uncounted(subscription, queue_count, queues)
+  local refusal = uncounted_reply(subscription, queue_count, queues)
   if refusal then return refusal end
   local left, all, gone = vacancy_of(subscription, in_flight_max, me)
   local statuses, places, granted, full = grant_batch(left, add_members, subscription, queues, ...)
@@ -72,7 +72,7 @@ end
 -- reached.
 local function vacancy(subscription, limit, waits)
   local in_flight_max, me, queue_count = unpack(limit)
-  local refusal = uncounted(subscription, queue_count, {})
+  local refusal = uncounted_reply(subscription, queue_count, {})
   if refusal then return refusal end
   local mine, all, gone = vacancy_of(subscription, in_flight_max, me)
   tidy(subscription, gone)

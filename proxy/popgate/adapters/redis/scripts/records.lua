@@ -130,8 +130,9 @@ local function write_records(queue, copies, places, new)
       end
     end
   end
-  local ended = n_settled == 2 * #copies and copies or {}
-  if ended ~= copies then
+  local ended = copies
+  if n_settled < 2 * #copies then
+    ended = {}
     for i = 1, n_settled, 2 do ended[#ended + 1] = settled[i] end
   end
   if #ended > 0 then
@@ -177,9 +178,9 @@ end
 
 -- The statuses and the places of a batch's answers; one of each if all entries have the same answer.
 local function columns(given)
-  local statuses, places = {}, {}
   for i = 2, #given do
     if given[i] ~= given[1] then
+      local statuses, places = {}, {}
       for n = 1, #given do statuses[n], places[n] = given[n].status, given[n].place end
       return statuses, places
     end
