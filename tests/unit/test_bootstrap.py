@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from popgate import bootstrap, config
-from popgate.bootstrap.acceptor import ClientCounts
 from popgate.bootstrap.endings import EXIT_SECONDS
+from popgate.bootstrap.turns import Turns
 from popgate.bootstrap.workers import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, pause_seconds
 from popgate.domain.errors import StartupError, StateUnavailable
 from popgate.runtime.logs import KeyValueFormatter
@@ -22,8 +22,8 @@ from support.processes import PortBlock
 
 EXIT_SECONDS_MAX = EXIT_SECONDS + 2.0
 HANGS = """
-import asyncio, time
-from popgate.bootstrap.endings import ending_on_signals
+import asyncio, sys, time
+from popgate.bootstrap.endings import end_in_time, ending_on_signals
 
 async def hang():
     while True:
@@ -37,6 +37,8 @@ async def main():
     with ending_on_signals(stop):
         hanging = asyncio.create_task(hang())
         print("ready", flush=True)
+        if "fails" in sys.argv:
+            end_in_time(stop, code=1)
         await stop.wait()
 
 asyncio.run(main())
@@ -64,15 +66,17 @@ async def test_a_store_that_goes_away_while_a_proxy_starts_is_a_line_and_no_trac
 
 
 def test_a_task_that_does_not_end_holds_up_no_exit() -> None:
-    with subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+    with contextlib.ExitStack() as stack:
+        commands = ([sys.executable, "-c", HANGS], [sys.executable, "-c", HANGS, "fails"])
+        signalled, failed = [stack.enter_context(subprocess.Popen(one, stdout=subprocess.PIPE)) for one in commands]
+        for process in (signalled, failed):
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
         began = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        try:
-            assert process.wait(EXIT_SECONDS_MAX) == 0
-        finally:
-            process.kill()
+        signalled.send_signal(signal.SIGTERM)
+        assert signalled.wait(EXIT_SECONDS_MAX) == 0
+        assert failed.wait(EXIT_SECONDS_MAX) == 1
     assert time.monotonic() - began < EXIT_SECONDS_MAX
 
 
@@ -97,14 +101,24 @@ def test_each_line_of_the_log_names_its_worker() -> None:
 
 
 def test_clients_are_left_to_workers_that_have_notably_fewer() -> None:
-    client_counts = ClientCounts(4)
-    client_counts[0] = 0
-    assert client_counts.less_busy_than(0) == {}, "who does not accept is not waited for"
-    for worker, count in enumerate((40, 34, 36, 0)):
-        client_counts[worker] = count
-    assert client_counts.less_busy_than(0) == {3: 0}
-    client_counts[0] = 41
-    assert client_counts.less_busy_than(0) == {1: 34, 3: 0}
-    client_counts.leave(3)
-    assert client_counts.less_busy_than(0) == {1: 34}
-    assert client_counts.less_busy_than(1) == {}
+    turns = Turns(4)
+
+    def report(worker: int, clients: int) -> None:
+        turns.worker = worker
+        turns.report(clients)
+
+    def should_yield(worker: int) -> bool:
+        turns.worker = worker
+        return turns.should_yield()
+
+    report(0, 0)
+    assert not should_yield(0), "a worker that does not accept is not waited for"
+    for worker, clients in enumerate((40, 34, 36, 0)):
+        report(worker, clients)
+    assert [should_yield(worker) for worker in range(4)] == [True, True, True, False]
+    turns.leave(3)
+    assert not should_yield(0)
+    report(0, 41)
+    assert [should_yield(worker) for worker in range(3)] == [True, False, False]
+    turns.leave(1)
+    assert not should_yield(0)

@@ -108,7 +108,8 @@ class ConnectionLimiter:
 
     def __init__(self, limits: HttpLimits, count: Callable[[int], None] = lambda _: None) -> None:
         self.limits = limits
-        self._on_room: list[Callable[[], None]] = []
+        self.on_left: Callable[[], None] = lambda: None
+        """Called when a connection has ended."""
         self.count_refused = count
         self._loop = asyncio.get_running_loop()
         self._present = 0
@@ -132,16 +133,6 @@ class ConnectionLimiter:
         """Number of further connections to accept."""
         return self._full_at - self._present
 
-    def await_room(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once, when there is room again."""
-        self._on_room.append(call)
-
-    def tell_room(self) -> None:
-        if self._on_room and self.room > 0:
-            waiting, self._on_room = self._on_room, []
-            for call in waiting:
-                call()
-
     # -- what connections say ---------------------------------------------------------------------------------------
 
     def arrived(self, connection: LimitedConnection) -> None:
@@ -159,7 +150,7 @@ class ConnectionLimiter:
         self.is_served(connection)
         self._unread.pop(connection, None)
         self._forget_body(connection)
-        self.tell_room()
+        self.on_left()
 
     def began_head(self, connection: LimitedConnection) -> None:
         """A part of a head has arrived, and no earlier request is in progress."""

@@ -23,12 +23,14 @@ from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.database import Database
 from popgate.api.app import build_app
 from popgate.api.metrics import RequestCounts
+from popgate.bootstrap.acceptor import Acceptor
+from popgate.bootstrap.banner import banner
 from popgate.bootstrap.cluster import Membership, membership
 from popgate.bootstrap.descriptors import raise_limit, within
-from popgate.bootstrap.endings import stop_in_time
-from popgate.bootstrap.front import Front, SingleProcessFront
+from popgate.bootstrap.endings import end_in_time, ending_on_signals, stop_in_time
 from popgate.bootstrap.http import GRACE_SECONDS, Server, api_options
 from popgate.bootstrap.journal import started_journal
+from popgate.bootstrap.listening import listening_for_clients
 from popgate.bootstrap.policies import watch_policies
 from popgate.bootstrap.state import State, redis_state, sqlite_state
 from popgate.config import ServeOptions
@@ -64,6 +66,7 @@ from popgate.runtime.logs import configure_logging
 
 if TYPE_CHECKING:
     from popgate.adapters.rabbitmq.broker import RabbitBroker
+    from popgate.bootstrap.workers import Worker
     from popgate.replicas.keeper import ReplicaKeeper
 
 _log = logging.getLogger(__name__)
@@ -302,10 +305,9 @@ def _why_not_bound(options: ServeOptions, place: str, bound: str | None) -> str:
     )
 
 
-async def serve(options: ServeOptions, front: Front | None = None) -> int:
-    """Run a proxy until it is stopped, alone unless ``front`` is given; return the exit code."""
-    front = front or SingleProcessFront(options)
-    configure_logging(options.log_level, worker=front.worker)
+async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
+    """Run a proxy until it is stopped, alone or as one of several workers; return the exit code."""
+    configure_logging(options.log_level, worker=None if worker is None else worker.number)
     # The adapter already logs in one line why there is no connection; its library would log it again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     options, peers_max = within(options, raise_limit())
@@ -327,7 +329,8 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
 
     asyncio.get_running_loop().set_exception_handler(failed_callback)
 
-    with front.opened(stop):
+    listening = listening_for_clients(options) if worker is None else worker.listening(stop)
+    with ending_on_signals(stop), listening as listener:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 proxy = await _unless(stop, stack.enter_async_context(started(options, Background(failed), faults)))
@@ -353,11 +356,18 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
                 requests.connections = lambda: server.limiter.present
                 running = asyncio.create_task(server.serve(), name="http server")
                 _collect_rarely()
-                front.serves(server, server.limiter)
+                acceptor = Acceptor(listener, server, server.limiter, None if worker is None else worker.turns)
+                if worker is None:
+                    acceptor.open()
+                    print(banner(options), flush=True)
+                else:
+                    worker.serves(acceptor, stop)
                 stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
                 await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
-                front.close()
+                if failures or running.done():  # without a signal, no time limit for the exit runs yet
+                    end_in_time(stop, code=1)
+                acceptor.close()
                 failures += await _wind_down(proxy, server, running)
     return 1 if failures else 0
 

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator
 
 _log = logging.getLogger(__name__)
 
@@ -20,44 +20,39 @@ PART_SECONDS = 0.3
 def ending_on_signals(stop: asyncio.Event) -> Generator[None]:
     """Set ``stop`` at the first SIGINT or SIGTERM, after which the process ends in time; a second one ends it at
     once."""
+    received: list[int] = []
 
     def on_signal(number: int) -> None:
-        if stop.is_set():
+        if received:
             os._exit(128 + number)
+        received.append(number)
         end_in_time(stop)
 
-    with handling((signal.SIGINT, signal.SIGTERM), on_signal):
-        yield
-
-
-@contextlib.contextmanager
-def handling(numbers: Iterable[signal.Signals], on_signal: Callable[[int], None]) -> Generator[None]:
-    """Call ``on_signal`` in the event loop for these signals, within this context."""
     loop = asyncio.get_running_loop()
-    for number in numbers:
+    for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
     try:
         yield
     finally:
-        for number in numbers:
+        for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
 
-def end_in_time(stop: asyncio.Event) -> None:
-    """Set ``stop``, and end the process after ``EXIT_SECONDS`` at the latest. Call it once.
+def end_in_time(stop: asyncio.Event, code: int = 0) -> None:
+    """Set ``stop``, and end the process after ``EXIT_SECONDS`` at the latest, with ``code`` if it hangs until then.
 
-    The timer outlives the event loop's work: asyncio still waits for the remaining tasks, and one of them may hang in a
-    broker that hangs.
+    A further call changes nothing. The timer outlives the event loop's work: asyncio still waits for the remaining
+    tasks, and one of them may hang in a broker that hangs.
     """
     stop.set()
-    end = threading.Timer(EXIT_SECONDS, _give_up)
+    end = threading.Timer(EXIT_SECONDS, _give_up, [code])
     end.daemon = True
     end.start()
 
 
-def _give_up() -> None:
+def _give_up(code: int) -> None:
     _log.warning("gave up waiting", extra={"part": "exit"})
-    os._exit(0)
+    os._exit(code)
 
 
 async def stop_in_time(part: str, stop: Callable[[], Awaitable[None]], *, seconds: float = PART_SECONDS) -> None:

@@ -29,8 +29,8 @@ def api_options(options: ServeOptions) -> ApiOptions:
 class Server(uvicorn.Server):
     """uvicorn without its own signal handling, because ours drains the engine first, and without its own accepting.
 
-    While it serves, it accepts other proxies on ``peers``, at most ``peers_max``. ``limiter`` is for the acceptor of
-    the front. ``count`` counts refused requests by status.
+    While it serves, it accepts other proxies on ``peers``, at most ``peers_max``. ``limiter`` is for the clients'
+    acceptor. ``count`` counts refused requests by status.
     """
 
     def __init__(
@@ -44,7 +44,6 @@ class Server(uvicorn.Server):
         super().__init__(server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS))
         limits = _limits(options)
         self.limiter = ConnectionLimiter(limits, count)
-        self._peers = peers
         self._peers_acceptor = (
             None if peers is None else Acceptor(peers, self, ConnectionLimiter(_for_peers(limits, peers_max), count))
         )
@@ -59,9 +58,8 @@ class Server(uvicorn.Server):
             self._peers_acceptor.open()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._peers_acceptor is not None and self._peers is not None:
+        if self._peers_acceptor is not None:
             self._peers_acceptor.close()
-            self._peers.close()
         await super().shutdown(sockets=[])
 
 
