@@ -21,14 +21,12 @@ import uvicorn
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.database import Database
-from popgate.api.app import build_app
-from popgate.api.metrics import RequestCounts
 from popgate.bootstrap.acceptor import Acceptor
 from popgate.bootstrap.banner import banner
 from popgate.bootstrap.cluster import Membership, membership
 from popgate.bootstrap.descriptors import raise_limit, within
 from popgate.bootstrap.endings import end_in_time, ending_on_signals, stop_in_time
-from popgate.bootstrap.http import GRACE_SECONDS, Server, api_options
+from popgate.bootstrap.http import GRACE_SECONDS, http_server
 from popgate.bootstrap.journal import started_journal
 from popgate.bootstrap.listening import listening_for_clients
 from popgate.bootstrap.policies import watch_policies
@@ -57,7 +55,6 @@ from popgate.locks.embedded import EmbeddedArbiter
 from popgate.locks.hosted import WAITING_MAX, HostedLocks
 from popgate.locks.on_broker import BrokerArbiter
 from popgate.ports.journal import Journal
-from popgate.replicas.view import CachedReplicaView
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 from popgate.runtime.data_folder import make_folder
@@ -339,21 +336,7 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
             except PopgateError as error:  # the broker or the store became unavailable during the start
                 raise StartupError(error.detail) from error
             if proxy is not None:
-                place, requests = proxy.membership, RequestCounts()
-                app = build_app(
-                    proxy.engine,
-                    proxy.locks,
-                    proxy.counters,
-                    api_options(options),
-                    cluster=None if place is None else place.face,
-                    offered=options.features,
-                    requests=requests,
-                    journal=proxy.journal_figures,
-                    replicas=None if proxy.replicas is None else CachedReplicaView(proxy.replicas, SystemClock()),
-                )
-                peers = None if place is None else place.listener
-                server = Server(app, options, partial(requests.count, "refused"), peers, peers_max)
-                requests.connections = lambda: server.limiter.present
+                server = http_server(proxy, options, peers_max)
                 running = asyncio.create_task(server.serve(), name="http server")
                 _collect_rarely()
                 acceptor = Acceptor(listener, server, server.limiter, None if worker is None else worker.turns)

@@ -4,26 +4,28 @@ import contextlib
 import socket
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from popgate.api.app import ApiOptions
+from popgate.api.app import ApiOptions, build_app
 from popgate.api.connection_limiter import KEEP_ALIVE_SECONDS, ConnectionLimiter, HttpLimits
+from popgate.api.metrics import RequestCounts
 from popgate.api.server import server_config
 from popgate.bootstrap.acceptor import Acceptor
 from popgate.config import ServeOptions
+from popgate.replicas.view import CachedReplicaView
+from popgate.runtime.clocks import SystemClock
+
+if TYPE_CHECKING:
+    from popgate.bootstrap import Proxy
 
 GRACE_SECONDS = 1
 """Seconds that draining, and beside it the running requests, may take after a signal."""
 PASSED_BYTES, PASSED_FIELDS = 4_096, 16
 """More bytes and header fields than a proxy adds to a request that it passes on."""
-
-
-def api_options(options: ServeOptions) -> ApiOptions:
-    """Return the API's options. The host in --peer-address counts as one of this proxy's names."""
-    peer_hosts = () if options.peer_address is None else (options.peer_address.host.lower(),)
-    return ApiOptions(allowed_hosts=options.allowed_hosts.union(peer_hosts))
 
 
 class Server(uvicorn.Server):
@@ -61,6 +63,32 @@ class Server(uvicorn.Server):
         if self._peers_acceptor is not None:
             self._peers_acceptor.close()
         await super().shutdown(sockets=[])
+
+
+def http_server(proxy: "Proxy", options: ServeOptions, peers_max: int) -> Server:
+    """Return the HTTP server of a started proxy, which accepts at most ``peers_max`` other proxies."""
+    place, requests = proxy.membership, RequestCounts()
+    app = build_app(
+        proxy.engine,
+        proxy.locks,
+        proxy.counters,
+        _api_options(options),
+        cluster=None if place is None else place.face,
+        offered=options.features,
+        requests=requests,
+        journal=proxy.journal_figures,
+        replicas=None if proxy.replicas is None else CachedReplicaView(proxy.replicas, SystemClock()),
+    )
+    peers = None if place is None else place.listener
+    server = Server(app, options, partial(requests.count, "refused"), peers, peers_max)
+    requests.connections = lambda: server.limiter.present
+    return server
+
+
+def _api_options(options: ServeOptions) -> ApiOptions:
+    """Return the API's options. The host in --peer-address counts as one of this proxy's names."""
+    peer_hosts = () if options.peer_address is None else (options.peer_address.host.lower(),)
+    return ApiOptions(allowed_hosts=options.allowed_hosts.union(peer_hosts))
 
 
 def _limits(options: ServeOptions) -> HttpLimits:
