@@ -138,16 +138,12 @@ async def started(options: ServeOptions, background: Background, faults: Faults)
         place = None
         if state.claims is not None:
             place = await membership(options, state, state.claims, engine, context, locks, stack, background)
-        stack.push_async_callback(stop_in_time, "engine", engine.stop)
-        try:
-            await engine.start()
-        except PopgateError as error:
-            raise StartupError(error.detail) from error
-        stack.push_async_callback(stop_in_time, "locks", locks.stop)
-        try:
-            await locks.start()
-        except PopgateError as error:
-            raise StartupError(error.detail) from error
+        for name, part in (("engine", engine), ("locks", locks)):
+            stack.push_async_callback(stop_in_time, name, part.stop)
+            try:
+                await part.start()
+            except PopgateError as error:
+                raise StartupError(error.detail) from error
         if place is not None:
             await place.join()
         if options.amqp_urls and options.policy_check_seconds:

@@ -75,29 +75,10 @@ class Granter:
         if any(host.claim.is_lost for host in self._hosts_of(candidates)):
             self.give_back(candidates)
             raise StateUnavailable("the store has lost its data: leases wait until the records are written back")
-        policy = spec.policy
-        invisibility = request.invisibility_seconds or policy.invisibility_seconds
         selection = request.selection
-        if selection.lease_id is None:
-            invisibility = min(invisibility, policy.max_lease_seconds)
-        lines = _lines_of(candidates)
-        entries = [
-            GrantEntry(host.broker_queue, host.epoch, buffered.copy_id, buffered.earlier_deliveries, line)
-            for buffered, line in zip(candidates, lines, strict=True)
-            for host in (self._group.host(buffered),)
-        ]
         messages = [buffered.message for buffered in candidates]
-        asked = GrantRequest(
-            subscription=self._group.name,
-            lease_id=lease_id,
-            entries=entries,
-            invisibility_seconds=invisibility,
-            max_deliveries=policy.max_deliveries,
-            mode_generation=spec.mode_generation,
-            attempt_id=attempt_id,
-            group=selection.part,
-        )
-        limits = self._limit.counting() if selection.is_limited and policy.max_in_flight is not None else None
+        asked = self._request(spec, candidates, request, lease_id, attempt_id)
+        limits = self._limit.counting() if selection.is_limited and spec.policy.max_in_flight is not None else None
         is_repeatable = attempt_id is not None or selection.part is not None
         was_there = context.leases.unavailable_reason() is None
         try:
@@ -115,11 +96,37 @@ class Granter:
         if answers and answers[0].status is GrantStatus.WRONG_MODE:
             self.give_back(candidates)
             raise ModeOvertaken
-        given_for = 0.0 if selection.mode is ConsumeMode.PULL else invisibility
-        leased = self._apply(candidates, messages, entries, answers, request, given_for)
+        leased = self._apply(candidates, messages, asked, answers, request)
         if leased and selection.mode is not None:  # an admin's leases belong to no mode, and are settled at once
             self._stale_leases.were_granted([buffered for buffered in candidates if buffered.lease_id == lease_id])
         return leased
+
+    def _request(
+        self,
+        spec: GroupSpec,
+        candidates: Sequence[BufferedMessage],
+        request: PopRequest,
+        lease_id: LeaseId,
+        attempt_id: str | None,
+    ) -> GrantRequest:
+        policy, selection = spec.policy, request.selection
+        invisibility = request.invisibility_seconds or policy.invisibility_seconds
+        if selection.lease_id is None:
+            invisibility = min(invisibility, policy.max_lease_seconds)
+        return GrantRequest(
+            subscription=self._group.name,
+            lease_id=lease_id,
+            entries=[
+                GrantEntry(host.broker_queue, host.epoch, buffered.copy_id, buffered.earlier_deliveries, line)
+                for buffered, line in zip(candidates, _lines_of(candidates), strict=True)
+                for host in (self._group.host(buffered),)
+            ],
+            invisibility_seconds=invisibility,
+            max_deliveries=policy.max_deliveries,
+            mode_generation=spec.mode_generation,
+            attempt_id=attempt_id,
+            group=selection.part,
+        )
 
     def _remember_unanswered(self, lease_id: LeaseId, candidates: Sequence[BufferedMessage]) -> None:
         self._unanswered[lease_id] = candidates
@@ -156,10 +163,9 @@ class Granter:
         self,
         candidates: Sequence[BufferedMessage],
         messages: Sequence[Message | None],
-        entries: Sequence[GrantEntry],
+        asked: GrantRequest,
         answers: Sequence[GrantAnswer],
         request: PopRequest,
-        given_for_seconds: float,
     ) -> list[Leased]:
         """Apply the store's answers to the messages. Return the leases of ``request``."""
         now, wall = self._context.clock.monotonic(), self._context.clock.wall()
@@ -168,7 +174,8 @@ class Granter:
         leased: list[Leased] = []
         refused: list[_Refused] = []
         ended: dict[QueueHost, list[CopyId]] = {}
-        for buffered, message, entry, answer in zip(candidates, messages, entries, answers, strict=True):
+        given_for_seconds = 0.0 if request.selection.mode is ConsumeMode.PULL else asked.invisibility_seconds
+        for buffered, message, entry, answer in zip(candidates, messages, asked.entries, answers, strict=True):
             status, remaining, record = answer
             if status is not GrantStatus.GRANTED or record is None:
                 refused.append((buffered, entry, answer))
