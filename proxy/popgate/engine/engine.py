@@ -48,9 +48,10 @@ RECORD_KEPT_SECONDS = 30 * 86_400.0
 
 
 class SubscriptionGauges(NamedTuple):
-    """What this process holds of one subscription. ``in_flight`` and ``delayed`` count only queues that it owns.
+    """The messages of one subscription that this process holds. ``in_flight`` and ``delayed`` cover only its own
+    queues.
 
-    ``oldest_lease_age_seconds``: counted from the grant; extensions don't reset it. 0.0 if nothing is leased.
+    ``oldest_lease_age_seconds``: the time since the grant, or 0.0 if nothing is leased. Extensions don't reset it.
     """
 
     topic: TopicName
@@ -65,7 +66,7 @@ class SubscriptionGauges(NamedTuple):
     oldest_lease_age_seconds: float
 
     def with_other(self, other: "SubscriptionGauges") -> "SubscriptionGauges":
-        """Return the sum of both, under the name of this one."""
+        """Return the sum of both gauges, under this gauge's name."""
         return self._replace(
             ready_buffered=self.ready_buffered + other.ready_buffered,
             in_flight=self.in_flight + other.in_flight,
@@ -97,7 +98,7 @@ class Engine:
         self._collecting = False
 
     async def start(self) -> None:
-        """Serve what the catalog knows. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
+        """Serve the topics and groups of the catalog. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
         await self._context.clock.look()
         await self.topics.start()
         self._context.background.keep(self._context.clock.follow, name="follow the store's clock")
@@ -108,7 +109,7 @@ class Engine:
         self._context.deadlines.schedule(self._context.clock.monotonic() + COLLECT_SECONDS, self)
 
     async def drain(self) -> None:
-        """Answer parked pops and give buffers back; settlements go on. Leases live on in their records. Idempotent."""
+        """Answer parked pops and return buffered messages. Settlements continue, and leases stay valid. Idempotent."""
         self._stopping = True
         if self._context.router.cluster is not None:
             await self._context.router.cluster.ownership.stop()
@@ -136,7 +137,7 @@ class Engine:
             return await self._publisher.publish(spec, messages, self.topics.missing_queues(spec.topic))
 
     async def pop(self, topic: str, group: str, request: PopRequest, presence: Presence) -> list[Leased]:
-        """Lease messages. If the client has left meanwhile and can't repeat the attempt, give them back.
+        """Lease messages. If the client has left during the pop and can't repeat the attempt, release the messages.
 
         Raises: TopicNotFound, GroupNotFound, BrokerUnavailable, StateUnavailable.
         """
@@ -147,7 +148,7 @@ class Engine:
     async def pop_anywhere(
         self, topic: str, group: str, request: PopRequest, presence: Presence, forward: Forward[AnswerT]
     ) -> list[Leased] | AnswerT:
-        """Pop here, or on another proxy: ``forward`` sends the request there, and its answer is returned."""
+        """Pop here or on another proxy. ``forward`` sends the request to the other proxy, whose answer is returned."""
         subscription = await self._subscription_to_pop(topic, group)
         found = await self._remote_pops.pop(subscription, request, presence, forward)
         if not isinstance(found, list):
@@ -173,14 +174,14 @@ class Engine:
         return leased
 
     async def abandon(self, topic: str, group: str, leased: Sequence[Leased]) -> None:
-        """Make leased messages visible again at once, because their client never got them. Raises: StateUnavailable."""
+        """Make leased messages visible again at once, because the client did not get them. Raises: StateUnavailable."""
         if leased:
             orders = [SettleOrder(one.receipt_handle, 0.0) for one in leased]
             await self._settler.settle(self.topics.subscription(topic, group), Verb.RELEASE, orders)
 
     def abandon_soon(self, topic: str, group: str, receipt_handles: Sequence[str]) -> None:
-        """Make leased messages visible again in the background, because their answer was not delivered. If that fails,
-        the leases run out."""
+        """Make leased messages visible again in the background, because their answer was not delivered. If this step
+        fails, the leases expire."""
         orders = [SettleOrder(handle, 0.0) for handle in receipt_handles]
         self._context.background.spawn(self._abandon(topic, group, orders), name=f"abandon leases of {topic}:{group}")
 
@@ -197,8 +198,10 @@ class Engine:
     # -- the admin's work on messages -----------------------------------------------------------------------------
 
     async def purge(self, topic: str, group: str) -> PurgedGroup:
-        """Drop the messages that are visible now; leases stay. Raises: TopicNotFound, GroupNotFound, BrokerUnavailable,
-        StateUnavailable."""
+        """Drop the messages that are visible now, but no leased messages.
+
+        Raises: TopicNotFound, GroupNotFound, BrokerUnavailable, StateUnavailable.
+        """
         if self._stopping:
             raise RetryLater("popgate is shutting down", retry_after_seconds=1.0)
         served = self.topics.subscription(topic, group)
@@ -221,8 +224,11 @@ class Engine:
         )
 
     def dead_letters_at(self, topic: str, group: str) -> InstanceId | None:
-        """Return the other proxy that owns a group's dead letters: the owner of its first queue. None: this proxy owns
-        them, or there is no such group. Raises: PeerUnavailable, if no proxy owns them at the moment."""
+        """Return the other proxy that owns a group's dead letters, which is the owner of the group's first queue.
+
+        None: this proxy owns the dead letters, or the group does not exist. Raises: PeerUnavailable if no proxy owns
+        them at the moment.
+        """
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         if served is None:
             return None
@@ -260,7 +266,7 @@ class Engine:
         return cluster_status(self._context, self.topics)
 
     def mode_here(self, topic: str, group: str) -> ModeHere:
-        """Return a group's mode as this proxy knows it. Raises: TopicNotFound, GroupNotFound."""
+        """Return a group's mode in this proxy's state. Raises: TopicNotFound, GroupNotFound."""
         return mode_here(self._context, self.topics.subscription(topic, group))
 
     async def mode_standing(self, topic: str, group: str) -> ModeStanding:
@@ -293,8 +299,8 @@ class Engine:
         return self._context.faults.counts
 
     def gauges(self) -> list[SubscriptionGauges]:
-        """Count what this process holds, by subscription. Walks through all buffered messages: use it for a scrape, not
-        for a request."""
+        """Return the gauges of each subscription. The call walks through all buffered messages: use it for a scrape,
+        not for a request."""
         gauges: list[SubscriptionGauges] = []
         now = self._context.clock.wall()
         for (topic, group), served in self.topics.served.items():
@@ -315,7 +321,7 @@ class Engine:
         return gauges
 
     async def _follow_catalog(self) -> None:
-        """Apply catalog changes of other proxies. They announce their changes; this finds missed ones. Endless."""
+        """Apply other proxies' catalog changes periodically, in case an announcement was missed. Never returns."""
         catalog, seen = self._context.catalog, 0
         while True:
             with contextlib.suppress(TimeoutError):
@@ -361,7 +367,7 @@ class Engine:
             self._collecting = False
 
     async def _keep_limits(self) -> None:
-        """Delete the store's counts of groups that are gone or have no ``max_in_flight`` any more."""
+        """Delete the store's counts of groups that were deleted or no longer have a ``max_in_flight``."""
         cluster = self._context.router.cluster
         if cluster is not None and cluster.limits is not None:
             served = self.topics.served.values()

@@ -1,4 +1,4 @@
-"""The groups whose policy sets the number of replicas of their queues, for the replica keeper."""
+"""Lists the groups whose policy sets the number of replicas, for the replica keeper."""
 
 from collections.abc import Sequence
 

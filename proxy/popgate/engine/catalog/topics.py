@@ -1,8 +1,8 @@
 """The topics and groups that exist, the subscriptions that this proxy serves, and the admin's changes to them.
 
-Every change is written to the catalog and the broker first, then to memory, so repeating the request repairs a crash in
-between. Changes are rare and made one at a time: the lock below is the only one that is held over I/O, and no message
-waits for it.
+Every change is written to the catalog and the broker first, then to memory. So if the process crashes between these
+steps, repeating the request completes the change. Changes are rare and made one at a time. The lock for changes is the
+only one that is held during I/O, and no message waits for it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.journal import EventKind
 
 CHANGES_MAX = 20
-"""Maximum number of attempts at a change while other proxies change the same group."""
+"""Maximum number of attempts at changing a group that other proxies change at the same time."""
 
 
 class Topics:
@@ -108,7 +108,7 @@ class Topics:
         return [name.group for name in self.served if name.topic == topic]
 
     def missing_queues(self, topic: TopicName) -> dict[int, BrokerQueue]:
-        """Return the queues, by number, that were deleted on the broker. Messages for them don't reach their group."""
+        """Return the queues, by number, that were deleted on the broker. Their messages don't reach the group."""
         if not self._context.missing_queues:
             return {}
         return {
@@ -132,7 +132,7 @@ class Topics:
         return spec or self.topic(name)
 
     def _is_half_made(self, topic: TopicName) -> bool:
-        """Whether the topic may be about to get its first group: a publish must not come before that."""
+        """Whether the topic's first group may be under construction. A publish must wait until that group exists."""
         return self._changing.locked() and not self.groups(topic)
 
     async def subscription_to_pop(self, topic: str, group: str) -> ServedSubscription:
@@ -150,7 +150,7 @@ class Topics:
         spec = self.specs.get(topic)
         if spec is None:
             spec = TopicSpec(topic=topic, queue_count=self._context.options.auto_create_queues)
-            self._check_queues(spec.queue_count)  # the queues of its first group: a topic without a group is useless
+            self._check_queues(spec.queue_count)  # the first group's queues: a topic without a group is useless
             await self._put_topic(spec)
         return spec
 
@@ -159,8 +159,11 @@ class Topics:
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncGenerator[None]:
-        """Allow one change at a time, and return when all proxies know of it. The other proxies are notified after the
-        lock is released: otherwise two proxies that change something at the same time would wait for each other."""
+        """Allow one change at a time, and announce it to the other proxies before the context exits.
+
+        The other proxies are notified after the lock is released. Otherwise two proxies that change something at the
+        same time would wait for each other.
+        """
         async with self._changing:
             yield
         await self._context.router.announce(
@@ -172,10 +175,11 @@ class Topics:
     async def put_topic(
         self, name: str, *, queues: int | None, adopt: Sequence[str] | None, unique_message_ids: bool = False
     ) -> tuple[TopicSpec, bool, list[str]]:
-        """Create or change a topic. Return the present spec, whether it is new, and warnings for the admin.
+        """Create or change a topic. Return its spec, whether it is new, and warnings for the admin.
 
-        Raises: InvalidRequest, Conflict (an adopted queue is missing, has other consumers or is a stream; another queue
-        count for a topic that is not drained; adopted queues for a topic with queues of its own, or the reverse).
+        Raises: InvalidRequest, Conflict (an adopted queue is missing, has other consumers or is a stream; the queue
+        count would change while the topic is not drained; the request adopts queues for a topic that has popgate's own
+        queues, or the reverse).
         """
         topic = topic_name(name)
         if (queues is None) == (adopt is None):
@@ -205,7 +209,7 @@ class Topics:
             return wanted, False, []
 
     async def delete_topic(self, name: str) -> None:
-        """Delete the topic, its groups and their messages; adopted queues stay as they are. Raises: TopicNotFound."""
+        """Delete the topic, its groups and their messages. Adopted queues are not deleted. Raises: TopicNotFound."""
         async with self._change():
             spec = self.topic(name)
             for served in self.groups(spec.topic):
@@ -218,9 +222,9 @@ class Topics:
             self._context.journal.note(EventKind.TOPIC_DELETED, spec.topic, self._context.clock.wall())
 
     async def put_group(self, topic: str, group: str, policy: Policy | None) -> tuple[ServedSubscription, bool]:
-        """Create a group, or change its policy (None: keep the present one). Return it, and whether it is new.
+        """Create a group, or change its policy (None: keep the present policy). Return the group and whether it is new.
 
-        Also declares its queues again if they were deleted. Raises: TopicNotFound, Conflict.
+        Queues of the group that were deleted are declared again. Raises: TopicNotFound, Conflict.
         """
         async with self._change():
             spec = self.topic(topic)
@@ -247,8 +251,9 @@ class Topics:
     async def switch(
         self, topic: str, group: str, mode: ConsumeMode, drain_seconds: float | None
     ) -> ServedSubscription:
-        """Set a group's consume mode, or let it drain first (``domain.modes``). Idempotent. During a drain, a switch to
-        the former mode cancels the drain.
+        """Set a group's consume mode, or let the group drain first (``domain.modes``). Idempotent.
+
+        During a drain, a switch to the former mode cancels the drain.
 
         Raises: TopicNotFound, GroupNotFound, StateUnavailable.
         """
@@ -266,7 +271,7 @@ class Topics:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     async def _change_spec(self, served: ServedSubscription, change: Callable[[GroupSpec], GroupSpec]) -> None:
-        """Change the catalog's entry of a group, and repeat that while other proxies change it at the same time."""
+        """Change a group's entry in the catalog. Try again if another proxy changes the entry at the same time."""
         for _ in range(CHANGES_MAX):
             present = await self._context.catalog.group(served.name)
             if present is None:
@@ -302,7 +307,7 @@ class Topics:
             await self._context.broker.declare_topic(spec.topic)
 
     async def _put_group(self, name: Subscription, policy: Policy) -> tuple[ServedSubscription, bool]:
-        """Create a group and serve it. Return whether it is new: another proxy may have created it first."""
+        """Create a group and serve it. Return False as the second value if another proxy created the group first."""
         spec = self.specs[name.topic]
         others = [served.name.group for served in self.groups(spec.topic)]
         if spec.adopted and others:
@@ -313,7 +318,8 @@ class Topics:
         self._context.options.quotas.check(Quota.GROUPS, len(others))
         self._check_queues(spec.queue_count)
         await self._context.broker.declare_group(spec.layout(name))
-        # A deleted group of this name had generations, too. The new one is later, so no lease is granted under those.
+        # A deleted group of this name had generations, too. The new group's generation is later, so that no lease is
+        # granted under an old generation.
         generation = await self._context.leases.allow_mode(name, 0) + 1
         group = GroupSpec(
             subscription=name,
@@ -331,13 +337,15 @@ class Topics:
         return await self._serve(present), is_new
 
     def _check_queues(self, more: int) -> None:
-        """Check the quota of queues. If other proxies create queues at the same time, it can be exceeded by a few.
-        Raises: QuotaExceeded."""
+        """Check the quota of queues. Raises: QuotaExceeded.
+
+        The quota can be exceeded slightly if other proxies create queues at the same time.
+        """
         present = sum(len(served.layout.queues) for served in self.served.values())
         self._context.options.quotas.check(Quota.QUEUES, present, more)
 
     async def _serve(self, group: GroupSpec) -> ServedSubscription:
-        """Start to serve a group that is declared and in the catalog."""
+        """Start to serve a group whose queues are declared and whose entry is in the catalog."""
         served = self._subscription(group)
         await served.start()
         self.served[group.subscription] = served
@@ -349,7 +357,7 @@ class Topics:
         return ServedSubscription(self._context, group, layout, self._signer, self.publishers, end_drain)
 
     async def _end_drain(self, name: Subscription, spec: GroupSpec) -> None:
-        """End a drain, unless ``spec`` has been changed meanwhile."""
+        """End the drain that ``spec`` describes. Do nothing if the group's mode or drain has changed since."""
         async with self._change():
             served = self.served.get(name)
             if served is not None:
@@ -359,7 +367,7 @@ class Topics:
                 )
 
     async def _delete_group(self, served: ServedSubscription) -> None:
-        """Delete a group. Its catalog entry goes last, so that the request can be repeated if a step fails."""
+        """Delete a group. Its catalog entry is deleted last, so that the request can be repeated if a step fails."""
         await served.stop()
         try:
             await self._context.broker.delete_group(served.layout)
@@ -407,7 +415,10 @@ class Topics:
         return warnings
 
     async def _change_queue_count(self, wanted: TopicSpec) -> None:
-        """Change the number of queues, if every queue is drained: another count moves ordering keys to other queues."""
+        """Change the number of queues. Every queue must be drained, because the change moves ordering keys.
+
+        Raises: Conflict.
+        """
         served = self.groups(wanted.topic)
         self._check_queues(sum(wanted.queue_count - len(one.layout.queues) for one in served))
         async with self.publishers.kept_out(wanted.topic):

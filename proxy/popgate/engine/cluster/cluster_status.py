@@ -1,4 +1,4 @@
-"""The cluster as this proxy sees it: the members, the owners of the queues, and the queues that are about to move."""
+"""Reports this proxy's view of the cluster: the members, the owners of the queues, and the queues that will move."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,8 +9,8 @@ from popgate.engine.context.engine_context import EngineContext
 
 
 class MemberStatus(NamedTuple):
-    """A member. ``asked`` and ``forwarded``: the messages and the clients' requests that this proxy has sent to it
-    since this proxy started."""
+    """A member. ``asked`` and ``forwarded`` are the numbers of messages and of clients' requests that this proxy has
+    sent to the member since this proxy started."""
 
     instance: InstanceId
     address: str
@@ -22,7 +22,7 @@ class MemberStatus(NamedTuple):
 
 
 class QueueOwner(NamedTuple):
-    """The owner of a queue; None: no proxy at the moment. ``moves_to``: the next owner, if it is another one."""
+    """The owner of a queue (None: no proxy at the moment). ``moves_to``: the next owner, if it is another proxy."""
 
     queue: QueueId
     broker_queue: BrokerQueue
@@ -31,7 +31,7 @@ class QueueOwner(NamedTuple):
 
 
 class ClusterStatus(NamedTuple):
-    """The cluster. ``members`` is empty if this proxy is not in a cluster: it then owns all queues.
+    """The cluster. ``members`` is empty if this proxy is not in a cluster and therefore owns all queues.
 
     ``version``: the version of the protocol that the members use now.
     """
@@ -43,7 +43,7 @@ class ClusterStatus(NamedTuple):
 
 
 def cluster_status(context: EngineContext, topics: Topics) -> ClusterStatus:
-    """Return the cluster as this proxy knows it. Until all proxies know of a change, their views differ."""
+    """Return this proxy's view of the cluster. Until all proxies have learned of a change, their views differ."""
     me, router = InstanceId(context.instance), context.router
     if router.cluster is None:
         return ClusterStatus(me, None, [], [QueueOwner(queue, name, me, None) for queue, name in _queues(topics)])

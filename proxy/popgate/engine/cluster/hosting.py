@@ -1,4 +1,4 @@
-"""The queue-host port: carries out the cluster's decisions on the queues of all subscriptions."""
+"""Carries out the cluster's decisions on the queues of all subscriptions (the queue-host port)."""
 
 import asyncio
 import logging
@@ -16,8 +16,8 @@ from popgate.ports.queue_hosts import QueueHosts
 _log = logging.getLogger(__name__)
 
 REVIEW_AFTER_SECONDS = (0.0, 0.3, 1.0, 4.0)
-"""Seconds before each look-up of the settlements of a proxy that has gone, each counted from the one before. A proxy
-that shuts down answers requests until its connections are closed, and by then no longer knows the owners to notify."""
+"""Seconds from each look-up of a departed proxy's settlements to the next. A proxy that shuts down answers requests
+until its connections are closed. At that time it no longer knows the owners that it would have to notify."""
 
 
 class Hosting:

@@ -37,11 +37,11 @@ from popgate.ports.peers import (
 AnswerT = TypeVar("AnswerT")
 
 GROUPS_MAX = 64
-"""Maximum number of lease groups formed by other proxies for which the messages behind members are remembered."""
+"""Maximum number of lease groups formed by other proxies whose selections are remembered between requests."""
 
 
 class Peering:
-    """Answers for this proxy. ``purge`` drops the visible messages in the queues that it owns."""
+    """Answers for this proxy. ``purge`` drops the visible messages in the queues that this proxy owns."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Peering:
         return self._topics.subscription(*name)
 
     def _learn(self, message: Learned) -> None:
-        """Apply records to the queues of this proxy. If another proxy owns a queue by now, it reads them in the
+        """Apply records to the queues of this proxy. If a queue has a new owner, that owner reads the records from the
         store."""
         hosts = {host.broker_queue: host for served in self._topics.served.values() for host in served.hosts}
         for one in message.records:

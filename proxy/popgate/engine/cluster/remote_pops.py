@@ -1,9 +1,10 @@
 """Forwards pops that the queues of this proxy can't fill to another owner of the subscription's queues.
 
-Theory of operation. A pop looks here first, then at owners that are known to have messages, each by one hop. A pop that
-waits is parked here, and every other owner is notified that messages are wanted (``Wanted``). An owner that has some
-then answers once (``Available``), and one parked pop is forwarded to it. If that pop gets a message, the next parked
-one follows, because there may be more. Idle proxies exchange no messages.
+Theory of operation. A pop first tries the queues of this proxy, then the owners that are known to have messages, each
+by one hop. A pop that waits is parked here, and every other owner is notified that messages are wanted (``Wanted``).
+When such an owner has messages, it answers once (``Available``), and one parked pop is forwarded to it. If this pop
+receives a message, the next parked pop is forwarded, too, because there may be more messages. Idle proxies exchange no
+messages.
 
 Most forwarded pops with filters find no match, and then the next such pop is forwarded. So these pops wait in a
 separate line, only a few of them are forwarded at a time, and the other pops don't wait for them.
@@ -29,9 +30,9 @@ AnswerT = TypeVar("AnswerT")
 WANTED_SECONDS = 30.0
 """Seconds for which one ``Wanted`` message is valid."""
 LOOK_SECONDS = 2.0
-"""Maximum seconds after which a parked pop looks whether the owners of the queues have changed."""
+"""Maximum seconds after which a parked pop checks whether the owners of the queues have changed."""
 LOOKING_TOGETHER = 100
-"""Number of parked pops above which each of them looks less often. A look of one pop serves all of them."""
+"""Number of parked pops above which each of them checks less often. All of them benefit from the check of one pop."""
 CHOOSY_AT_ONCE = 32
 """Maximum number of pops with filters that are forwarded at one time. Thousands of them would keep the connections to
 other proxies busy for seconds."""
@@ -40,25 +41,27 @@ CHOOSY_SECONDS_MIN = 1.0
 
 
 class PeerPop(NamedTuple, Generic[AnswerT]):
-    """The answer of another proxy. ``arrivals`` None: it has messages. Otherwise it has none, and this is the number of
-    arrivals there that it had looked at."""
+    """The answer of another proxy. ``arrivals`` is None if the answer has messages.
+
+    Otherwise ``arrivals`` is the number of arrivals at that proxy that the pop has already checked.
+    """
 
     answer: AnswerT
     arrivals: int | None
 
 
 Forward: TypeAlias = Callable[[InstanceId], Awaitable[PeerPop[AnswerT]]]
-"""Sends this pop to another proxy, which answers it without waiting. Raises: PeerUnavailable."""
+"""Sends this pop to another proxy, which answers without waiting. Raises: PeerUnavailable."""
 
 
 class _Parked:
-    """A pop that waits here, and for other proxies."""
+    """A pop that waits for messages of this proxy and of other proxies."""
 
     def __init__(self, *, is_choosy: bool) -> None:
         self.is_choosy = is_choosy
         self.presence = Presence()
         self.call: InstanceId | None = None
-        """The proxy that has messages for it."""
+        """The proxy that has messages for this pop."""
 
     def wake(self, member: InstanceId) -> None:
         self.call = member
@@ -66,17 +69,17 @@ class _Parked:
 
 
 class _OtherOwners:
-    """The state of the other owners of one subscription's queues, as far as this proxy knows it."""
+    """This proxy's knowledge of the other owners of one subscription's queues."""
 
     def __init__(self) -> None:
         self.stocked: dict[InstanceId, None] = {}
         """The owners that have messages."""
         self.seen: dict[InstanceId, int] = {}
-        """The number of arrivals at each owner that pops have looked at without getting a message."""
+        """The number of arrivals at each owner that pops have checked without receiving a message."""
         self.wanted_until: dict[InstanceId, float] = {}
         self.plain: dict[_Parked, None] = {}
         self.choosy: dict[_Parked, None] = {}
-        """Pops with filters: most of them get nothing when they are forwarded."""
+        """Pops with filters. Most of them receive no message when they are forwarded."""
         self.attempts: dict[str, _Pop[Any]] = {}
         self.turn = 0
 
@@ -84,7 +87,7 @@ class _OtherOwners:
         return self.choosy if choosy else self.plain
 
     def wake(self, member: InstanceId, *, choosy_only: bool = False) -> None:
-        """Let the pops that have waited longest try ``member``: one without and one with a filter."""
+        """Let the longest-waiting pop without a filter and the longest-waiting pop with a filter try ``member``."""
         for line in (self.choosy,) if choosy_only else (self.plain, self.choosy):
             parked = next((one for one in line if one.call is None), None)
             if parked is not None:
@@ -92,7 +95,7 @@ class _OtherOwners:
 
 
 class RemotePops:
-    """Answers the pops of every subscription, here or through other proxies."""
+    """Answers the pops of every subscription, from this proxy's queues or through other proxies."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -102,8 +105,7 @@ class RemotePops:
     async def pop(
         self, served: ServedSubscription, request: PopRequest, presence: Presence, forward: Forward[AnswerT]
     ) -> list[Leased] | AnswerT:
-        """Return the messages leased here, or another proxy's answer. Raises the errors of
-        ``ServedSubscription.pop``."""
+        """Return the messages leased here, or another proxy's answer. Raises the errors of ``served.pops.pop``."""
         if not self._context.router.others(served.layout):
             return await served.pops.pop(request, presence)
         owners = self._other_owners.setdefault(served.name, _OtherOwners())
@@ -122,7 +124,7 @@ class RemotePops:
             pop.ended.set()
 
     def _in_turn(self, request: PopRequest, forward: Forward[AnswerT]) -> Forward[AnswerT]:
-        """Let a pop wait to be forwarded until fewer than ``CHOOSY_AT_ONCE`` are under way."""
+        """Delay the forwarding of a pop until fewer than ``CHOOSY_AT_ONCE`` pops with filters are being forwarded."""
 
         async def forwarding(member: InstanceId) -> PeerPop[AnswerT]:
             try:
@@ -147,7 +149,7 @@ class RemotePops:
 
 
 class _Pop(Generic[AnswerT]):
-    """One pop on its way. Its methods return None if no message is found."""
+    """A pop in progress. Its methods return None if no message is found."""
 
     def __init__(
         self,
@@ -166,7 +168,7 @@ class _Pop(Generic[AnswerT]):
         self._forward = forward
         self._full: TooManyInFlight | None = None
         self._seen: dict[InstanceId, int] = {}
-        """The number of arrivals at each owner that this pop has looked at without getting a message."""
+        """The number of arrivals at each owner that this pop has checked without receiving a message."""
         self._parked: _Parked | None = None
         self._is_superseded = False
         self.ended = asyncio.Event()
@@ -177,7 +179,7 @@ class _Pop(Generic[AnswerT]):
         return [] if found is None else found
 
     async def superseded(self) -> None:
-        """End this pop because a repeat takes over: its connection is probably dead. Return when it has ended."""
+        """End this pop, and return when it has ended. A repeat replaces it, so its connection is probably dead."""
         self._is_superseded = True
         if self._parked is not None:
             self._parked.presence.leave()
@@ -200,7 +202,7 @@ class _Pop(Generic[AnswerT]):
         return found
 
     async def patiently(self) -> list[Leased] | AnswerT | None:
-        """Pop as ``briefly`` does, and wait until there is a message or the wait time is over."""
+        """Pop as ``briefly`` does, but wait until a message is found or the wait time is over."""
         deadline = self._context.clock.monotonic() + self._request.wait_seconds
         parked = _Parked(is_choosy=self._request.selection.is_choosy)
         while not (self._presence.gone or self._is_superseded):
@@ -230,7 +232,7 @@ class _Pop(Generic[AnswerT]):
         return None
 
     def _has_news(self, member: InstanceId) -> bool:
-        """Whether ``member`` may have messages that this pop has not looked at."""
+        """Whether ``member`` may have messages that this pop has not checked."""
         owners = self._owners
         return member in owners.stocked or owners.seen.get(member, 0) > self._seen.get(member, -1)
 
@@ -241,7 +243,7 @@ class _Pop(Generic[AnswerT]):
         return bool(self._owners.stocked) and is_turn
 
     def _others(self) -> Sequence[InstanceId]:
-        """Return the other owners: first those that are known to have messages, then the rest, in rotating order."""
+        """Return the other owners in rotating order, but owners that are known to have messages first."""
         others = self._context.router.others(self._served.layout)
         start = self._owners.turn % len(others) if others else 0
         return sorted([*others[start:], *others[:start]], key=lambda one: one not in self._owners.stocked)
@@ -270,7 +272,7 @@ class _Pop(Generic[AnswerT]):
                 owners.stocked[parked.call] = None
 
     async def _try(self, members: Sequence[InstanceId], tried: set[InstanceId]) -> AnswerT | None:
-        """Forward the pop to one member after the other, until one has messages."""
+        """Forward the pop to one member after the other, until a member has messages."""
         owners = self._owners
         for member in members:
             tried.add(member)
@@ -291,7 +293,7 @@ class _Pop(Generic[AnswerT]):
         return None
 
     async def _forwarded_to(self, member: InstanceId) -> PeerPop[AnswerT] | None:
-        """Forward the pop to ``member``. If the client leaves, the request ends, so that ``member`` notices it."""
+        """Forward the pop to ``member``. If the client leaves, cancel the request, so that ``member`` is notified."""
         self._context.router.forwarded[member] += 1
         forwarding = asyncio.ensure_future(self._forward(member))
         self._presence.on_leave = lambda: _cancel(forwarding)

@@ -1,13 +1,13 @@
-"""The dead letters of one subscription for its admin: lists, shows, redrives and purges them.
+"""Lists, shows, redrives and purges the dead letters of one subscription for its admin.
 
 Theory of operation. The dead-letter queue is consumed only during a request or a redrive, by one walk at a time. Walks
-take turns (``_turn``; no message of a client ever waits for it). A redrive takes a turn for each batch, so that a list
-in between is answered at once; the walk of the redrive then begins at the front again. Letters that a walk does not
-settle are in their old places when it closes. A list keeps its walk for some seconds, so that the next page can
-continue.
+take turns (``_turn``); no message of a client waits for a turn. A redrive takes a turn for each batch, so that a list
+request between two batches is answered at once. After such a request, the redrive's walk begins at the front again.
+Letters that a walk does not settle are in their old places when the walk closes. A list retains its walk for some
+seconds, so that the next page can continue.
 
-While a redrive runs, the store has a mark beside the records of its letters. If the process is killed, the mark stays,
-and the next process walks once over the queue and finishes the moves that were begun. The redrive is not resumed.
+While a redrive runs, the store has a mark beside the records of its letters. If the process is killed, the mark stays.
+The next process then walks once over the queue and finishes the moves that were begun. It does not resume the redrive.
 
 In a cluster the owner of the subscription's first queue owns its dead letters, from ``start`` to ``stop``. If another
 proxy takes that queue over, a running redrive is cancelled.
@@ -49,11 +49,11 @@ from popgate.runtime.deadlines import NEVER
 _log = logging.getLogger(__name__)
 
 KEPT_SECONDS = 5.0
-"""Seconds for which the walk of a list is kept for the next page."""
+"""Seconds for which the walk of a list stays open for the next page."""
 PAUSE_KEPT_SECONDS = 300.0
-"""Maximum pause, in seconds, for which a redrive keeps its walk."""
+"""Maximum pause, in seconds, during which a redrive's walk stays open."""
 PURGE_SECONDS = 20.0
-"""Maximum seconds until a purge answers; the rest takes another request."""
+"""Maximum seconds until a purge answers. If letters are left, the client must repeat the request."""
 CANCEL_SECONDS = 5.0
 STOP_SECONDS = 0.2
 RETRY_SECONDS = 1.0
@@ -86,13 +86,15 @@ class DeadLetters:
         self._working: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._closed = context.router.cluster is not None
-        """Whether this proxy does not own the letters."""
+        """True while this proxy does not own the letters."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Own the letters, and finish the moves of a killed process in the background. Idempotent. Raises:
-        StateUnavailable."""
+        """Become the owner of the letters, and finish a killed process's moves in the background. Idempotent.
+
+        Raises: StateUnavailable.
+        """
         if self._closed:
             self._closed, self._epoch = False, 0
         left = await self._context.leases.load(self._layout.dead)
@@ -101,8 +103,11 @@ class DeadLetters:
             self._sweep_soon(marks)
 
     async def stop(self) -> None:
-        """End a running redrive after its present batch, or at once if that takes too long. Let go of the queue.
-        Idempotent."""
+        """Stop owning the letters, and close the walk. Idempotent.
+
+        A running redrive ends after its present batch, or is cancelled if the batch takes longer than
+        ``STOP_SECONDS``.
+        """
         self._closed = True
         self._context.deadlines.cancel(self)
         if self.redrive_now is not None:
@@ -114,31 +119,31 @@ class DeadLetters:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
-        if self._closed:  # it was not started again meanwhile
+        if self._closed:  # ``start`` was not called during the wait
             await self._close_walk(in_order=False)
             self._epoch = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether this proxy owns the letters. It may own the first queue a moment before."""
+        """Whether this proxy owns the letters. It may already own the first queue a moment earlier."""
         return not self._closed
 
     @property
     def held_count(self) -> int:
-        """Dead letters that the broker does not count as waiting, because a walk is under way."""
+        """The number of dead letters that the broker does not count as ready, because a walk holds them."""
         return self._walk.held_count if self._walk is not None else 0
 
     @property
     def is_sweeping(self) -> bool:
-        """Whether the moves of an earlier process are being finished."""
+        """Whether this proxy is finishing the moves of an earlier process."""
         return self._sweeping is not None and not self._sweeping.done()
 
     # -- looking --------------------------------------------------------------------------------------------------
 
     async def page(self, request: PageRequest) -> Page:
-        """Return the next letters in the queue's order. Changes nothing.
+        """Return the next letters in the queue's order, without changing them.
 
-        If the letter ``after`` is gone, the page begins with letters that were dead-lettered later.
+        If the letter ``after`` no longer exists, the page begins with letters that were dead-lettered later.
         Raises: BrokerUnavailable, StateUnavailable, QueueGone; Conflict if another consumer has the queue.
         """
         async with self._taking_turns():
@@ -171,7 +176,7 @@ class DeadLetters:
     # -- purge ----------------------------------------------------------------------------------------------------
 
     async def purge(self, choice: LetterChoice) -> Purged:
-        """Drop the chosen letters among those that are there now, for good. Raises the errors of ``page``."""
+        """Delete the chosen letters that are in the queue now. Raises the errors of ``page``."""
         deadline = self._context.clock.monotonic() + PURGE_SECONDS
         purged, complete = 0, True
         async with self._taking_turns(closes=True):
@@ -193,7 +198,7 @@ class DeadLetters:
     # -- redrive --------------------------------------------------------------------------------------------------
 
     def redrive(self, order: RedriveOrder, target: TopicSpec | None) -> Redrive:
-        """Start a redrive in the background. Raises: Conflict while another one runs; RetryLater."""
+        """Start a redrive in the background. Raises: Conflict while another redrive runs; RetryLater."""
         self._check_open()
         running = self.redrive_now
         if running is not None and running.is_running:
@@ -212,8 +217,10 @@ class DeadLetters:
         return redrive
 
     def latest_redrive(self) -> Redrive:
-        """Return the running redrive, or the latest one. Raises: RedriveNotFound, if there was none since this proxy
-        owns the letters; RetryLater."""
+        """Return the running redrive, or the latest one.
+
+        Raises: RedriveNotFound if this proxy has started none; RetryLater if this proxy does not own the letters.
+        """
         self._check_open()
         if self.redrive_now is None:
             raise RedriveNotFound(
@@ -223,7 +230,7 @@ class DeadLetters:
         return self.redrive_now
 
     async def cancel(self) -> Redrive:
-        """End the running redrive after its present batch. Wait for that, but at most ``CANCEL_SECONDS``. Idempotent.
+        """End the running redrive after its present batch. Wait at most ``CANCEL_SECONDS`` for the end. Idempotent.
 
         Raises: RedriveNotFound, RetryLater.
         """
@@ -242,7 +249,7 @@ class DeadLetters:
         state = RedriveState.CANCELLED
         try:
             state = await self._redrive_all(redrive, route)
-        except PopgateError as error:  # not RetryLater: ``_redrive_all`` tries again after that one
+        except PopgateError as error:  # not RetryLater: ``_redrive_all`` handles RetryLater by trying again
             redrive.trouble, state = error.detail, RedriveState.FAILED
         finally:
             async with self._turn:
@@ -279,13 +286,13 @@ class DeadLetters:
         return RedriveState.FAILED if redrive.is_hopeless else RedriveState.DONE
 
     async def _redrive_batch(self, progress: RedriveProgress) -> bool:
-        """Move a batch. Return whether nothing is left to do."""
+        """Move a batch. Return whether the redrive has nothing left to do."""
         redrive = progress.redrive
         count = redrive.batch_count()
         if not count or redrive.is_hopeless:
             return True
         walk = await self._walk_of(redrive)
-        if walk is not progress.walk:  # there was another walk in between: begin at the front again
+        if walk is not progress.walk:  # another walk was made since: begin at the front again
             progress.begin(walk)
         if not progress.pending:
             letters = await walk.read(count if redrive.order.choice.is_all else READ_COUNT)
@@ -302,7 +309,7 @@ class DeadLetters:
         return False
 
     async def _mark(self, redrive: Redrive) -> LeaseId:
-        """Write the mark that tells a later process that a redrive was under way."""
+        """Write the mark from which a later process learns that a redrive was under way."""
         await self._claimed()
         lease_id = self._context.mint_lease_id()
         entry = GrantEntry(self._layout.dead, self._epoch, CopyId(MARK_PREFIX + redrive.id), 0)
@@ -336,7 +343,7 @@ class DeadLetters:
         self._sweeping = self._context.background.spawn(self._sweep(marks), name=f"sweep {self._layout.dead}")
 
     async def _sweep(self, marks: dict[CopyId, LeaseId]) -> None:
-        """Walk once over the queue: ack letters that are settled, and finish moves that were begun."""
+        """Walk over the queue until every move is decided: ack settled letters, and finish moves that were begun."""
         pause = RETRY_SECONDS
         while not self._closed:
             try:
@@ -367,7 +374,7 @@ class DeadLetters:
 
     @contextlib.asynccontextmanager
     async def _taking_turns(self, *, closes: bool = False) -> AsyncGenerator[None]:
-        """Allow one user of the queue at a time. A walk is closed afterwards if it failed, or if ``closes`` is set."""
+        """Allow one user of the queue at a time. Close the walk after an error, or if ``closes`` is set."""
         async with self._turn:
             self._check_open()
             try:
@@ -381,7 +388,7 @@ class DeadLetters:
                 await self._close_walk()
 
     async def _walk_of(self, owner: object) -> DeadWalk:
-        """Return the walk of ``owner``, or a new one if it has none any more."""
+        """Return the open walk of ``owner``, or open a new walk."""
         if self._walk is not None and (self._walk_owner is not owner or self._walk.ended):
             await self._close_walk()
         if self._walk is None:

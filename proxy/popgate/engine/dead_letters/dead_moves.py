@@ -1,8 +1,8 @@
 """Redrives or drops dead letters, a batch at a time. No letter is lost or duplicated, even if a process dies.
 
-The fence and the order are those of dead-lettering. The letter is leased (for zero seconds: only the claim and the
-record matter here). The move is written with the copy's new id. Then the copy is published with confirm, and the letter
-is settled and acked. A move that was begun is finished with the id and the target in its record.
+The fence and the order are those of dead-lettering. The letter is leased for zero seconds, because only the claim
+and the record matter here. The move is written with the copy's new id. Then the copy is published with confirm, and the
+letter is settled and acked. A move that was begun is finished with the id and the target in its record.
 """
 
 import logging
@@ -41,7 +41,7 @@ Route = Callable[[Letter, CopyId], BrokerQueue]
 
 
 class Overtaken(BrokerUnavailable):
-    """Another proxy has claimed the dead-letter queue, so it must be claimed again first."""
+    """Another proxy has claimed the dead-letter queue. This proxy must claim the queue again."""
 
 
 def refused(status: GrantStatus, layout: Layout) -> RetryLater:
@@ -52,10 +52,10 @@ def refused(status: GrantStatus, layout: Layout) -> RetryLater:
 
 
 class Moved(NamedTuple):
-    """The outcome of a batch of letters. Letters that ``stay`` are dead letters as before. ``why``: the reason for the
-    last letter that was not moved.
+    """The outcome of a batch of letters. Letters in ``stay`` were not moved. ``why``: the reason for the last letter
+    that was not moved.
 
-    ``unknown``: the broker did not confirm or refuse some letters; the next walk that finds them finishes their moves.
+    ``unknown``: the broker neither confirmed nor refused some letters. The next walk finishes their moves.
     """
 
     moved: Sequence[Letter] = ()
@@ -85,8 +85,8 @@ class _Move(NamedTuple):
 
 
 class Purged(NamedTuple):
-    """The number of purged letters. ``dead``: how many are left. Not ``complete``: it took too long; ask again for the
-    rest."""
+    """The number of purged letters. ``dead``: the number of letters left. Not ``complete``: the purge took too long.
+    Repeat it for the rest."""
 
     purged: int
     dead: int
@@ -105,7 +105,7 @@ class DeadMoves:
     # -- where letters go -----------------------------------------------------------------------------------------
 
     def home(self, letter: Letter, copy_id: CopyId) -> BrokerQueue:
-        """Return a queue of the letter's own subscription: that of its ordering key, or the one that it came from."""
+        """Return a queue of the letter's own subscription: the queue of its ordering key, or its former queue."""
         queues, key = self._layout.queues, letter.message.ordering_key
         if key is not None and not self._layout.adopted:
             return queues[queue_index(key, len(queues))]
@@ -114,8 +114,8 @@ class DeadMoves:
 
     @staticmethod
     def to_topic(spec: TopicSpec) -> Route:
-        """Return the route to another topic: to one queue of each group, as for any publish. A repeat takes the same
-        one."""
+        """Return the route to another topic: to one queue of each group, as for any publish. A repeat uses the same
+        route."""
 
         def route(letter: Letter, copy_id: CopyId) -> BrokerQueue:
             index = queue_index(letter.message.ordering_key or copy_id, spec.queue_count)
@@ -126,9 +126,9 @@ class DeadMoves:
     # -- redrive --------------------------------------------------------------------------------------------------
 
     async def redrive(self, walk: DeadWalk, letters: Sequence[Letter], route: Route, epoch: int) -> Moved:
-        """Publish the letters to the targets of ``route``, or of the moves that were begun, and settle them here.
+        """Publish the letters to the targets of ``route``, or of moves already begun, and settle them here.
 
-        Raises: Overtaken, StateUnavailable, BrokerUnavailable; the next walk finishes moves that were begun.
+        Raises: Overtaken, StateUnavailable, BrokerUnavailable. The next walk then finishes moves that were begun.
         """
         mine, begun = await self._lease(walk, letters, epoch)
         moves = [_Move(letter, record, False) for letter, record in begun]
@@ -136,12 +136,12 @@ class DeadMoves:
         return await self._finish(walk, moves)
 
     async def finish(self, walk: DeadWalk, letters: Sequence[Letter]) -> Moved:
-        """Finish the moves that were begun; the other letters stay. Raises the errors of ``redrive``."""
+        """Finish the moves that were begun, and leave the other letters unchanged. Raises the errors of ``redrive``."""
         moves = [_Move(one, one.record, False) for one in letters if one.is_half_moved and one.record is not None]
         return await self._finish(walk, moves)
 
     async def drop(self, walk: DeadWalk, letters: Sequence[Letter], epoch: int) -> int:
-        """Settle the letters for good, and return their number. Moves that a redrive has begun are finished instead.
+        """Delete the letters, and return their number. Letters whose moves were begun are moved instead.
 
         Raises the errors of ``redrive``.
         """
@@ -267,7 +267,7 @@ class DeadMoves:
         return topic, Outgoing(message=copy, topic=topic, index=index, once=True)
 
     def _missing(self, outgoing: Outgoing) -> BrokerQueue | None:
-        """Return the deleted queue because of which this would not reach every group of its topic, or None."""
+        """Return the deleted queue, if any, that would prevent the copy from reaching every group of its topic."""
         if not self._context.missing_queues:
             return None
         if outgoing.queue is not None:

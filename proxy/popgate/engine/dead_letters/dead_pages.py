@@ -1,7 +1,7 @@
 """Divides the list of dead letters into pages.
 
 Decides what a page contains, and where it begins if the letter before it (``after``) no longer exists. ``dead_walk``
-walks the queue.
+reads the queue.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,12 @@ from popgate.engine.queue.buffered import size_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRequest:
-    """The parameters of a page. ``after``: the ``next`` of the page before. ``cut`` shortens a message for the answer,
-    in which it then takes at most ``answer_bytes``. The page ends at ``ANSWER_BYTES_MAX``."""
+    """The parameters of a page.
+
+    ``after``: the ``next`` of the previous page. ``cut`` shortens a message for the answer. ``answer_bytes`` returns
+    the maximum size of a message in the answer. A page has at most ``ANSWER_BYTES_MAX`` bytes, but at least one
+    message.
+    """
 
     max_messages: int
     after: CopyId | None = None
@@ -44,7 +48,8 @@ class Page(NamedTuple):
 class PageBuilder:
     """Fills one page from a walk.
 
-    Until the walk has passed ``after`` (``is_there``), letters later than ``after`` are collected, in case it is gone.
+    Until the walk reaches the letter ``after`` (``is_there``), letters later than ``after`` are collected. They form
+    the page if the walk never reaches that letter.
     """
 
     def __init__(self, walk: DeadWalk, request: PageRequest, *, is_there: bool) -> None:
@@ -75,7 +80,7 @@ class PageBuilder:
         return Page(self._shown, self._walk.dead, self._shown[-1].letter.copy_id if more else None)
 
     def _take(self, letter: Letter) -> bool:
-        """Put a letter on the page if it belongs there. Return False if it has to wait for the next page."""
+        """Add a letter to the page if it belongs to the page. Return False if the letter belongs to the next page."""
         after = self._request.after
         if not self.is_there and letter.copy_id == after:
             self.is_there, self._is_full = True, False

@@ -1,15 +1,15 @@
-"""One walk over a dead-letter queue, from its front on, in order and without changing it.
+"""Reads a dead-letter queue once, from its front, in order and without changing the queue.
 
-Owns one channel and its prefetch. The caller decides on the letters: those that it does not ``ack`` stay with the
-broker, unsettled, and are in their old places again when the walk is closed. So a walk holds only letters in memory
-that have arrived and were not read yet, however long the queue is.
+Owns one channel and its prefetch. The caller decides on the letters. Letters that the caller does not ``ack`` stay
+unsettled at the broker, and are in their old places again when the walk is closed. So however long the queue is, a walk
+holds only those letters in memory that have arrived and were not read yet.
 
-The broker pushes while it has credit, one credit for each message, and an ack returns the credit. A letter that is not
-acked does not return it, so the walk asks for fresh credit, a window at a time, when none is left.
+The broker delivers while the channel has credit. Each message uses one credit, and an ack returns the credit. A letter
+that is not acked returns no credit. So when no credit is left, the walk grants a new window of credit.
 
-A RabbitMQ queue keeps messages that were returned in a list of their own, ahead of the others. A message that is
-returned again goes to the end of that list. So a walk that has taken a part of the list also takes the rest before it
-closes: all of it is then in its old order.
+A RabbitMQ queue holds returned messages in a separate list, ahead of the other messages. A message that is returned
+again moves to the end of this list. So a walk that has read a part of the list also reads the rest before it closes.
+Then the whole list is in its old order again.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ SHARE_BYTES = 32 * 1024 * 1024
 CREDIT_MAX = 16_384
 SLOW_CREDIT = 16
 REMEMBERED_MAX = 4_096
-"""Number of earlier letters among which a second copy of the same letter is recognized."""
+"""Number of letters that a walk remembers to recognize a second copy of the same letter."""
 LOOK_SECONDS = 0.2
-"""Seconds between two questions to the broker about its letters or consumers."""
+"""Seconds between two queries to the broker for its backlog or its consumers."""
 ALONE_ATTEMPTS = 5
 ARRIVAL_SECONDS_MAX = 15.0
 """Maximum seconds to wait for the next letter. RabbitMQ elects another leader 10 s after the present one hangs."""
 ROUND_SECONDS_MAX = 10.0
-"""Maximum seconds to read the rest of the returned letters before a close. If it takes longer, their order changes."""
+"""Maximum seconds to read the rest of the returned letters before a close. After this time, their order changes."""
 _SETTLED = (RecordState.ACKED, RecordState.DEAD)
 
 
@@ -58,7 +58,7 @@ class Letter(NamedTuple):
 
     @property
     def is_half_moved(self) -> bool:
-        """Whether its redrive was begun. Its copy may or may not have reached the target."""
+        """Whether a move of the letter was begun. The copy may or may not have reached the target."""
         return self.record is not None and self.record.state is RecordState.MOVING
 
     @property
@@ -88,14 +88,14 @@ class DeadWalk:
         self._news: asyncio.Future[None] | None = None
         self._left = 0
         self._is_in_line = False
-        """Whether the last delivery had been returned before."""
+        """Whether the last delivery is a message that was returned to the queue earlier."""
         self._lost = ""
         self._gone = False
         self._unsettled = 0
         self._passed: dict[CopyId, None] = {}
 
     async def open(self) -> None:
-        """Begin at the front. Letters that come later are not part of this walk.
+        """Begin at the front. Letters that arrive in the queue later are not part of this walk.
 
         Raises: BrokerUnavailable, QueueGone; Conflict if another consumer has the queue.
         """
@@ -109,7 +109,7 @@ class DeadWalk:
 
     @property
     def dead(self) -> int:
-        """The number of dead letters: those that this walk has read and not acked, and those still to be read."""
+        """The number of dead letters that this walk has read and not acked, or has still to read."""
         return self._left + self._unsettled - len(self._arrived) - len(self._unread)
 
     @property
@@ -118,13 +118,13 @@ class DeadWalk:
         return 0 if self.ended else self._unsettled
 
     def limit(self, count: int, *, slowly: bool = False) -> None:
-        """Read at most ``count`` more letters; ``slowly``: buffer only a few of them."""
+        """Read at most ``count`` more letters. With ``slowly``, buffer only a few of them."""
         self._left = min(self._left, count)
         if slowly:
             self._credit_max = SLOW_CREDIT
 
     async def read(self, count_max: int) -> list[Letter]:
-        """Return the next letters, at least one; an empty list at the end. Settled letters are left out.
+        """Return at least one letter, or an empty list at the end of the walk. Settled letters are acked, not returned.
 
         Raises: BrokerUnavailable, StateUnavailable, QueueGone.
         """
@@ -160,8 +160,10 @@ class DeadWalk:
             await self._channel.flush()
 
     async def close(self, *, in_order: bool = True) -> None:
-        """Return all unsettled letters to the queue. ``in_order``: in their old order, within ``ROUND_SECONDS_MAX``.
-        Idempotent."""
+        """Return all unsettled letters to the queue. Idempotent.
+
+        With ``in_order``, their old order is restored, if that takes at most ``ROUND_SECONDS_MAX``.
+        """
         if in_order and self._is_in_line and not self.ended:
             try:
                 async with asyncio.timeout(ROUND_SECONDS_MAX):
@@ -196,14 +198,14 @@ class DeadWalk:
     # -- how ------------------------------------------------------------------------------------------------------
 
     async def _be_alone(self) -> None:
-        """Raises: Conflict, if another consumer has the queue; QueueGone."""
+        """Check that the queue has no other consumer. Raises: Conflict, QueueGone."""
         for _ in range(ALONE_ATTEMPTS):
             (depth,) = await self._context.broker.depth([self._queue])
             if depth.ready is None:
                 raise QueueGone(queue_gone_detail(self._queue))
             if not depth.consumers:
                 return
-            await asyncio.sleep(LOOK_SECONDS)  # RabbitMQ may count this proxy's last consumer for a moment
+            await asyncio.sleep(LOOK_SECONDS)  # RabbitMQ may still count this proxy's previous consumer
         raise Conflict(
             f"queue {self._queue} has other consumers, which may hold dead letters; stop them first "
             "(rabbitmqctl list_consumers names them)"
@@ -218,8 +220,7 @@ class DeadWalk:
     async def _more(self) -> bool:
         """Wait until letters have arrived. Return False if the broker has no more.
 
-        Raises: BrokerUnavailable, if no letter comes although the broker has some, or if it can't count them;
-        QueueGone.
+        Raises: BrokerUnavailable (the broker has letters but delivers none, or can't count them), QueueGone.
         """
         deadline = self._context.clock.monotonic() + ARRIVAL_SECONDS_MAX
         while not self._arrived:
@@ -246,7 +247,7 @@ class DeadWalk:
         return self._channel
 
     async def _ask(self, channel: Channel) -> None:
-        """Ask for fresh credit: as many letters as may arrive at once, by the sizes of the earlier ones."""
+        """Grant the broker new credit. Its size follows from the sizes of earlier letters and ``SHARE_BYTES``."""
         grown = self._window.grown(SHARE_BYTES) if self._last_tag else self._window.restart(SHARE_BYTES)
         self._credit = min(grown, self._credit_max)
         self._credit_from_tag = self._last_tag
@@ -258,7 +259,7 @@ class DeadWalk:
             news.set_result(None)
 
     async def _letters(self, deliveries: Sequence[Delivery]) -> list[Letter]:
-        """Return the letters among ``deliveries`` that are not settled, and ack the others."""
+        """Return the unsettled letters among ``deliveries``. Ack settled letters and second copies."""
         named = [(self._copy_id(delivery), delivery) for delivery in deliveries]
         records = await self._context.leases.peek(
             self._queue, [copy_id for copy_id, delivery in named if delivery.identified]
@@ -268,7 +269,7 @@ class DeadWalk:
         for copy_id, delivery in named:
             record = records.get(copy_id)
             is_settled = record is not None and record.state in _SETTLED
-            if is_settled or copy_id in self._passed:  # moved or purged before, or dead-lettered twice
+            if is_settled or copy_id in self._passed:  # moved, purged, or dead-lettered twice
                 over.append(delivery.tag)
                 continue
             self._passed[copy_id] = None

@@ -1,7 +1,7 @@
-"""The request for a redrive, and its progress.
+"""The request for a redrive, and the redrive's progress.
 
-Values and bookkeeping only; ``dead_letters`` does the work. A redrive moves only letters that are there when it starts,
-so that a message that is dead-lettered again meanwhile does not go round in circles.
+This module holds values only; ``dead_letters`` does the work. A redrive moves only letters that are in the queue when
+it starts. Otherwise a message that is dead-lettered again during the redrive would be moved again and again.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from popgate.engine.dead_letters.dead_moves import BATCH_BYTES_MAX, BATCH_COUNT_
 from popgate.engine.dead_letters.dead_walk import DeadWalk, Letter
 
 RATE_SLICES = 4
-"""Number of batches a second of a redrive with a rate. A batch has at least one letter, so a low rate has fewer."""
+"""Batches a second of a redrive with a rate. At a low rate there are fewer, because a batch has at least one letter."""
 SKIPPED_MAX = 1_000
-"""Maximum number of letters that can't be moved, after which a redrive ends."""
+"""Number of letters that can't be moved at which a redrive ends."""
 SKIPPED_IN_VAIN_MAX = 16
-"""The same maximum for a redrive that has moved no letter."""
+"""Number of letters that can't be moved at which a redrive ends that has moved no letter."""
 
 
 class RedriveState(StrEnum):
@@ -31,7 +31,7 @@ class RedriveState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterChoice:
-    """The choice of letters: named ones, old ones, or all. ``before``: dead-lettered before that Unix time."""
+    """Selects letters by id, message id or age, or selects all. ``before``: dead-lettered before this Unix time."""
 
     ids: frozenset[CopyId] | None = None
     message_ids: frozenset[str] | None = None
@@ -51,8 +51,10 @@ class LetterChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveOrder:
-    """The parameters of a redrive. ``max_messages`` None: all chosen letters. ``target_topic`` None: each letter goes
-    back to its own subscription."""
+    """The parameters of a redrive.
+
+    ``max_messages`` None: all chosen letters. ``target_topic`` None: each letter returns to its own subscription.
+    """
 
     choice: LetterChoice
     max_messages: int | None = None
@@ -73,9 +75,9 @@ class Redrive:
         self.moved = 0
         self.failed = 0
         self.trouble = ""
-        """The reason why it failed; while it runs, the reason why it waits."""
+        """The reason why the redrive failed, or, while the redrive runs, why it waits."""
         self.skipped: set[CopyId] = set()
-        """Letters that can't be moved: they are not tried again."""
+        """Letters that can't be moved. The redrive does not try them again."""
         self.ids_left = set(order.choice.ids) if order.choice.ids is not None else None
         self.cancelled = asyncio.Event()
         self.ended = asyncio.Event()
@@ -92,7 +94,7 @@ class Redrive:
         return len(self.ids_left)
 
     def found(self, dead: int) -> None:
-        """Set the total at the start, when ``dead`` letters are there."""
+        """Set the total at the start of the redrive, from the number of letters in the queue (``dead``)."""
         if self.total is None:
             order, wanted = self.order, dead
             if order.choice.message_ids is not None:
@@ -118,7 +120,7 @@ class Redrive:
         return 0.0 if rate is None else max(0.0, (self.moved + self.failed) / rate - elapsed_seconds)
 
     def chosen(self, letters: Sequence[Letter]) -> list[Letter]:
-        """Return the letters to be moved: the chosen ones, and all whose moves another redrive has begun."""
+        """Return the letters to move: the chosen letters, and all letters whose moves another redrive has begun."""
         return [
             letter
             for letter in letters
@@ -126,7 +128,7 @@ class Redrive:
         ]
 
     def done(self, moved: Moved) -> None:
-        """Count the outcome of a batch."""
+        """Add the outcome of a batch to the progress."""
         self.moved += len(moved.moved)
         self.failed += len(moved.stay)
         self.skipped.update(letter.copy_id for letter in moved.stay)
@@ -148,7 +150,7 @@ class Redrive:
 
 
 def first_batch(letters: Sequence[Letter], count_max: int) -> list[Letter]:
-    """Return the first of ``letters``: at most ``count_max``, within the maximum bytes of a batch, at least one."""
+    """Return the first of ``letters``: at most ``count_max`` and ``BATCH_BYTES_MAX`` bytes, but at least one letter."""
     taken: list[Letter] = []
     size = 0
     for letter in letters[:count_max]:
@@ -167,11 +169,11 @@ class RedriveProgress:
         self.route = route
         self.walk: DeadWalk | None = None
         self.pending: list[Letter] = []
-        """Letters that are chosen and not moved yet."""
+        """Chosen letters that are not moved yet."""
         self._bound: int | None = None
 
     def begin(self, walk: DeadWalk) -> None:
-        """Begin with a walk that is at the front. Letters that came after the start of the redrive are left out."""
+        """Continue with a walk that is at the front. Letters that arrived after the redrive's start are not read."""
         self.walk, self.pending = walk, []
         if self._bound is None:
             self._bound = walk.dead

@@ -94,8 +94,8 @@ class GroupSettlements:
         return settled.plus(step)
 
     async def _apply(self, served: ServedSubscription, stream: StreamName, step: SettlementStep) -> None:
-        """Apply the store's decisions to the queues. Look up the messages now, because they may have changed
-        meanwhile."""
+        """Apply the store's decisions to the queues. Look up the messages again, because they may have changed since
+        the request."""
         hosts = {host.broker_queue: host for host in served.hosts}
         done: list[JournalSubject] = []
         acked: dict[QueueHost, list[BufferedMessage]] = {}

@@ -1,10 +1,10 @@
-"""Lease groups: replayable batches for batch engines (decision 12).
+"""Serves lease groups, which are replayable batches for batch engines (decision 12).
 
 Theory of operation. A PUT leases messages by pops of ordinary size under one lease id. The store writes each pop's
-leases and their membership in one step, and freezes the group at the end. A read takes the members from the store,
-where their records tell whether the leases hold, and the bodies from memory, or again from the broker. A settlement
-goes over the members in batches, and the store keeps its progress. So a kill between any two steps leaves a group with
-which the same request can continue:
+leases and their membership in one step, and freezes the group at the end. A read gets the members from the store,
+whose records show whether the leases are valid. It gets the bodies from memory, or again from the broker. A settlement
+processes the members in batches, and the store records its progress. So a kill between any two steps leaves a group
+with which the same request can continue:
 
     killed                    the same request then
     while a PUT leases        continues with the leased messages, which no client has seen; without it, they expire
@@ -37,15 +37,15 @@ from popgate.ports.leases import GroupPart
 from popgate.ports.peers import LeaseForGroup
 
 POP_MAX = 1024
-"""Maximum number of messages in one pop for a group: other pops have their turn in between."""
+"""Maximum number of messages in one pop for a group, so that other pops can run between two such pops."""
 ABANDONED_SECONDS = 900.0
-"""Seconds after the end of its leases until an unfinished group is dropped: no client has seen it."""
+"""Seconds after the end of its leases until an unfinished group, which no client has seen, is dropped."""
 KEPT_SECONDS = 30 * 86_400.0
 """Seconds after the end of its leases until any group is dropped."""
 
 
 class FormedGroup(NamedTuple):
-    """The answer to a PUT. ``existing``: the group was there already, frozen."""
+    """The answer to a PUT. ``existing``: the group already existed and was frozen."""
 
     message_count: int
     slices: int
@@ -54,7 +54,7 @@ class FormedGroup(NamedTuple):
 
 
 class ExtendedGroup(NamedTuple):
-    """A group after an extension. ``is_held`` False: its leases had run out; a PUT may lease the same messages
+    """A group after an extension. ``is_held`` False: the leases had expired. A PUT may lease the same messages
     again."""
 
     group: StoredGroup
@@ -64,8 +64,8 @@ class ExtendedGroup(NamedTuple):
 class LeaseGroups:
     """Serves the lease groups of every subscription of this proxy.
 
-    Every call raises TopicNotFound, GroupNotFound and StateUnavailable. Writes until then stay, and the same call
-    continues from there.
+    Every call raises TopicNotFound, GroupNotFound and StateUnavailable. Changes before the error
+    are kept, and the same call continues from there.
     """
 
     def __init__(self, context: EngineContext, topics: Topics) -> None:
@@ -86,13 +86,14 @@ class LeaseGroups:
         slices: int,
         invisibility_seconds: float | None,
     ) -> FormedGroup:
-        """Return the group of this epoch, with leases that hold. If there is none, form it of the ready messages.
+        """Return the group of this epoch, with valid leases. If it does not exist, form it from the ready messages.
 
-        If nothing is ready, the answer is empty and no group is kept. An existing group is returned unchanged; its
+        If nothing is ready, the answer is empty and no group is kept. An existing group is returned unchanged. Its
         leases are renewed if less than half of ``invisibility_seconds`` is left. ``max_messages`` 0 never forms a
-        group: a client that comes back for a batch must not get another one under its name.
-        Raises: LeaseGroupAcked, Conflict (another request forms it, or there are too many), BrokerUnavailable,
-        TooManyInFlight if no message may be leased, WrongMode; LeaseGroupNotFound for ``max_messages`` 0.
+        group: a client that repeats a batch must not receive another batch under the same name.
+        Raises: LeaseGroupAcked, Conflict (another request forms the group, or there are too many groups),
+        BrokerUnavailable, TooManyInFlight if no message may be leased, WrongMode; LeaseGroupNotFound for
+        ``max_messages`` 0.
         """
         served = await self._topics.subscription_to_pop(topic, group)
         key = GroupKey(served.name, stream, epoch)
@@ -132,7 +133,7 @@ class LeaseGroups:
         return found if found.remaining_seconds * 2 >= seconds else await self._renew(served, key, seconds)
 
     async def _standing(self, spec: GroupSpec, key: GroupKey) -> FormedGroup:
-        """Return a group whose leases hold, while pops drain. Raises: WrongMode, if they don't, or there is no
+        """Return a frozen group with valid leases while pop mode drains. Raises: WrongMode if there is no such
         group."""
         found = await self._store.find(key) if leased_by(spec) is ConsumeMode.POP else None
         if found is None or found.state is not GroupState.FROZEN or found.remaining_seconds <= 0.0:
@@ -142,10 +143,10 @@ class LeaseGroups:
     async def _form(
         self, served: ServedSubscription, begun: StoredGroup, part: GroupPart, max_messages: int, seconds: float
     ) -> StoredGroup | None:
-        """Lease until there are ``max_messages``, or nothing is ready. None: nothing was ready.
+        """Lease members until there are ``max_messages``, or nothing is ready. Return None if there are no members.
 
-        Leases of earlier members are renewed meanwhile, long before they would run out. If that takes too long for so
-        many members, the group is formed of those that there are.
+        Leases of earlier members are renewed long before they expire. If there are too many members to renew in time,
+        the group is formed from the present members.
         """
         formed = begun
         if begun.message_count:  # by a request that was interrupted
@@ -171,8 +172,10 @@ class LeaseGroups:
     async def _hold(
         self, served: ServedSubscription, key: GroupKey, count: int, seconds: float, least: float
     ) -> StoredGroup:
-        """Return a group that is being formed. Renew its leases if less than ``least`` seconds are left, or if it has
-        not ``count`` members because some were leased to others, or were leased again. Raises the errors of ``_renew``.
+        """Return a group that is being formed.
+
+        Renew its leases if less than ``least`` seconds are left, or if the group does not have ``count`` members,
+        because some were leased to other clients or were leased again. Raises the errors of ``_renew``.
         """
         formed = await self._store.find(key)
         if formed is None:
@@ -182,10 +185,9 @@ class LeaseGroups:
         return await self._renew(served, key, seconds, regrant=False)
 
     async def _pop(self, served: ServedSubscription, group: GroupSelection, count: int, seconds: float) -> int:
-        """Lease ready messages here, or if there are none, at another owner of the subscription's queues. Return how
-        many.
+        """Lease ready messages here, or if there are none, at another owner of the subscription's queues.
 
-        Raises: TooManyInFlight, if that is why there were none.
+        Return how many were leased. Raises: TooManyInFlight if no message was leased because of that limit.
         """
         full: TooManyInFlight | None = None
         try:
@@ -215,8 +217,10 @@ class LeaseGroups:
         return 0
 
     async def lease_here(self, served: ServedSubscription, group: GroupSelection, count: int, seconds: float) -> int:
-        """Lease ready messages of the queues that this proxy owns, while there is memory for their bodies: to be read,
-        a forgotten body has to be fetched again, message by message. Raises: TooManyInFlight."""
+        """Lease ready messages of the queues that this proxy owns, while there is memory for their bodies.
+
+        Without the memory, a read would have to fetch the bodies again, message by message. Raises: TooManyInFlight.
+        """
         owned, buffer = [host for host in served.hosts if host.is_owned], self._context.buffer
         if not owned or buffer.full_for == group.lease_id:
             return 0
@@ -235,11 +239,11 @@ class LeaseGroups:
         return int(self._context.buffer.keepable_bytes / max(costs, default=MESSAGE_BYTES_MAX))
 
     async def read(self, topic: str, group: str, stream: StreamName, epoch: int, number: int) -> Slice:
-        """Return one slice; see ``SliceReader.read``."""
+        """Return one slice. See ``SliceReader.read``."""
         return await self._reader.read(self._topics.subscription(topic, group), stream, epoch, number)
 
     async def extend(self, topic: str, group: str, stream: StreamName, seconds: float) -> list[ExtendedGroup]:
-        """Extend every group whose leases hold, to ``seconds`` from now, but not beyond the group's maximum age."""
+        """Extend every group with valid leases to ``seconds`` from now, but not beyond the group's maximum age."""
         served = self._topics.subscription(topic, group)
         extended: list[ExtendedGroup] = []
         for found in await self._store.groups(served.name, stream):

@@ -1,11 +1,11 @@
-"""Deduplication: the same ``dedup_id`` of a topic within the window is one message.
+"""Deduplicates publishes: messages of a topic with the same ``dedup_id`` within the window are one message.
 
 Owns the steps from a reservation to its confirm, and the waits between publishes of the same id in this process.
-``ports.dedup`` stores the ids. The lease records make one message of a copy that was published twice.
+``ports.dedup`` stores the ids. If a copy was published twice, the lease records treat both as one message.
 
 Every failure between the steps leaves an id pending, and a repeat publishes the same copy again: no message is lost,
-and none is duplicated. The id is given up only if the broker has certainly stored nothing. A refusal is no such case:
-if a topic has several groups, one queue may have accepted what another one refused.
+and none is duplicated. The id is released only if the broker has certainly stored nothing. A refusal does not prove
+this: if a topic has several groups, one queue may have accepted what another one refused.
 
 If the broker and the store are one database, new ids need no reservation: they are confirmed with their messages in one
 transaction.
@@ -179,7 +179,7 @@ class Deduplicator:
                 _log.warning("published dedup ids stay pending", extra={"topic": topic, "error": error.detail})
 
     async def _cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
-        """Give up ids whose copies were not stored this time. The store keeps those of an earlier publish."""
+        """Release ids whose copies were not stored this time. The store keeps ids that an earlier publish reserved."""
         if entries:
             try:
                 await self._context.dedup.cancel(topic, entries)
@@ -190,8 +190,11 @@ class Deduplicator:
 
     @contextlib.asynccontextmanager
     async def _alone(self, topic: TopicName, dedup_ids: Collection[str]) -> AsyncGenerator[Collection[str]]:
-        """Let no other call in this process publish under these ids meanwhile. Yields the ids that other calls still
-        use after the maximum wait. All ids are taken at once, so that no two calls wait for each other."""
+        """Exclude other calls in this process from these ids until the context exits.
+
+        Yield the ids that other calls still use after the maximum wait. All ids are reserved at once, so that no two
+        calls wait for each other.
+        """
         under_way = self._under_way[topic]
         busy: Collection[str] = ()
         mine = dedup_ids

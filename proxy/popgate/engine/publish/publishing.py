@@ -1,6 +1,6 @@
-"""Publishing: mints the copy, chooses the queue, and stores the copy with the broker.
+"""Publishes messages: mints the copy, chooses the queue, and stores the copy at the broker.
 
-Owns the choice of the queue. Knows nothing of consumers.
+Owns the choice of the queue, and is independent of consumers.
 """
 
 import asyncio
@@ -138,8 +138,8 @@ class Publisher:
         missing: Mapping[int, BrokerQueue],
         entries: Sequence[DedupEntry],
     ) -> list[Published] | None:
-        """Publish with dedup ids that were not used before, all or none. None: none was published, because an id was
-        used, or a message can't be published.
+        """Publish messages with new dedup ids, all or none. Return None if nothing was published, because an id was
+        already used or a message can't be published.
 
         Raises: BrokerUnavailable.
         """
@@ -186,15 +186,15 @@ def _outgoing(spec: TopicSpec, subject: OutgoingCopy) -> Outgoing:
 
 
 def _refusal(subject: OutgoingCopy, missing: Mapping[int, BrokerQueue], *, has_groups: bool) -> str:
-    """Return why a message can't be published, or an empty string. The broker itself refuses a message without a delay
-    if there is no group."""
+    """Return why a message can't be published, or an empty string. If there is no group, the broker itself refuses
+    messages without a delay."""
     if subject.queue_index in missing:
         return queue_gone_detail(missing[subject.queue_index])
     return NO_GROUP if subject.delay_seconds and not has_groups else ""
 
 
 class PublisherGate:
-    """Keeps publishers out of a topic while its queues change: a message could be deleted with a queue that was
+    """Blocks publishes to a topic while its queues change. Otherwise a message could be deleted with a queue that was
     empty."""
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class PublisherGate:
 
     @contextlib.asynccontextmanager
     async def entered(self, topic: TopicName) -> AsyncGenerator[None]:
-        """Keep the queues of the topic meanwhile."""
+        """Prevent changes of the topic's queues until the context exits."""
         while (opened := self._closed.get(topic)) is not None:
             await opened.wait()
         self._inside[topic] = self._inside.get(topic, 0) + 1
@@ -218,7 +218,7 @@ class PublisherGate:
 
     @contextlib.asynccontextmanager
     async def kept_out(self, topic: TopicName) -> AsyncGenerator[None]:
-        """Wait until no publish to the topic is under way, and let none in meanwhile. For one topic at a time."""
+        """Wait for present publishes to the topic, and block new ones until the context exits. One topic at a time."""
         opened = self._closed[topic] = asyncio.Event()
         try:
             while topic in self._inside:

@@ -1,13 +1,13 @@
-"""The sessions of pull clients, and the queues that they have (decision 11).
+"""Manages the sessions of pull clients, and assigns queues to the clients (decision 11).
 
 Theory of operation. The owner of a subscription's first queue assigns all of its queues (``domain.assignment``). It
-receives the heartbeats, and writes each change to the store, where the owners of the other queues read it. The time of
-a client's last heartbeat is known only here. A proxy that takes over restarts the time of each session: so a session
-outlives the proxy that knew it, and a heartbeat that changes nothing needs no write.
+receives the heartbeats, and writes each change to the store, where the owners of the other queues read it. Only this
+proxy knows the time of a client's last heartbeat. When another proxy takes over, it restarts the time of each session.
+So a session outlives its proxy, and a heartbeat that changes nothing needs no write.
 
-A proxy that was suspended, or too busy to receive heartbeats, ends no session: it restarts the time of all sessions.
+A proxy that was suspended, or too busy to receive heartbeats, ends no session. It restarts the time of all sessions.
 While the store is unavailable nothing changes, so no session ends. If the store has lost its data, the proxy that
-assigns writes back what it knows, and the other owners keep the assignment that they know until then.
+assigns writes its assignment back. Until then, the other owners use their last known assignment.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ CHANGES_MAX = 5
 
 
 class HeartbeatAnswer(NamedTuple):
-    """The answer to a client. In a mode other than pull it has no queues. ``heartbeat_seconds``: when to ask again."""
+    """The answer to a client. In modes other than pull, ``queues`` is empty. ``heartbeat_seconds``: next interval."""
 
     mode: ConsumeMode
     generation: int
@@ -54,8 +54,8 @@ class HeartbeatAnswer(NamedTuple):
 
 
 class _Sessions:
-    """The sessions and the assignment of one subscription, with their timers. ``epoch``: that of the first queue's
-    claim when the assignment was read."""
+    """The sessions and the assignment of one subscription, with their timers. ``epoch``: the epoch of the
+    first queue's claim when the assignment was read."""
 
     def __init__(self, served: ServedSubscription, seconds: float, overdue: Callable[[], None]) -> None:
         self.timer = NEVER
@@ -64,10 +64,9 @@ class _Sessions:
         self.stored: StoredAssignment | None = None
         self.lock = asyncio.Lock()
         self.until: dict[ClientId, float] = {}
-        """When each session ends without a heartbeat (monotonic)."""
+        """The time at which each session ends without a heartbeat (monotonic)."""
         self.leaving: dict[int, tuple[int, float]] = {}
-        """By queue: the generation in which its client was told to let go of it, and its deadline for that (monotonic).
-        """
+        """By queue: the generation in which its client was told to release the queue, and the deadline (monotonic)."""
         self._seconds = seconds
         self._overdue = overdue
         self._expected = NEVER
@@ -89,7 +88,7 @@ class _Sessions:
         }
 
     def next_end(self) -> float:
-        """Return the earliest end of a session, or of the time to let go of a queue."""
+        """Return the earliest end of a session, or the earliest deadline for a release of a queue."""
         ends = [*self.until.values(), *(at for _, at in self.leaving.values())]
         self._expected = min(ends, default=NEVER)
         return self._expected
@@ -116,8 +115,11 @@ class Assigning:
     async def heard(
         self, served: ServedSubscription, client_id: ClientId, supports: Collection[ConsumeMode], shown: int | None
     ) -> HeartbeatAnswer:
-        """Register a client, or take its heartbeat. Raises: PeerUnavailable, if another proxy assigns;
-        StateUnavailable; RetryLater, if there are too many clients."""
+        """Register a client, or accept its heartbeat.
+
+        Raises: PeerUnavailable if another proxy assigns the queues; StateUnavailable; RetryLater if there are too many
+        clients.
+        """
 
         def decide(before: Assignment, terms: Terms, generation: int) -> Assignment:
             if client_id not in before.sessions and len(before.sessions) >= SESSIONS_MAX:
@@ -144,8 +146,10 @@ class Assigning:
         await self._arrange(served, self._sessions_of(served), leave=[client_id])
 
     async def known(self, served: ServedSubscription, *, is_news: bool = False) -> Assignment:
-        """Return the assignment as this proxy knows it; ``is_news``: as it is in the store. Raises:
-        StateUnavailable."""
+        """Return this proxy's known assignment. With ``is_news``, read it from the store unless this proxy assigns.
+
+        Raises: StateUnavailable.
+        """
         sessions = self._sessions.get(served.name)
         if sessions is not None and sessions.stored is not None and sessions.is_current(served):
             return sessions.stored.assignment  # this proxy assigns, so it knows
@@ -157,8 +161,8 @@ class Assigning:
         return served.group.assigned.assignment
 
     async def tend(self, served: ServedSubscription) -> None:
-        """Start to assign without a client's request: an earlier proxy's sessions have to end, too. Raises the errors
-        of ``heard``."""
+        """Start to assign without a client's request, because an earlier proxy's sessions must also end. Raises the
+        errors of ``heard``."""
         sessions = self._sessions_of(served)
         if sessions.stored is None or not sessions.is_current(served):
             await self._arrange(served, sessions, leave=[])
@@ -180,8 +184,8 @@ class Assigning:
     async def _change(
         self, served: ServedSubscription, sessions: _Sessions, decide: Callable[[Assignment, Terms, int], Assignment]
     ) -> Assignment:
-        """Write the assignment that ``decide`` returns, and return it. One change at a time: otherwise one would
-        overwrite the other."""
+        """Write the assignment that ``decide`` returns, and return it. Changes run one at a time, so that none
+        overwrites another."""
         async with sessions.lock:
             for _ in range(CHANGES_MAX):
                 stored = await self._begun(served, sessions)
@@ -239,7 +243,7 @@ class Assigning:
         self._context.background.spawn(self._end(served), name=f"end sessions of {served.name}")
 
     async def _end(self, served: ServedSubscription) -> None:
-        """End the sessions without heartbeats, and take queues whose clients did not let go of them in time."""
+        """End the sessions without heartbeats, and take queues that their clients did not release in time."""
         sessions = self._sessions_of(served)
         if served.is_closed:
             self._forget(sessions)

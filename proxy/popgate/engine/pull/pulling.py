@@ -1,16 +1,16 @@
-"""Pulls and commits: messages of one queue, in order, for the one client that has it (decision 11).
+"""Serves pulls and commits: the client that holds a queue receives its messages in order (decision 11).
 
-Theory of operation. A pulled message is leased in the store as a popped one is. Its lease id contains the generation
-since which its client has the queue, so the same fence holds for each proxy, each crash and each client that has lost
-its queue. The lease has no invisibility timeout: it is given back when another client has the queue, or its client has
-registered again (``stale_leases``).
+Theory of operation. A pulled message is leased in the store, as a popped message is. Its lease id contains the
+generation in which its client received the queue. So the same fence applies at every proxy, after every crash, and to
+every client that has lost its queue. The lease does not expire. It is released when another client holds the queue, or
+when its client has registered again (``stale_leases``).
 
-A pull returns the messages that the client has and has not seen. So a repeated pull gets the same answer, and a lost
-answer loses no message. A commit settles all messages of the client up to a given one, in one step.
+A pull returns the leased messages that the client has not seen. So a repeated pull receives the same answer, and no
+message is lost with an answer. A commit settles all messages of the client up to a given one, in one step.
 
-A queue's owner reads the assignment when a client comes with a generation that does not match the known one, and
-periodically while messages are pulled. A delay does no harm: the next client gets messages only after its first
-request, and that request makes the owner read the assignment.
+A queue's owner reads the assignment when a client's generation does not match the known assignment, and periodically
+while messages are pulled. A delay is harmless: the next client receives messages only after its first request, and
+this request makes the owner read the assignment.
 """
 
 import asyncio
@@ -48,18 +48,18 @@ from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.runtime.deadlines import NEVER
 
 UNCOMMITTED_MAX = 1_000
-"""Maximum number of uncommitted messages of one queue that a client may have."""
+"""Maximum number of uncommitted messages of one queue that a client may hold."""
 LEASE_SECONDS = 10 * 366 * 86_400.0
-"""Lease time, in seconds, of a pulled message: practically for ever, because the lease ends with the session."""
+"""Lease time, in seconds, of a pulled message: practically unlimited, because the lease ends with the session."""
 LOOK_SECONDS = 1.0
-"""Seconds between two looks at the assignment, and maximum seconds of one pop during a pull."""
+"""Seconds between two reads of the assignment, and maximum seconds of one pop during a pull."""
 BODIES_AT_ONCE = 16
 """Maximum number of bodies fetched again at once: all bodies of a client may not fit into memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullOrder:
-    """A client's request. ``after``: the receipt handle of the last message that it has seen; None: none yet."""
+    """A client's request. ``after``: the receipt handle of the last message that the client has seen, or None."""
 
     client_id: ClientId
     generation: int
@@ -80,8 +80,9 @@ class _Pull:
 class Puller:
     """Serves the pull clients of every subscription of this proxy.
 
-    Every call raises TopicNotFound, GroupNotFound and StateUnavailable. It raises PeerUnavailable if another proxy has
-    to be asked: the owner of the first queue for the assignment, the owner of a queue for its messages (``owner``).
+    Every call can raise TopicNotFound, GroupNotFound and StateUnavailable. It raises PeerUnavailable if another proxy
+    must answer. The owner of the first queue answers for the assignment, and the owner of a queue for its messages
+    (``owner``).
     """
 
     def __init__(self, context: EngineContext, topics: Topics, settler: Settler, signer: ReceiptSigner) -> None:
@@ -99,8 +100,10 @@ class Puller:
         self._context.deadlines.schedule(self._context.clock.monotonic() + LOOK_SECONDS, self)
 
     def owner(self, topic: str, group: str, number: int) -> InstanceId | None:
-        """Return the other proxy that owns a queue; None: this proxy owns it, or it does not exist. Raises:
-        PeerUnavailable, if no proxy owns it at the moment."""
+        """Return the other proxy that owns a queue. None: this proxy owns the queue, or the queue does not exist.
+
+        Raises: PeerUnavailable if no proxy owns the queue at the moment.
+        """
         served = self._topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         if served is None or number >= len(served.hosts):
             return None
@@ -111,9 +114,12 @@ class Puller:
     async def heard(
         self, topic: str, group: str, client_id: ClientId, supports: Collection[ConsumeMode], shown: int | None
     ) -> HeartbeatAnswer:
-        """Register a client, or take its heartbeat: then it shows the generation that it knows. An unknown group is
-        created if creation by use is on. Raises: WrongMode, if the client can only pull and the mode is another one; it
-        has a session nevertheless. RetryLater, if there are too many clients."""
+        """Register a client, or accept its heartbeat, which contains the generation that the client knows (``shown``).
+
+        An unknown group is created if creation by use is on. Raises: WrongMode if the client can only pull and the
+        group is not in pull mode (the client's session is registered nevertheless); RetryLater if there are too many
+        clients.
+        """
         served = await self._topics.subscription_to_pop(topic, group)
         told = await self._assigning.heard(served, client_id, supports, shown)
         if told.mode is not ConsumeMode.PULL and ConsumeMode.POP not in supports:
@@ -121,13 +127,13 @@ class Puller:
         return told
 
     async def left(self, topic: str, group: str, client_id: ClientId) -> None:
-        """End the session of a client: its uncommitted messages return at once. Idempotent."""
+        """End the session of a client. Its uncommitted messages return at once. Idempotent."""
         await self._assigning.left(self._topics.subscription(topic, group), client_id)
 
     # -- messages -------------------------------------------------------------------------------------------------
 
     async def pull(self, topic: str, group: str, number: int, order: PullOrder, presence: Presence) -> list[Leased]:
-        """Return the client's messages of the queue behind ``after``. If there are none, lease it new ones.
+        """Return the client's messages of the queue behind ``after``. If there are none, lease new messages.
 
         A later pull of the same queue ends this one. Raises: WrongMode, Fenced, InvalidRequest, TooManyInFlight,
         BrokerUnavailable.
@@ -164,12 +170,12 @@ class Puller:
             left = deadline - self._context.clock.monotonic()
             is_last = left <= LOOK_SECONDS
             lease = await self._lease(served, host, order.client_id, order.generation, is_pull=True)
-            # In a repeat, messages may have been committed meanwhile through another proxy.
+            # If the pull is a repeat, another proxy may have committed messages since.
             await self._look_up(served, host, [*islice(lease.uncommitted(after), order.max_messages)])
             if next(lease.uncommitted(after), None) is None and not presence.gone:
                 given = await self._give(served, lease, order, left, presence)
                 if given and len([*islice(lease.uncommitted(after), len(given) + 1)]) == len(given):
-                    return given  # nearly always: these are all messages that the client has and has not seen
+                    return given  # nearly always: these are all messages that the client holds and has not seen
             messages = await self._messages(served, lease, after, order)
             if messages or is_last or presence.gone or served.is_closed:
                 return messages
@@ -177,8 +183,11 @@ class Puller:
     async def _give(
         self, served: ServedSubscription, lease: PullLease, order: PullOrder, left: float, presence: Presence
     ) -> list[Leased]:
-        """Lease the next messages to the client if they come soon. Raises: TooManyInFlight, if the client itself has
-        too many messages, or if the group has too many when the wait is over."""
+        """Lease the next messages to the client if they arrive soon.
+
+        Raises: TooManyInFlight if the client itself holds too many messages, or if the group has too many messages in
+        flight at the end of the wait.
+        """
         count_max = UNCOMMITTED_MAX - lease.host.state.counts.in_flight
         if count_max <= 0:
             raise TooManyInFlight(f"{UNCOMMITTED_MAX} messages of this queue are pulled: commit some")
@@ -200,12 +209,12 @@ class Puller:
 
     @staticmethod
     async def _bring_again(served: ServedSubscription, lease: PullLease, max_messages: int, presence: Presence) -> None:
-        """Fetch the forgotten bodies of the next messages together, so that they don't take one pull each."""
+        """Fetch the dropped bodies of the next messages together, so that one pull can return them all."""
         host = lease.host
         coming = [buffered for buffered in islice(lease.following(), max_messages) if buffered.message is None]
         for buffered in coming:
             if buffered.state is MessageState.READY:
-                host.requeue(buffered)  # it is delivered again, and keeps its place
+                host.requeue(buffered)  # the broker delivers it again, and its place in the queue stays the same
 
         def have_come() -> bool:
             if presence.gone or not any(buffered.state is MessageState.REQUEUED for buffered in coming):
@@ -220,7 +229,7 @@ class Puller:
     async def commit(
         self, topic: str, group: str, number: int, client_id: ClientId, generation: int, receipt_handle: str
     ) -> int:
-        """Settle a pulled message and all messages of the client before it. Return how many were not settled yet.
+        """Settle a pulled message and all messages of the client before it. Return how many this call settled.
         Idempotent.
 
         Raises: WrongMode, Fenced, InvalidRequest, BrokerUnavailable.
@@ -268,9 +277,10 @@ class Puller:
     async def _lease(
         self, served: ServedSubscription, host: QueueHost, client_id: ClientId, generation: int, *, is_pull: bool
     ) -> PullLease:
-        """Return a client's lease of a queue when other clients' messages are given back, and its own are in order.
+        """Return a client's lease of a queue.
 
-        ``is_pull`` False: it is a commit, which is allowed until the client has let go of the queue.
+        Wait until other clients' messages are released and the client's own messages are in order. ``is_pull`` False:
+        the request is a commit, which is allowed until the client has released the queue.
         """
         if not host.is_owned:
             raise PeerUnavailable(f"queue {host.broker_queue} is changing its owner")
@@ -286,7 +296,7 @@ class Puller:
         await served.stale_leases.given_back()
         lease = PullLease(host, modes.pull_lease_id(served.spec, holding.since), client_id)
         if host.listener is None or host.pull_order != (host.listener, lease.lease_id):
-            # If the broker has no more messages, those that are missing were deleted there.
+            # If the broker has no more messages, the missing messages were deleted there.
             if not await served.retrieval.until(lease.is_lined_up) and await _has_more(host):
                 raise BrokerUnavailable(f"messages of queue {host.broker_queue} are on their way back from the broker")
             # A settled message is delivered again if its ack did not reach the broker.
@@ -296,7 +306,7 @@ class Puller:
         return lease
 
     async def _look_up(self, served: ServedSubscription, host: QueueHost, unsure: Sequence[BufferedMessage]) -> None:
-        """Settle the messages that are settled in the store."""
+        """Update messages that are already settled in the store."""
         if not unsure:
             return
         records = await self._context.leases.peek(host.broker_queue, [buffered.copy_id for buffered in unsure])
@@ -335,7 +345,7 @@ class Puller:
             for buffered in part:
                 message = buffered.message
                 if message is None or not lease.is_mine(buffered):
-                    return found  # it changed hands: the messages before it did not, or this is noticed later
+                    return found  # the message changed hands; for earlier messages of the answer this is detected later
                 size += order.answer_bytes(message)
                 if found and size > ANSWER_BYTES_MAX:
                     return found
@@ -360,7 +370,7 @@ class Puller:
                     await self._assigning.tend(served)
                 await self._assigning.known(served, is_news=True)
         except RetryLater:
-            pass  # the store is unavailable: no client gets messages meanwhile
+            pass  # the store is unavailable, so no client receives messages
         finally:
             self._looking = False
 
@@ -374,7 +384,7 @@ def _is_pulled_here(served: ServedSubscription) -> bool:
 
 
 async def _has_more(host: QueueHost) -> bool:
-    """Whether the broker has messages that are not here."""
+    """Whether the broker has messages that it has not delivered to this proxy, or may have some."""
     return host.channel is None or await host.channel.backlog() > 0
 
 

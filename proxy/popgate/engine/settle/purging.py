@@ -18,11 +18,11 @@ BATCH_COUNT_MAX = 256
 LEASE_SECONDS = 30.0
 """Seconds after which messages are visible again if the purge dies between a pop and its acks."""
 PURGE_SECONDS, PURGE_AT_OWNER_SECONDS = 20.0, 5.0
-"""Maximum seconds until a purge answers, here and at another proxy; the rest takes another request."""
+"""Maximum seconds until a purge answers, here and at another proxy. The rest needs another request."""
 
 
 class PurgedGroup(NamedTuple):
-    """The number of purged messages. Not ``complete``: it took too long; ask again for the rest."""
+    """The number of purged messages. Not ``complete``: the purge took too long. Repeat it for the rest."""
 
     purged: int
     complete: bool

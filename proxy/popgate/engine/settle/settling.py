@@ -1,7 +1,7 @@
-"""Settlements: ack, release, extend, reject. The store decides, and its decision is then applied to the queue.
+"""Acks, releases, extends and rejects leases. The store decides, and then its decision is applied to the queue.
 
-Order of a settlement: store, answer, ``basic.ack`` (decision 4). For messages that can't be identified the ack
-is sent before the answer, because no record would prevent their redelivery.
+A settlement is written to the store, then answered, then sent to the broker as ``basic.ack`` (decision 4). For messages
+that can't be identified, the ack is sent before the answer, because no record would prevent their redelivery.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,10 @@ class Verb(StrEnum):
 
 
 class SettleOrder(NamedTuple):
-    """A client's request for one lease. ``seconds``: the delay of a release (None: the policy's), or the extension."""
+    """A client's request for one lease.
+
+    ``seconds``: the extension, or the delay of a release (None: the delay of the group's policy).
+    """
 
     receipt_handle: str
     seconds: float | None = None
@@ -39,8 +42,10 @@ class SettleOrder(NamedTuple):
 
 
 class SettleResult(NamedTuple):
-    """The result for one lease. ``status`` is part of the HTTP interface; ``invisible_until`` (Unix seconds) is set
-    only for ``extended``."""
+    """The result for one lease. ``status`` is part of the HTTP interface.
+
+    ``invisible_until`` (Unix seconds) is set only for ``extended``.
+    """
 
     status: str
     invisible_until: float | None = None
@@ -56,12 +61,12 @@ class _ValidOrder(NamedTuple):
 
     @property
     def buffered(self) -> BufferedMessage | None:
-        """The message as this proxy knows it now; None if it is not on this proxy."""
+        """This proxy's present state of the message; None if the message is not on this proxy."""
         return self.host.find(self.receipt.copy_id)
 
     @property
     def has_its_lease(self) -> bool:
-        """Whether the message is here, and still has the lease of the receipt as far as this proxy knows."""
+        """Whether the message is on this proxy and, in this proxy's state, still has the lease of the receipt."""
         buffered = self.buffered
         return (
             buffered is not None
@@ -75,7 +80,7 @@ class _ValidOrder(NamedTuple):
 
 
 REJECTED_AT_ONCE_MAX = 16
-"""Maximum number of bodies fetched again at once: all of a long request may not fit into memory."""
+"""Maximum number of bodies fetched again at once: all bodies of a long request may not fit into memory."""
 
 REMEMBERED_MAX = 10_000
 """Maximum number of settled unidentified messages for which a repeated settlement is recognized."""
@@ -108,10 +113,10 @@ class Settler:
         noted_as: EventKind | None = None,
         is_passed: bool = False,
     ) -> list[SettleResult]:
-        """Settle leases, and return one result for each order, in order. The journal gets the verb's event, or
-        ``noted_as``. A request from another proxy (``is_passed``) is not forwarded again.
+        """Settle leases, and return one result for each order, in order.
 
-        Raises: StateUnavailable; then nothing was settled.
+        The journal records ``noted_as``, or by default the verb's event. A request from another proxy (``is_passed``)
+        is not forwarded again. Raises: StateUnavailable. In this case no lease of this proxy's queues was settled.
         """
         results = [_INVALID] * len(orders)
         valid = self._valid_orders(subscription, verb, orders)
@@ -144,7 +149,10 @@ class Settler:
     async def _settle_there(
         self, subscription: ServedSubscription, verb: Verb, there: Sequence[_ValidOrder], results: list[SettleResult]
     ) -> None:
-        """Let the owners settle what only they can. If a queue has no owner, a rejection is begun here."""
+        """Send orders that only the owners can carry out to the owners.
+
+        If a queue has no owner, this proxy begins its rejections.
+        """
         by_owner: dict[InstanceId | None, list[_ValidOrder]] = {}
         for one in there:
             by_owner.setdefault(self._context.router.owner(one.host.broker_queue), []).append(one)
@@ -165,7 +173,7 @@ class Settler:
                 results[one.place] = answer
 
     def _note(self, verb: Verb, transient: Sequence[_ValidOrder], results: Sequence[SettleResult]) -> None:
-        """Remember which unidentified messages were settled: later, a repeat can't be recognized in another way."""
+        """Remember which unidentified messages were settled, because a repeat can't be recognized in any other way."""
         for one in transient:
             if results[one.place].status in (_DONE[verb], _ALREADY[verb]):
                 self._remembered[one.receipt.copy_id, verb] = SettleResult(_ALREADY[verb])
@@ -174,12 +182,12 @@ class Settler:
 
     @staticmethod
     async def _flush(transient: Sequence[_ValidOrder], results: list[SettleResult]) -> None:
-        """Send the acks of unidentified messages before the answer: no record would prevent their redelivery."""
+        """Send unidentified messages' acks before the answer, because no record would prevent their redelivery."""
         for host in {one.host for one in transient}:
             channel = host.channel
             if channel is not None:
                 await channel.flush()
-            if channel is None or host.channel is not channel:  # the acks may be lost with it
+            if channel is None or host.channel is not channel:  # the acks may be lost with the channel
                 for one in transient:
                     if one.host is host and results[one.place].status == _DONE[Verb.ACK]:
                         results[one.place] = _EXPIRED
@@ -187,8 +195,10 @@ class Settler:
     async def settle_held(
         self, subscription: ServedSubscription, host: QueueHost, many: Sequence[BufferedMessage]
     ) -> list[SettleStatus]:
-        """Ack leased messages of one queue in one step. Return the status of each, in order. Messages whose leases are
-        no longer valid take the state of their records. Raises: StateUnavailable."""
+        """Ack leased messages of one queue in one step. Return the status of each, in order.
+
+        If a lease is no longer valid, its message is updated from the record. Raises: StateUnavailable.
+        """
         entries = [
             SettleEntry(host.broker_queue, buffered.copy_id, buffered.lease_id, SettleAction.ACK) for buffered in many
         ]
@@ -202,10 +212,10 @@ class Settler:
             if status is SettleStatus.ALREADY:
                 known.append(found_so(buffered.copy_id, buffered.queue_index, record, buffered))
             if host.has_changed_hands(buffered):
-                host.learn(buffered.copy_id, record, remaining)  # the new owner of the queue has to know
+                host.learn(buffered.copy_id, record, remaining)  # the queue's new owner must be notified
             elif status is SettleStatus.LOST:
                 host.conform(buffered, record, remaining)
-            else:  # also if it is a repeat: the first one may have been interrupted
+            else:  # also if it is a repeat: the first request may have been interrupted
                 settled.append(buffered)
                 oldest = min(oldest, record.changed_at)
         done = [buffered for buffered, answer in zip(many, answers, strict=True) if answer.status is SettleStatus.DONE]
@@ -228,15 +238,17 @@ class Settler:
             if receipt is None or receipt.queue[:2] != subscription.name or receipt.queue.number >= len(hosts):
                 continue
             if verb is not Verb.REJECT and is_pulled(receipt.lease_id):
-                continue  # a pulled message is settled by a commit, or returns with the others of its client
+                continue  # a pulled message is settled by a commit, or returns with its client's other messages
             valid.append(_ValidOrder(place, order, receipt, hosts[receipt.queue.number]))
         return valid
 
     async def _counts(
         self, subscription: ServedSubscription, verb: Verb, valid: Sequence[_ValidOrder]
     ) -> Mapping[CopyId, int]:
-        """Return the delivery counts of messages that are released with the delay of the policy. Counts of messages
-        that are not here are read from their records. Raises: StateUnavailable."""
+        """Return the delivery counts of messages that are released with the policy's delay.
+
+        The counts of messages that are not on this proxy are read from the store. Raises: StateUnavailable.
+        """
         if verb is not Verb.RELEASE or subscription.spec.policy.retry.initial_seconds <= 0:
             return {}
         delayed = [one for one in valid if one.order.seconds is None]
@@ -274,8 +286,10 @@ class Settler:
         results: list[SettleResult],
         event: EventKind,
     ) -> None:
-        """Apply the store's decisions to the queues. Look up the messages now, because they may have changed
-        meanwhile."""
+        """Apply the store's decisions to the queues.
+
+        Look up the messages again, because they may have changed since the request was sent to the store.
+        """
         done: list[JournalSubject] = []
         details: list[str] = []
         known: list[Found] = []
@@ -301,7 +315,7 @@ class Settler:
             if verb is Verb.ACK:
                 if not is_first:
                     known.append(found_so(one.receipt.copy_id, one.receipt.queue.number, record, buffered))
-                if buffered is not None:  # also if it is a repeat: the first one may have been interrupted
+                if buffered is not None:  # also if it is a repeat: the first request may have been interrupted
                     acked.setdefault(one.host, []).append(buffered)
                     oldest = min(oldest, record.changed_at)
                 elif is_first:
@@ -318,7 +332,7 @@ class Settler:
     ) -> None:
         """Dead-letter messages that a client rejects. The answer waits until the copies are in the dead-letter queue.
 
-        If a request names a lease twice, its message is moved once, with the first reason.
+        If a request names a lease twice, the message is moved once, with the first reason.
         """
         firsts: dict[Receipt, _ValidOrder] = {}
         for one in valid:
@@ -348,7 +362,7 @@ class Settler:
         able: list[tuple[_ValidOrder, BufferedMessage]] = []
         subjects: list[Absent] = []
         for one, buffered in present:
-            if buffered.lease_id != one.receipt.lease_id:  # its lease ended during the wait, and it was leased again
+            if buffered.lease_id != one.receipt.lease_id:  # the lease ended during the wait
                 results[one.place] = _EXPIRED
             elif buffered.message is not None:
                 able.append((one, buffered))
@@ -371,7 +385,10 @@ class Settler:
     async def _reject_absent(
         self, subscription: ServedSubscription, absent: Sequence[_ValidOrder], results: list[SettleResult]
     ) -> None:
-        """Reject leases whose messages are not here: begin the moves, to be finished when the broker delivers them."""
+        """Begin the moves of rejected messages that are not on this proxy.
+
+        The moves are finished when the broker delivers the messages.
+        """
         if not absent:
             return
         dead = subscription.layout.dead
@@ -402,8 +419,10 @@ class Settler:
 
 
 def _is_the_owners(one: _ValidOrder, verb: Verb) -> bool:
-    """Whether only another proxy, the owner of the queue, can settle it: a rejection needs the message, and a message
-    that can't be identified has no record."""
+    """Whether only the owner of the queue, which is another proxy, can carry out the order.
+
+    A rejection needs the message, and a message that can't be identified has no record.
+    """
     return not one.host.is_owned and (verb is Verb.REJECT or one.is_transient)
 
 
