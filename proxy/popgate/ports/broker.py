@@ -1,11 +1,11 @@
-"""The broker port: the store of messages.
+"""Defines the broker port: the store of messages.
 
 Theory of operation. A broker holds queues of messages. ``consume`` opens one channel on one queue; the broker then
 pushes deliveries to the listener, in queue order, as long as fewer than ``prefetch`` of them are unsettled. The broker
 keeps messages that were delivered and not acked. It redelivers them, ahead of newer messages, when the channel ends for
-any reason. They come in the original order, unless the channel ended before it had received all messages that an
-earlier channel returned. (channel, tag) names a delivery. Tags are meaningless on other channels, so a delivery is
-settled through the ``Channel`` object that delivered it; a channel that has ended ignores settlements.
+any reason. They are redelivered in the original order, unless the channel ended before it had received all messages
+that an earlier channel returned. (channel, tag) names a delivery. Tags are meaningless on other channels, so a delivery
+is settled through the ``Channel`` object that delivered it. A channel that has ended ignores settlements.
 
 Leases, delivery counts and everything else that pop adds live in the state port, not here.
 """
@@ -27,19 +27,19 @@ class Capabilities:
     adopts_queues: bool
     """Whether a topic can use queues that other programs declared and publish to."""
     delay_resolution_seconds: float = 0.0
-    """Delays are rounded up to multiples of this."""
+    """Delays are rounded up to multiples of this number of seconds."""
     vhost: str | None = None
-    """RabbitMQ's virtual host, in which queues can have replicas; None: the broker has neither."""
+    """RabbitMQ's virtual host, in which queues can have replicas. None: the broker has no replicas."""
 
 
 class Delivery:
     """One message as the broker pushed it on one channel.
 
-    ``identified``: ``message.copy_id`` names this copy for ever (popgate minted it, or the admin declared the
+    ``identified``: ``message.copy_id`` is this copy's permanent id (popgate minted it, or the admin declared the
     publisher's message_id unique). Otherwise ``message.copy_id`` is empty and the engine gives it a transient one.
-    ``earlier_deliveries`` is how often the broker has delivered it before; 0 if the broker does not count.
-    ``returned``: the message was delivered before, or may have overtaken a message that was. All returned messages come
-    ahead of the others, but perhaps not in the queue's order.
+    ``earlier_deliveries`` is the number of earlier deliveries by the broker, or 0 if the broker does not count them.
+    ``returned``: the message was delivered before, or may have overtaken a message that was delivered before. All
+    returned messages arrive ahead of the others, but perhaps not in the queue's order.
     """
 
     __slots__ = ("earlier_deliveries", "identified", "message", "returned", "tag")
@@ -58,11 +58,11 @@ class Listener(Protocol):
     """Receives the events of a channel. Both calls are synchronous, on the event loop, and must not raise."""
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        """Take the next deliveries, in queue order. Never called after ``on_channel_lost``."""
+        """Receive the next deliveries, in queue order. Never called after ``on_channel_lost``."""
         ...
 
     def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
-        """Handle that the channel ended without ``close``: its unsettled messages go back to the queue.
+        """Handle the end of the channel without ``close``. Its unsettled messages return to the queue.
 
         Called at most once. ``queue_gone``: the queue itself was deleted.
         """
@@ -70,7 +70,7 @@ class Listener(Protocol):
 
 
 class Channel(Protocol):
-    """One consumption of one queue. All but ``settled_evidence`` ends with the channel: later calls do nothing."""
+    """One consumer on one queue. When the channel has ended, calls other than ``settled_evidence`` do nothing."""
 
     @property
     def unsettled_seconds_max(self) -> float | None:
@@ -82,21 +82,21 @@ class Channel(Protocol):
         ...
 
     def requeue(self, tags: Sequence[int]) -> None:
-        """Give single deliveries back to the queue, at the front if the broker can; they are redelivered."""
+        """Return single deliveries to the queue, at the front if the broker supports this. They are redelivered."""
         ...
 
     async def flush(self) -> None:
         """Return when all acks so far have left this process (RabbitMQ) or are durable (embedded).
 
-        If the channel ends meanwhile, acks may be lost; the listener is notified as usual.
+        If the channel ends during the call, acks may be lost. The listener is notified as usual.
         """
         ...
 
     async def resize(self, prefetch: int) -> None:
         """Allow at most ``prefetch`` (0..65535) further unsettled deliveries; 0 pauses.
 
-        Messages already delivered stay with the channel and do not count; the same prefetch again opens a fresh window
-        too. Deliveries that were under way may still arrive after a smaller prefetch.
+        Messages that were already delivered stay with the channel and do not count. A call with the same prefetch also
+        opens a new window. Deliveries that were under way may still arrive after a smaller prefetch.
         Raises: BrokerUnavailable (the channel is lost then).
         """
         ...
@@ -104,8 +104,8 @@ class Channel(Protocol):
     async def backlog(self) -> int:
         """Return the number of messages that are ready at the broker and not delivered here.
 
-        All earlier deliveries have arrived when it returns. While the broker can't count, the number is larger than any
-        queue; with a prefetch of 0 it may then be 0. With any other prefetch, 0 is a real count.
+        All earlier deliveries have arrived when the call returns. While the broker can't count, the number is larger
+        than any queue, or 0 if the prefetch is 0. With any other prefetch, 0 is a real count.
         Raises: BrokerUnavailable.
         """
         ...
@@ -114,12 +114,12 @@ class Channel(Protocol):
         """Return how many of this channel's acks, in their order, the broker has provably applied.
 
         With RabbitMQ, later deliveries are the proof: with prefetch W, delivery number d proves d - W acks
-        (decision 5). With the embedded broker, its commits are.
+        (decision 5). With the embedded broker, its commits are the proof.
         """
         ...
 
     async def close(self) -> None:
-        """End the consumption: unsettled messages go back in order, earlier acks still count. Idempotent."""
+        """End the consumer. Unsettled messages return in order, and earlier acks remain valid. Idempotent."""
         ...
 
 
@@ -128,15 +128,15 @@ class PublishStatus(StrEnum):
     UNROUTED = "unrouted"
     """No queue received it: the topic has no group, or the queue does not exist."""
     REFUSED = "refused"
-    """The broker did not accept it, or can't: repeating the publish unchanged will not help until something changes."""
+    """The broker did not accept the message. The same publish will fail again unless the broker's state changes."""
     FAILED = "failed"
     """The outcome is unknown: the message may or may not be stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishOutcome:
-    """The result of publishing one message. ``unfit``: it was refused because this broker can't carry its headers to
-    any queue."""
+    """The result of publishing one message. ``unfit``: the message was refused because this broker can't carry its
+    headers to any queue."""
 
     status: PublishStatus
     detail: str = ""
@@ -147,13 +147,13 @@ class PublishOutcome:
 class Outgoing:
     """A message and its target: queue ``index`` of every group of ``topic``, or one ``queue`` by name.
 
-    ``once``: it may repeat a publish with the same copy id, for example that of a move; a broker that can stores it
-    once. A message to a queue by name is always treated so.
+    ``once``: this may repeat an earlier publish with the same copy id, for example the publish of a move. A broker that
+    supports it stores the message only once. Messages to a queue by name are always treated in this way.
     ``delay_seconds`` (0..``DELAY_SECONDS_MAX``), only for a topic: the message becomes visible that much later, never
-    earlier, in queue ``index`` of every group that exists then. PUBLISHED means that it is stored until then, even if
-    no group exists now. If no group exists then, the message is discarded. If there are fewer queues then, the embedded
-    broker uses queue ``index`` modulo their number; RabbitMQ discards the message. A delayed message to an adopted
-    topic names topic and index as well as its ``queue``.
+    earlier, in queue ``index`` of every group that exists then. PUBLISHED means that the message is stored until that
+    time, even if no group exists now. If no group exists at that time, the message is discarded. If there are fewer
+    queues at that time, the embedded broker uses queue ``index`` modulo their number, and RabbitMQ discards the
+    message. A delayed message to an adopted topic names topic and index as well as its ``queue``.
     """
 
     message: Message
@@ -199,7 +199,7 @@ class Broker(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     async def start(self) -> None:
-        """Connect. Raises: StartupError with one clear line, when it can't be reached or refuses."""
+        """Connect. Raises: StartupError, with one clear line, if the broker can't be reached or refuses."""
         ...
 
     async def stop(self) -> None:
@@ -209,7 +209,7 @@ class Broker(Protocol):
     def unavailable_reason(self) -> str | None:
         """Return why the broker can do nothing right now, or None; for /readyz.
 
-        A broker that only refuses publishes for a while is available: pops relieve it.
+        A broker that only refuses publishes for a while is available: pops reduce its load.
         """
         ...
 
@@ -227,7 +227,10 @@ class Broker(Protocol):
         ...
 
     async def delete_group(self, layout: Layout) -> None:
-        """Delete the queues of ``layout`` and their messages; if adopted, only the dead-letter queue. Idempotent."""
+        """Delete the queues of ``layout`` and their messages. Of adopted queues, delete only the dead-letter queue.
+
+        Idempotent.
+        """
         ...
 
     async def inspect(self, queue: BrokerQueue) -> QueueFacts:
@@ -239,11 +242,11 @@ class Broker(Protocol):
         ...
 
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
-        """Open a channel on one of ``layout``'s queues; the listener is not called before this returns.
+        """Open a channel on one of ``layout``'s queues. The listener is not called before this method returns.
 
-        If several proxies share the broker, it waits until the former consumer has released the queue or its connection
-        has ended, so that the messages of that consumer come first. Raises: QueueGone; Conflict if another program
-        consumes the queue; BrokerUnavailable, also if this proxy releases the queue meanwhile.
+        If several proxies share the broker, the method waits until the former consumer has released the queue or its
+        connection has ended, so that the messages of that consumer arrive first. Raises: QueueGone; Conflict if another
+        program consumes the queue; BrokerUnavailable, also if this proxy releases the queue during the wait.
         """
         ...
 

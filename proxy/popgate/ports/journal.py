@@ -1,4 +1,4 @@
-"""The journal port: receives all delivery events (decision 20).
+"""Defines the journal port, which receives all delivery events (decision 20).
 
 The engine reports a batch of one kind at a time, synchronously. An adapter must copy what it needs, must not raise and
 must not block.

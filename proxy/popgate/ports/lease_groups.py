@@ -1,4 +1,4 @@
-"""The state port's lease groups: which leases form a batch, in which order, and their settlement as one.
+"""Defines the lease-group part of the state port: ordered batches of leases that are settled together.
 
 Theory of operation. A group has one row, and a row for each member copy. They are stored beside the lease records, and
 every call is one atomic step over at most ``STEP_MEMBERS_MAX`` members (a SQLite transaction; a Redis script over one

@@ -1,12 +1,12 @@
-"""The state port's lease part: conditional writes on lease records, and claims.
+"""Defines the lease part of the state port: conditional writes on lease records, and claims.
 
 Every call is one atomic step, so a zombie proxy, a forwarded request and a lost response all meet the same fence
-(decision 2). Stored times are the store's; callers pass and get durations.
-All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
+(decision 2). Stored times are times of the store's clock. Callers pass and receive durations.
+All calls raise StateUnavailable if the store can't be reached or can't write. In this case nothing was changed.
 
 A store may lose its data and continue. The owner of a queue then writes back the records that it remembers
-(``restore``) before it grants anything; other messages are redelivered. Until then, a settlement without a record
-raises StateUnavailable if the store can detect the loss by the missing claim.
+(``restore``) before it grants anything. Other messages are redelivered. Until the records are restored, a
+settlement without a record raises StateUnavailable if the store can detect the loss by the missing claim.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from popgate.domain.names import BrokerQueue, CopyId, LeaseId, Subscription
 
 
 class GrantEntry(NamedTuple):
-    """One copy that a pop wants to lease. ``epoch`` is that of this proxy's claim on ``queue``.
+    """One copy that a pop wants to lease. ``epoch`` is the epoch of this proxy's claim on ``queue``.
 
-    ``earlier_deliveries`` (the broker's lower bound) counts only if the store has no record of the copy. Entries with
+    ``earlier_deliveries`` (the broker's lower bound) is used only if the store has no record of the copy. Entries with
     the same ``line``, other than 0, are granted in order: an entry is BEHIND unless all before it are granted or
     settled.
     """
@@ -43,11 +43,11 @@ class GroupPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantRequest:
-    """One pop batch; all leases that it grants share ``lease_id``, which is never used for another pop.
+    """One pop batch. All leases that it grants share ``lease_id``, which is never used for another pop.
 
-    ``attempt_id`` ties the leases to the client's attempt, for ``find_attempt``; batches of one attempt add up.
+    ``attempt_id`` links the leases to the client's attempt, for ``find_attempt``. An attempt can have several batches.
     ``group``: the granted copies become members of that lease group, in the same atomic step and each copy once. The
-    expired lease of a member continues, which is no new delivery.
+    expired lease of a member is renewed, and does not count as a new delivery.
     """
 
     subscription: Subscription
@@ -61,11 +61,11 @@ class GrantRequest:
 
 
 class SettleEntry(NamedTuple):
-    """One settlement. ``seconds`` is the extension or the delay; target and reason are for moves.
+    """One settlement. ``seconds`` is the extension or the delay. The target and the reason are for moves.
 
-    ``age_seconds_max``: no extension makes the lease older. A longer extension is cut to it, and the extension of a
-    lease that has reached it is LOST. ``under``: the mode generation that the caller knows. If grants need a later one,
-    it is overtaken: a release, and the extension of an expired lease, are LOST.
+    ``age_seconds_max``: the maximum age of a lease after an extension. A longer extension is cut to this age, and the
+    extension of a lease that has reached it is LOST. ``under``: the mode generation that the caller knows. If grants
+    need a later generation, a release, and the extension of an expired lease, are LOST.
     """
 
     queue: BrokerQueue
@@ -103,7 +103,7 @@ class LeaseStore(Protocol):
     async def claim(self, queue: BrokerQueue) -> int:
         """Become the owner of ``queue`` and return its new epoch, which is higher than every earlier one.
 
-        The records of transient copies are dropped: their channel ended with the former owner.
+        The records of transient copies are dropped, because their channel ended with the former owner.
         """
         ...
 
@@ -112,15 +112,15 @@ class LeaseStore(Protocol):
 
         First writes back each of ``records``, including those of transient copies, that the store does not have. The
         new epoch is also higher than ``above``. ``remaining_seconds`` determines when each copy is visible;
-        ``visible_at`` is ignored, and ``changed_at`` becomes now. A store that can't lose its data while its process
-        runs does not need this call, but does the same.
+        ``visible_at`` is ignored, and ``changed_at`` becomes now. For a store that can't lose its data while its
+        process runs, this call is not needed, but has the same effect.
         """
         ...
 
     async def allow_mode(self, subscription: Subscription, generation: int) -> int:
-        """Require this mode generation for grants on ``subscription``; it only grows (decision 10).
+        """Require this mode generation for grants on ``subscription``, if it is the latest one (decision 10).
 
-        Returns the generation that grants need now; 0 if none was ever set.
+        Return the generation that grants need now, or 0 if no generation was ever set.
         """
         ...
 
@@ -133,16 +133,16 @@ class LeaseStore(Protocol):
         ...
 
     async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
-        """Grant leases; return one answer per entry, in order.
+        """Grant leases. Return one answer per entry, in order.
 
-        An entry with an overtaken epoch answers FENCED. All entries answer WRONG_MODE if the mode generation is
-        overtaken. Raises: LeaseGroupAcked; Conflict if another builder forms ``request.group`` now. Then nothing is
-        granted.
+        The answer to an entry with an outdated epoch is FENCED. If the mode generation is outdated, the answer to every
+        entry is WRONG_MODE. Raises: LeaseGroupAcked; Conflict if another builder forms ``request.group`` now. After an
+        error, nothing is granted.
         """
         ...
 
     async def settle(self, entries: Sequence[SettleEntry]) -> list[SettleAnswer]:
-        """Settle; return one answer per entry, in order. Entries on the same copy take effect one after the other."""
+        """Settle. Return one answer per entry, in order. Entries on the same copy take effect one after the other."""
         ...
 
     async def find_attempt(self, subscription: Subscription, attempt_id: str) -> list[AttemptLease]:
@@ -152,13 +152,14 @@ class LeaseStore(Protocol):
     async def trim(self, queue: BrokerQueue, *, settled_before: float, older_than_seconds: float) -> int:
         """Drop old settled records of ``queue``, and return how many.
 
-        Drops those that changed before ``settled_before`` (store time: the broker has proved their acks) and more than
-        ``older_than_seconds`` ago, except those of copies that the broker may have twice (``ports.dedup``).
+        A record is dropped if it changed before ``settled_before`` (store time: the broker has proved the acks up to
+        that time) and more than ``older_than_seconds`` ago. Records of copies that the broker may have twice are kept
+        (``ports.dedup``).
         """
         ...
 
     async def collect(self, *, older_than_seconds: float) -> int:
-        """Drop all records, of every queue, that have not changed for that long, and return how many: a last resort."""
+        """Drop records of any queue that have not changed for this time. Return how many. This is a last resort."""
         ...
 
     async def forget(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> None:
@@ -166,5 +167,5 @@ class LeaseStore(Protocol):
         ...
 
     async def drop_queue(self, queue: BrokerQueue) -> None:
-        """Drop every record of a deleted queue. Its epoch stays: it only grows."""
+        """Drop every record of a deleted queue. Keep the queue's epoch, because epochs only grow."""
         ...

@@ -1,4 +1,4 @@
-"""The limits port: limits the leases of a subscription across all proxies of a cluster.
+"""Defines the limits port, which limits the leases of a subscription across all proxies of a cluster.
 
 Theory of operation. The store counts the leases of every subscription that has a limit, in the step that writes their
 records. So a lease counts from its grant until it is settled, given back, moved or expired, regardless of the proxy
@@ -6,7 +6,7 @@ that does it, and the count outlives every proxy. When a limit is first used, th
 already. Nothing is reserved, so nothing has to be given back.
 
 A refused proxy stays in line as long as it asks again within half a second each time (``ASK_AGAIN_SECONDS``). After a
-fifth of a second, all that came later leave one lease for it. So no proxy's queues starve behind another's.
+fifth of a second, all proxies that are behind it in line leave one lease for it. So no proxy's queues starve.
 
 All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
 """
@@ -35,8 +35,8 @@ class Limit(NamedTuple):
 class Vacancy(NamedTuple):
     """The number of leases that the proxy may still grant (``left``).
 
-    ``is_full``: none, because the limit is reached. If ``left`` is 0 without that, other proxies come first, or the
-    store has yet to count the existing leases.
+    ``is_full``: the limit is reached. If ``left`` is 0 without ``is_full``, other proxies are ahead in line, or the
+    store has not yet counted the existing leases.
     """
 
     left: int
@@ -56,5 +56,5 @@ class Limits(Protocol):
         ...
 
     async def keep(self, subscriptions: Collection[Subscription]) -> None:
-        """Stop counting for all other subscriptions; one that is used again is counted from its records again."""
+        """Stop counting for all other subscriptions. If one is used again, its leases are counted from its records."""
         ...

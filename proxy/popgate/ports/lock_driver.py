@@ -85,7 +85,7 @@ class LockChannel(Protocol):
         ...
 
     async def return_token(self, queue: str) -> None:
-        """Return the token but keep consuming: it comes back at once, as one more delivery."""
+        """Return the token but continue to consume. The token is redelivered at once, as one more delivery."""
         ...
 
     async def take(self, queue: str) -> bool:
@@ -100,7 +100,7 @@ class LockChannel(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Close without waiting for it: for a channel on which a call got no answer."""
+        """Close a channel on which a call received no answer, without waiting for the close."""
         ...
 
 

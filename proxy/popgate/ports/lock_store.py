@@ -1,4 +1,5 @@
-"""The state port's locks part: the locks that administrators have defined, and the fencing tokens given so far.
+"""Defines the locks part of the state port: the locks that administrators have defined, and the fencing tokens given so
+far.
 
 The holders of locks are not stored: a proxy that ends loses its locks (decision 19).
 """
@@ -37,6 +38,6 @@ class LockStore(Protocol):
     async def reserve_tokens(self, count: int, *, at_least: int) -> int:
         """Reserve ``count`` consecutive tokens and return the first.
 
-        They are higher than all that any process reserved before, and not below ``at_least``.
+        They are higher than all tokens that any process reserved before, and not below ``at_least``.
         """
         ...

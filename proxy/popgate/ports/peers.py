@@ -1,10 +1,11 @@
-"""The peers port: the messages between the proxies of one cluster.
+"""Defines the peers port: the messages between the proxies of one cluster.
 
-Theory of operation. The store decides; peer messages only make the cluster faster and its answers complete. A proxy
+Theory of operation. The store decides. Peer messages only make the cluster faster and its answers complete. A proxy
 that misses a settlement discovers it at its next conditional write. A proxy that does not answer is detected by its
-missing heartbeats. So no peer message has to be repeated, and the loss of one loses nothing.
+missing heartbeats. So no peer message has to be repeated, and the loss of a peer message is harmless.
 
-A message goes to one member, which answers for its own queues only: one hop, never two. ``MESSAGES`` lists them all.
+A message is sent to one member, which answers only for its own queues: one hop, never two. ``MESSAGES`` lists all
+message types.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ class LearnedRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned(PeerMessage[None]):
-    """Tells the owner of queues which records another proxy has changed in the store."""
+    """Reports to the owner of queues which records another proxy has changed in the store."""
 
     records: tuple[LearnedRecord, ...]
 
@@ -44,7 +45,7 @@ class Learned(PeerMessage[None]):
 class Wanted(PeerMessage[bool]):
     """Asks to be notified once (``Available``), within the next ``seconds``, when a message is ready for waiting pops.
 
-    The answer says whether a message is ready now; if so, no notification follows. ``since`` is the
+    The answer is whether a message is ready now. If it is, no notification follows. ``since`` is the
     arrival count that the waiting pops have already seen: messages that were ready at that count are ignored. 0 means
     that the pops have not asked yet.
     """
@@ -77,7 +78,7 @@ class LeaseForGroup(PeerMessage[int]):
 class Fetch(PeerMessage[list[Message | None]]):
     """Asks for the messages of leases. The answer has them in order, with None for each lease that no longer holds.
 
-    RetryLater if the broker has yet to deliver some of them.
+    Raises: RetryLater if the broker has not yet delivered some of the messages.
     """
 
     subscription: Subscription
@@ -93,13 +94,13 @@ class QueueCounts(NamedTuple):
     waiting: int
     blocked: int
     at_broker: int
-    """Messages that wait at the broker but are counted here, or are settled."""
+    """The number of messages that the broker counts as ready, although they are counted here or are settled."""
     dead_held: int
-    """Dead letters that the broker does not count as waiting; the owner of the first queue reports them."""
+    """Dead letters that the broker does not count as ready. The owner of the first queue reports them."""
     is_paused: bool
     is_open: bool
     oldest_at: float | None
-    """When the oldest waiting message became visible, in Unix seconds; None: none is known to wait."""
+    """When the oldest waiting message became visible, in Unix seconds. None: no waiting message is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +121,10 @@ class PeerResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleAtOwner(PeerMessage[list[PeerResult]]):
-    """Asks for settlements that only the owner of the queues can perform. ``verb`` is that of the HTTP interface.
+    """Asks for settlements that only the owner of the queues can perform. ``verb`` is a verb of the HTTP interface.
 
-    They are rejections, which need the message, and settlements of transient messages, which have no stable identity.
+    These settlements are rejections, which need the message, and settlements of transient messages, which have no
+    stable identity.
     """
 
     subscription: Subscription
@@ -144,7 +146,7 @@ class PurgeAtOwner(PeerMessage[PurgeResult]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follow(PeerMessage[None]):
-    """Reports a change of topics or groups. The answer comes once the answering proxy serves the current catalog."""
+    """Reports a change of topics or groups. The other proxy answers when it serves the current catalog."""
 
 
 MESSAGES: Mapping[str, type[PeerMessage[Any]]] = {
@@ -164,7 +166,7 @@ MESSAGES: Mapping[str, type[PeerMessage[Any]]] = {
 class ForwardedRequest(NamedTuple):
     """A client's HTTP request, unchanged, for the proxy that can answer it. Names in ``headers`` are in lower case.
 
-    ``client_id`` is the id of a pop's client; the body does not contain it then.
+    ``client_id`` is the id of a pop's client. If it is set, the body does not contain it.
     """
 
     method: str
@@ -178,8 +180,8 @@ class ForwardedRequest(NamedTuple):
 class ForwardedAnswer(NamedTuple):
     """The answer to a forwarded request. ``headers`` are those for the client.
 
-    ``arrivals``: for a pop without messages, the count of messages that had become ready by then, for ``Wanted``. None:
-    the pop got messages, or the request was no pop.
+    ``arrivals``: for a pop that received no messages, the arrival count that the pop has checked (see ``Wanted``).
+    None: the pop received messages, or the request was no pop.
     """
 
     status: int
@@ -191,8 +193,8 @@ class ForwardedAnswer(NamedTuple):
 class Peers(Protocol):
     """Sends messages and requests to other members.
 
-    Every call raises PeerUnavailable if the member does not answer or is no longer a member. It may still have done
-    what was asked.
+    Every call raises PeerUnavailable if the member does not answer or is no longer a member. The member
+    may nevertheless have carried out the request.
     """
 
     async def ask(self, to: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:

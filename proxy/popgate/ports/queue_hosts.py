@@ -1,4 +1,4 @@
-"""The queue-host port: the commands with which the cluster controls the engine's queues."""
+"""Defines the queue-host port: the commands with which the cluster controls the engine's queues."""
 
 from collections.abc import Collection
 from typing import Protocol
@@ -18,7 +18,7 @@ class QueueHosts(Protocol):
         ...
 
     def lost(self) -> Collection[BrokerQueue]:
-        """Return the queues that this proxy served until the store lost its data: it has to take them again."""
+        """Return the queues that this proxy served until the store lost its data. The proxy must take them again."""
         ...
 
     async def take(self, queue: BrokerQueue) -> None:
@@ -36,7 +36,7 @@ class QueueHosts(Protocol):
     def data_lost(self) -> None:
         """Handle that the store lost its data: grant nothing from a queue until it is taken again.
 
-        Keep what is known of the queue, to write it back then.
+        Keep the queue's state, to write it back when the queue is taken.
         """
         ...
 

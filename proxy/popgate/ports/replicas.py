@@ -67,7 +67,7 @@ class ReplicaBroker(Protocol):
         ...
 
     async def forget(self, queue: QueueRef, node: str, prove: Proof) -> None:
-        """Remove the member on ``node`` for good; idempotent. ``prove`` as for ``add``."""
+        """Remove the member on ``node`` permanently. Idempotent. ``prove`` as for ``add``."""
         ...
 
     async def lead(self, queue: QueueRef, node: str, prove: Proof) -> None:
