@@ -114,7 +114,7 @@ def ended(before: Assignment, terms: Terms, clients: Collection[ClientId], gener
 
 
 def taken(before: Assignment, terms: Terms, queues: Collection[int], generation: int) -> Assignment:
-    """Take these queues from their clients, which were told to release them and did not do so in time."""
+    """Take these queues from their clients, which did not release them in time."""
     leaving = [number for number in queues if (one := before.holdings.get(number)) is not None and one.until]
     return _arranged(before, replace(before, holdings=_forwarded(before, leaving, generation)), terms, generation)
 

@@ -128,7 +128,7 @@ def unpacked(letter: Message) -> Message:
 
 
 def dead_letter_details(headers: Mapping[str, HeaderValue]) -> DeadLetterDetails:
-    """Return what the headers of a dead letter say. A value of the wrong type counts as missing."""
+    """Return the values of a dead letter's headers. A value of the wrong type is treated as missing."""
     return DeadLetterDetails(
         cause=_text(headers.get(_CAUSE)),
         reason=_text(headers.get(_REASON)),

@@ -1,4 +1,4 @@
-"""The tree of errors, ordered by what the caller can do about each.
+"""Defines the tree of errors, ordered by the caller's possible reaction.
 
     PopgateError
     +- RequestError      fix the request
@@ -49,7 +49,7 @@ class LeaseGroupNotFound(RequestError):
 
 
 class LeaseGroupAcked(RequestError):
-    """The lease group's epoch was acknowledged: the group is gone for good."""
+    """The lease group's epoch was acknowledged, and the group no longer exists."""
 
     code = "lease_group_acked"
 

@@ -1,4 +1,4 @@
-"""The lease record: the one fence that every grant and every settlement has to pass.
+"""Decides grants and settlements on lease records, the one fence that every grant and every settlement must pass.
 
 Pure. The store reads a record, calls these functions, and writes the answer, all in one atomic step (a SQLite
 transaction; a Redis script that repeats these two tables). Times come from the store's clock, so every proxy sees the
@@ -13,13 +13,13 @@ same order.
            (visible_at)   ^         |     moved
                           +---------+ undo
 
-WAITING stands for two states, EXPIRED and RELEASED. A visible message may be DISCARDED when its time to live is over.
+WAITING stands for two states, EXPIRED and RELEASED. A visible message may become DISCARDED when its time to live ends.
 
-An expired lease stays LEASED with a deadline in the past until another client gets the message. If a retry delay is
-written, its state becomes EXPIRED. In both states its receipt handle is still valid for an ack and for an extension.
-No extension makes a lease older than the maximum (decision 15): a longer extension is cut to it, and a lease that
-has reached it can't be extended. After a change of the consume mode no expired lease is revived, because a drain ends
-when no leases are left.
+An expired lease stays LEASED, with a deadline in the past, until the message is leased again. If a retry delay is
+written, the state becomes EXPIRED. In both states its receipt handle is still valid for an ack and for an extension.
+No extension makes a lease older than the maximum (decision 15): a longer extension is cut to this maximum, and a
+lease of that age can't be extended. After a change of the consume mode no expired lease is revived, because a drain
+ends when no leases are left.
 """
 
 from enum import StrEnum
@@ -32,15 +32,15 @@ from popgate.domain.names import BrokerQueue, CopyId, LeaseId
 class RecordState(StrEnum):
     LEASED = "leased"
     EXPIRED = "expired"
-    """The lease expired and a retry delay was set; its receipt handle may still settle."""
+    """The lease expired and a retry delay was set. The receipt handle may still settle the message."""
     RELEASED = "released"
-    """The lease was given back, or a move was undone; its receipt handle is void."""
+    """The lease was released, or a move was undone. The receipt handle is invalid."""
     MOVING = "moving"
-    """A move to the dead letters or a redrive has begun and must be finished. ``target`` and ``target_copy_id`` say
-    where it goes."""
+    """A move to the dead letters or a redrive has begun and must be finished. ``target`` and ``target_copy_id`` name
+    its destination."""
     ACKED = "acked"
     DEAD = "dead"
-    """The message was moved to ``target``; it is settled here."""
+    """The message was moved to ``target``, and is settled on this queue."""
     DISCARDED = "discarded"
     """The message's time to live ended while it was not leased."""
 
@@ -49,16 +49,16 @@ WITHDRAWN = LeaseId("withdrawn")
 """Replaces the id of a lease that was taken back before any client learned of it."""
 
 SETTLED_STATES = frozenset({RecordState.ACKED, RecordState.DEAD, RecordState.DISCARDED})
-"""The message is finished on this queue: if the broker delivers it again, it is acked and not handed out."""
+"""States of messages that are settled on this queue. If the broker redelivers such a message, popgate acks it."""
 
 GOOD_STATES = frozenset({RecordState.LEASED, RecordState.EXPIRED})
-"""The receipt handle of the record's lease is valid, even if the lease has expired: it may still be extended."""
+"""States in which the receipt handle of the record's lease is valid, even if the lease has expired."""
 
 
 class LeaseRecord(NamedTuple):
     """The lease or the settlement of one copy. Fields that end in ``_at`` are in seconds of the store's clock.
 
-    It is a tuple, like the two answers below: one is made for every grant and settlement, and tuples are cheapest.
+    It is a tuple, like the two answer types, because tuples are cheapest: one is made for every grant and settlement.
     """
 
     state: RecordState
@@ -68,9 +68,9 @@ class LeaseRecord(NamedTuple):
     first_delivered_at: float
     changed_at: float
     epoch: int
-    """The epoch of the claim under which the lease was granted; part of its receipt handle."""
+    """The epoch of the claim under which the lease was granted. It is part of the receipt handle."""
     leased_at: float
-    """When the lease was granted; extensions don't change it."""
+    """When the lease was granted. Extensions don't change this time."""
     target: BrokerQueue | None = None
     target_copy_id: CopyId | None = None
     reason: str = ""
@@ -79,19 +79,19 @@ class LeaseRecord(NamedTuple):
 class GrantStatus(StrEnum):
     GRANTED = "granted"
     HELD = "held"
-    """The message is leased, or waits for its retry: attach it to the record."""
+    """The message is leased, or waits for its retry: update it from the record."""
     EXHAUSTED = "exhausted"
-    """The message was delivered ``max_deliveries`` times already: move it to the dead letters."""
+    """The message was already delivered ``max_deliveries`` times: move it to the dead letters."""
     MOVING = "moving"
     SETTLED = "settled"
     BEHIND = "behind"
-    """An earlier entry of the same line was not granted, so this one has to wait for it."""
+    """An earlier entry of the same line was not granted, so this entry must wait."""
     FENCED = "fenced"
-    """This proxy's claim is overtaken: step down."""
+    """Another proxy has claimed the queue: step down."""
     WRONG_MODE = "wrong_mode"
     """The group has a later mode generation than this proxy knows."""
     FULL = "full"
-    """The subscription has its maximum number of leases, or other proxies come first (``ports.limits``)."""
+    """The subscription has its maximum number of leases, or other proxies are ahead in line (``ports.limits``)."""
 
 
 class SettleAction(StrEnum):
@@ -100,16 +100,16 @@ class SettleAction(StrEnum):
     RELEASE = "release"
     WITHDRAW = "withdraw"
     """Release a lease that no client learned of. It does not count as a delivery, and its lease id becomes invalid, so
-    that no later action relies on that count."""
+    that no later action relies on the old delivery count."""
     EXPIRE = "expire"
     """Record that the lease expired: the owner's deadline loop sets the retry delay, ``seconds``."""
     MOVE = "move"
-    """Begin to dead-letter a message that the client rejected; MOVED finishes it once the copy is confirmed."""
+    """Begin to dead-letter a message that the client rejected. MOVED finishes the move when the copy is confirmed."""
     EXHAUST = "exhaust"
     """Begin to dead-letter a visible message that was delivered ``max_deliveries`` times."""
     MOVED = "moved"
     UNDO = "undo"
-    """Undo a move whose copy the broker certainly did not store: the message stays here and becomes visible."""
+    """Undo a move whose copy the broker certainly did not store. The message stays here and becomes visible."""
     DISCARD = "discard"
     """Discard a visible message whose time to live is over. The lease need not match."""
 
@@ -117,7 +117,7 @@ class SettleAction(StrEnum):
 class SettleStatus(StrEnum):
     DONE = "done"
     ALREADY = "already"
-    """The same lease did the same earlier."""
+    """An earlier settlement of the same lease did the same."""
     LOST = "lost"
     """The lease is no longer current: never a false success."""
 
@@ -125,7 +125,7 @@ class SettleStatus(StrEnum):
 class GrantAnswer(NamedTuple):
     """The answer to a grant: the copy's record, and the seconds that the copy stays invisible (never negative).
 
-    ``record`` is None only for BEHIND, FENCED, FULL and WRONG_MODE. It is new, and must be written, only for GRANTED.
+    ``record`` is None only for BEHIND, FENCED, FULL and WRONG_MODE. Only for GRANTED, it is new and must be written.
     """
 
     status: GrantStatus
@@ -136,7 +136,7 @@ class GrantAnswer(NamedTuple):
 class SettleAnswer(NamedTuple):
     """The answer to a settlement: the copy's record (None: there is none), and the seconds until the copy is visible.
 
-    ``settled_at`` is the store's time. ``record`` is new, and must be written, only for DONE.
+    ``settled_at`` is the store's time. Only for DONE, ``record`` is new and must be written.
     """
 
     status: SettleStatus
@@ -155,7 +155,7 @@ def decide_grant(
     earlier_deliveries: int,
     epoch: int,
 ) -> GrantAnswer:
-    """Decide whether this copy may be handed out now, and grant the lease if so.
+    """Decide whether this copy may be leased now. If so, return the record of the new lease.
 
     If the same lease is requested again (while a lease group is being formed), it is renewed and does not count as a
     new delivery. This does not apply if another lease was granted after it expired. ``earlier_deliveries`` is used only
@@ -195,11 +195,13 @@ def decide_settle(
     age_seconds_max: float = inf,
     is_overtaken: bool = False,
 ) -> SettleAnswer:
-    """Decide whether this lease may do this. ``seconds`` is the extension, or the delay of a release or an expiry.
+    """Decide whether this lease permits ``action``.
 
-    ``age_seconds_max``: no extension makes the lease older than that; time that the lease already has is not cut.
-    ``is_overtaken``: the caller knows only an earlier mode generation, so nothing is released and no expired lease is
-    extended.
+    ``seconds`` is the extension, or the delay of a release or an expiry.
+
+    ``age_seconds_max``: no extension makes the lease older than this maximum, but an extension never shortens a lease.
+    ``is_overtaken``: the caller knows only an earlier mode generation. Then releases, and extensions of expired leases,
+    are LOST.
     """
     if record is None or (record.lease_id != lease_id and action is not SettleAction.DISCARD):
         return _unchanged(SettleStatus.LOST, record, now)
@@ -237,7 +239,7 @@ def decide_settle(
 
 
 def remaining_seconds(record: LeaseRecord, now: float) -> float:
-    """Return how long the copy stays invisible; never negative."""
+    """Return the seconds for which the copy stays invisible, never negative."""
     return max(0.0, record.visible_at - now)
 
 

@@ -1,16 +1,16 @@
-"""Checks a lock's guarantees against a recorded history. Pure: knows no broker, no process and no clock.
+"""Checks a lock's guarantees against a recorded history. Pure: uses no broker, process or clock.
 
 A history is a list of operations and a list of disturbances. Each operation has the times of its invocation and its
 completion on one machine's clock. A disturbance is an event after which a holder can't know whether it still has its
-lock: its process was killed or stopped, its connection was cut, a node of the broker was killed, or its slot was taken
-by force. Checking tens of thousands of operations takes a second or two.
+lock: the holder's process was killed or stopped, its connection was cut, a node of the broker was killed, or its slot
+was taken by force. Checking tens of thousands of operations takes a second or two.
 
 The rules, after amqp-locks ("as correct as possible") and Kleppmann's "How to do distributed locking":
 
 - ``tokens``: if a slot is granted and then requested again, the later grant has the higher token. No token is granted
   twice. So a resource that refuses lower tokens serves one holder per slot.
-- ``exclusion``: a slot has two holders at a time only if the one with the lower token was disturbed meanwhile.
-- ``verify``: a verify does not confirm a slot that another client was granted before the verify began.
+- ``exclusion``: a slot has two holders at a time only if the holder with the lower token was disturbed before.
+- ``verify``: a verify does not confirm a slot that was granted to another client before the verify began.
 - ``fence``: a resource that refuses lower tokens serves every holder that was not disturbed.
 - ``slots``: a slot is not granted if an administrator removed it before the request. When no client holds a slot, as
   many slots can be acquired as are configured.
@@ -27,7 +27,7 @@ from enum import StrEnum
 from math import inf
 
 WAIT_SLACK_SECONDS = 5.0
-"""Seconds that a wait may exceed its requested time: a broker that loses a node needs some seconds."""
+"""Seconds by which a wait may exceed its requested time: a broker that loses a node needs some seconds."""
 ANSWER_SECONDS_MAX = 15.0
 """Maximum seconds that a verify, a write, a release or an administrator's change may take."""
 AT_ONCE_SECONDS = 0.2
@@ -42,20 +42,20 @@ OVERTAKEN_MAX = 3
 KILLED = "killed"
 """A disturbance that ends the client: it no longer holds any lock."""
 AWAY = "away"
-"""A disturbance that delays answers but takes no lock away: part of the broker is missing."""
+"""A disturbance that delays answers but ends no lock: part of the broker is missing."""
 CUT_OFF = "requests cut off"
-"""A disturbance of a client whose lock does not depend on its connections: it loses answers but no lock."""
+"""A disturbance of a client whose lock does not depend on its connections: the client loses answers but no lock."""
 
 
 class Action(StrEnum):
     ACQUIRE = "acquire"
     VERIFY = "verify"
     WRITE = "write"
-    """Write to the protected resource with the grant's token; refused if the resource has seen a higher one."""
+    """Write to the protected resource with the grant's token. Refused if the resource has seen a higher token."""
     RELEASE = "release"
     SET_SLOTS = "set_slots"
     COUNT_HELD = "count_held"
-    """Count the held slots at the end, after all clients have released theirs."""
+    """Count the held slots at the end, after all clients have released their slots."""
     COUNT_FREE = "count_free"
     """Count the slots that can be acquired at the same time at the end."""
 
@@ -74,7 +74,7 @@ class Operation:
     """One call of a client and its result.
 
     ``completed`` is inf if there was no answer. ``slot`` and ``token`` belong to the grant. ``number`` is the number of
-    slots that were set or counted. ``wait_seconds`` is how long an acquire was ready to wait.
+    slots that were set or counted. ``wait_seconds`` is the maximum wait of an acquire.
     """
 
     client: str
@@ -97,7 +97,7 @@ class Operation:
 class Disturbance:
     """An event after which ``client`` can't know whether it still has its lock. An empty ``client`` means all clients.
 
-    It took effect between ``at`` and ``until``, or at ``at`` if ``until`` is not given.
+    The event took effect between ``at`` and ``until``, or at ``at`` if ``until`` is not given.
     """
 
     client: str
@@ -111,7 +111,7 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A broken rule. ``excerpt`` has only the operations and disturbances that show it, in the order of their times."""
+    """A broken rule. ``excerpt`` has only the operations and disturbances that prove the violation, ordered by time."""
 
     rule: str
     detail: str
@@ -194,7 +194,7 @@ def _check_tokens(operations: Sequence[Operation]) -> Iterator[Violation]:
 
 
 class _Highest:
-    """Finds the grant with the highest token before a given time. The times asked for must not decrease."""
+    """Finds the grant with the highest token before a given time. The requested times must not decrease."""
 
     def __init__(self, grants: Sequence[Operation]) -> None:
         """``grants`` must be in the order of their completion."""
@@ -217,7 +217,7 @@ def _check_exclusion(operations: Sequence[Operation], disturbed: _Disturbed) -> 
         for later in holdings:
             standing = [earlier for earlier in standing if earlier.end > later.start]
             for earlier in standing:
-                # The client that got its answer last may have got the slot first.
+                # The client that received its answer last may have acquired the slot first.
                 overtaken, by = (one.grant for one in sorted((earlier, later), key=_order))
                 if disturbed.lost_between(overtaken.client, overtaken.invoked, later.start):
                     continue
@@ -319,7 +319,7 @@ def _check_free(operations: Sequence[Operation], disturbed: _Disturbed, slots: i
 
 
 def _left(acquire: Operation, releases: Mapping[_GrantKey, Operation], counted: Sequence[float]) -> float:
-    """Return until when the acquire may have held a slot: at most until the next count of held slots."""
+    """Return the latest time at which the acquire may have held a slot. The next count of held slots bounds it."""
     if acquire.outcome is OperationOutcome.REFUSED:
         return acquire.completed + AT_ONCE_SECONDS  # the client leaves the broker's queue of waiters a moment later
     at = bisect_right(counted, acquire.invoked)
