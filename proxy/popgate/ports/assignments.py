@@ -1,11 +1,11 @@
-"""The state port's part for pull clients: their sessions, and which client holds which queue.
+"""Defines the state port's part for pull clients: their sessions, and the client that holds each queue.
 
-There is one document per subscription. A write replaces all of it, and only the version that the writer has read. One
-proxy at a time assigns a subscription's queues; a proxy that was overtaken notices when it writes. The time of a
-client's last heartbeat is not stored: the next proxy gives each client its full session time again. So a session
-outlives the proxy that served it, and a heartbeat writes nothing.
+There is one document per subscription. A write replaces the whole document, and succeeds only if the stored version is
+the version that the writer has read. One proxy at a time assigns a subscription's queues. If another proxy has taken
+over, the write of the former one fails. The time of a client's last heartbeat is not stored: the next proxy gives each
+client its full session time again. So a session outlives the proxy that served it, and a heartbeat writes nothing.
 
-All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
+All calls raise StateUnavailable if the store can't be reached or can't write. In this case nothing was changed.
 """
 
 from typing import NamedTuple, Protocol
@@ -29,7 +29,7 @@ class Assignments(Protocol):
     async def read(self, subscription: Subscription) -> StoredAssignment: ...
 
     async def write(self, subscription: Subscription, assignment: Assignment, replaces: int) -> int | None:
-        """Replace version ``replaces``, and return the new version; None if another version is stored, which stays."""
+        """Replace version ``replaces``, and return the new version. If another version is stored, return None."""
         ...
 
     async def drop(self, subscription: Subscription) -> None:

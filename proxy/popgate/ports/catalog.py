@@ -1,4 +1,4 @@
-"""The state port's catalog part: which topics and groups exist.
+"""Defines the catalog part of the state port: the topics and groups that exist.
 
 The catalog is small. It is read completely at start and after each change, and written when an admin changes it.
 """
@@ -29,7 +29,7 @@ class Catalog(Protocol):
     async def change_group(self, before: GroupSpec | None, after: GroupSpec) -> bool:
         """Replace ``before`` (None: no such group) by ``after``, and return whether ``before`` was stored.
 
-        So two proxies never undo each other's changes. Durable when it returns.
+        So two proxies never undo each other's changes. The change is durable when the call returns.
         """
         ...
 

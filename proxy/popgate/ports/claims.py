@@ -1,4 +1,4 @@
-"""The claims port: the members of the cluster, and the owner of each queue.
+"""Defines the claims port: the members of the cluster, and the owner of each queue.
 
 Theory of operation. There is one view with a version, which changes whenever members or owners change. A member proves
 by ``beat`` that it is alive. A member that has not done so for ``GONE_SECONDS``, or whose process was seen to die
@@ -10,8 +10,8 @@ A store that loses its data forgets all members and owners. Each proxy then join
 same step. It gives the other proxies time to do the same before it takes their former queues.
 
 A removed proxy may join again, and then owns nothing. An instance is one start of a process; its id is never reused.
-All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed, and the
-owners stay the owners.
+All calls raise StateUnavailable if the store can't be reached or can't write. In this case nothing was changed, and
+the owners stay the owners.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class Member(NamedTuple):
     """A member of the cluster.
 
     ``address``: the URL at which its peers reach it. ``protocols``: the lowest and the highest protocol version that it
-    speaks. ``owns``: whether it owns queues; a member that does not only forwards requests.
+    speaks. ``owns``: whether it owns queues. Other members only forward requests.
     """
 
     instance: InstanceId
@@ -51,8 +51,8 @@ class Claims(Protocol):
     async def join(self, member: Member, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
         """Become a member, and the owner of the queues of ``keeps`` that have no owner. Idempotent; also a heartbeat.
 
-        If some member has no protocol version in common with this one, nothing is changed, and the returned view does
-        not contain this one. That member may be gone already, so try again."""
+        If a member has no protocol version in common with this one, nothing is changed, and the returned view does
+        not contain the new member. The incompatible member may be dead already, so try again."""
         ...
 
     async def beat(self, instance: InstanceId, known: int) -> ClusterView | None:
@@ -62,12 +62,12 @@ class Claims(Protocol):
     async def claim(self, instance: InstanceId, queues: Sequence[BrokerQueue]) -> tuple[list[BrokerQueue], int]:
         """Become the owner of the queues that have no owner. Raises: NotAMember.
 
-        Returns the queues that ``instance`` owns now, and the view's version that says so.
+        Returns the queues that ``instance`` owns now, and the version of the view with this change.
         """
         ...
 
     async def release(self, instance: InstanceId, queues: Sequence[BrokerQueue]) -> int:
-        """Give up the queues that ``instance`` owns, and return the view's version that says so."""
+        """Release the queues that ``instance`` owns, and return the version of the view with this change."""
         ...
 
     async def remove(self, instance: InstanceId) -> None:

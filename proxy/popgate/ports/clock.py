@@ -1,11 +1,11 @@
-"""The clock port: two readings of time. Deadlines use ``monotonic``; ``wall`` is only for what leaves the process."""
+"""Defines the clock port. Deadlines use ``monotonic``. ``wall`` is only for times that leave the process."""
 
 from typing import Protocol
 
 
 class Clock(Protocol):
     def monotonic(self) -> float:
-        """Seconds that never go back; meaningless in another process."""
+        """Return seconds that never decrease. They are meaningless in another process."""
         ...
 
     def wall(self) -> float:

@@ -1,4 +1,4 @@
-"""The state port's dedup part: the copy under which each ``dedup_id`` of a topic was published.
+"""Defines the dedup part of the state port: the copy under which each ``dedup_id`` of a topic was published.
 
 Theory of operation. A publish reserves its ids first, then publishes, then confirms (decision 6).
 
@@ -9,14 +9,14 @@ Theory of operation. A publish reserves its ids first, then publishes, then conf
        +------------------+     every entry ends ``window_seconds`` after it was first reserved
 
 If a process died or a broker did not answer, a publish stays pending: its copy may or may not be stored. A repeated
-publish sends the *same copy* to the same queue. The queue then has it once, or twice with one identity, and the lease
-records ensure that consumers get it once. The store notes such a copy, and ``LeaseStore.trim`` keeps its settled
-records, so that this holds even if the second one arrives much later.
+publish sends the *same copy* to the same queue. The queue then has the copy once, or twice with one identity, and the
+lease records ensure that it is consumed once. The store notes such a copy, and ``LeaseStore.trim`` keeps its settled
+records, so that this holds even if the second delivery is much later.
 
 The store holds one small entry for each id of the last ``window_seconds``, and the older ones that ``collect`` has not
 reached yet. The rate of publishes bounds its size. Every call is one atomic step on one topic and uses the
 store's clock. Entries do not depend on each other, so one Redis script can implement a call.
-All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
+All calls raise StateUnavailable if the store can't be reached or can't write. In this case nothing was changed.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class DedupStore(Protocol):
         ...
 
     async def confirm(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
-        """Confirm that the broker has stored these copies. An id that has another copy by now stays unchanged."""
+        """Confirm that the broker has stored these copies. An id that has another copy stays unchanged."""
         ...
 
     async def cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
@@ -85,6 +85,6 @@ class AtomicPublisher(Protocol):
         """Store messages, and the ids of those that have one as confirmed, in one atomic step.
 
         Returns False if nothing was changed because one of the ids is already in use or one of the messages can't be
-        stored. Raises: BrokerUnavailable; then nothing was changed.
+        stored. Raises: BrokerUnavailable. In this case nothing was changed.
         """
         ...

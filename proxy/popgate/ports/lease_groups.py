@@ -7,7 +7,7 @@ their leases. So a message leased for a group is always its member, and every me
 members take several steps; after each step, the same call can continue.
 
 A stream's watermark, ``acked_through``, only grows; all epochs up to it are acked, or about to be.
-All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
+All calls raise StateUnavailable if the store can't be reached or can't write. In this case nothing was changed.
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,7 @@ already. Nothing is reserved, so nothing has to be given back.
 A refused proxy stays in line as long as it asks again within half a second each time (``ASK_AGAIN_SECONDS``). After a
 fifth of a second, all proxies that are behind it in line leave one lease for it. So no proxy's queues starve.
 
-All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
+All calls raise StateUnavailable if the store can't be reached or can't write. In this case nothing was changed.
 """
 
 from collections.abc import Collection, Sequence
