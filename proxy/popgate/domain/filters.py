@@ -1,4 +1,4 @@
-"""Header filters: they select the messages that a pop wants.
+"""Defines header filters, which select the messages that a pop wants.
 
 Pure. A filter names headers with their allowed values. A message passes if every named header has an allowed value.
 """

@@ -1,4 +1,4 @@
-"""Host names in requests and settings. Pure: resolves no names."""
+"""Classifies host names in requests and settings. Pure: resolves no names."""
 
 from ipaddress import ip_address
 

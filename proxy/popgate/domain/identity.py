@@ -1,4 +1,4 @@
-"""Identity tags: proof that popgate gave a message its copy id.
+"""Signs and checks identity tags, which prove that popgate gave a message its copy id.
 
 The copy id of a message decides which lease record, settlement and dead letter belong to it. Any publisher that reaches
 a queue can write any header. So popgate adds a tag to each copy: a keyed hash of the copy's target and its copy id. A

@@ -1,7 +1,8 @@
 """Lease groups: batches with a fixed membership that can be read repeatedly (decision 12).
 
 Pure. A group is named by (stream, epoch). Its members are ordinary leases that share one lease id, so ``lease`` governs
-their exclusion, fencing, expiry and settlement. A group adds only which leases belong together, and in which order.
+their exclusion, fencing, expiry and settlement. A group only adds the list of leases that belong together, and their
+order.
 
             PUT begins             PUT ends, with members            ack through its epoch
     (none) ------------> FORMING ------------------------> FROZEN ------------------------> gone; its epoch is 410
@@ -10,7 +11,7 @@ their exclusion, fencing, expiry and settlement. A group adds only which leases 
                           v                                  v
             PUT ends, without members: gone              RELEASING ---> gone; its epoch may be used again
 
-No client has read a group that is FORMING. If its forming is abandoned, its messages are given back.
+No client has read a group that is FORMING. If its forming is abandoned, its messages are released.
 """
 
 from enum import StrEnum
@@ -92,9 +93,10 @@ def decide_renewal(
 ) -> LeaseRecord | None:
     """Return the record under which a member continues until ``ends_at``; None if the member is lost.
 
-    The group's lease is extended, even if it has expired, as long as no other lease was granted since; that is no new
-    delivery. With ``regrant``, a message whose other lease was given back or has expired is leased again, as by a pop.
-    If ``is_overtaken`` (the mode generation changed), only leases that have not expired continue.
+    The group's lease is extended, even if it has expired, as long as no other lease was granted since. This
+    does not count as a new delivery. With ``regrant``, a message whose other lease was released or has expired is
+    leased again, as by a pop. If ``is_overtaken`` (the mode generation changed), only leases that have not expired
+    continue.
     """
     if record is None:
         return None

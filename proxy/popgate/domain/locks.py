@@ -1,4 +1,4 @@
-"""Locks: their kinds and definitions, the names of their queues on the broker, and their fencing tokens.
+"""Defines the kinds and definitions of locks, the names of their queues on the broker, and their fencing tokens.
 
 Pure. The lock protocol itself is in the package ``locks``.
 """
@@ -29,7 +29,7 @@ class LockKind(StrEnum):
     """The three kinds of amqp-locks."""
 
     MUTEX = "mutex"
-    """Created by its first use; free unless a client holds it."""
+    """A mutex. It is created by its first use, and is free unless a client holds it."""
     PERSISTENT_MUTEX = "persistent_mutex"
     """A semaphore with one slot that an administrator enables and disables."""
     SEMAPHORE = "semaphore"
@@ -58,7 +58,7 @@ class Slot(NamedTuple):
 
     @property
     def holder_queue(self) -> str:
-        """The queue that says which client got the slot last, even while the slot is removed."""
+        """The queue that records the last client that acquired the slot, even while the slot is removed."""
         return f"{self._prefix}:holder"
 
     @property
@@ -73,7 +73,7 @@ class Slot(NamedTuple):
 
     @property
     def watched_queue(self) -> str:
-        """The queue whose absence tells a holder that the slot is gone.
+        """The queue whose absence shows a holder that the slot was removed.
 
         A mutex has no slot queue, because no administrator removes it.
         """
@@ -93,7 +93,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockDefinition:
-    """A lock as an administrator defined it. ``by_use``: none did; it is a mutex that was created by its first use."""
+    """A lock as an administrator defined it. ``by_use``: the lock is a mutex that was created by its first use."""
 
     name: str
     kind: LockKind

@@ -15,8 +15,8 @@ HeaderValue = object
 
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 HEADERS_BYTES_MAX = 64 * 1024
-"""Maximum size of headers in bytes. AMQP carries them in one frame, 128 KiB by default; half of it is left for the
-rest."""
+"""Maximum size of headers in bytes. AMQP carries them in one frame, 128 KiB by default; half of the frame is left for
+the rest."""
 SHORT_STRING_BYTES_MAX = 255
 """AMQP's maximum length of a short string in bytes: message ids, header names, ordering keys."""
 BATCH_COUNT_MAX = 256
@@ -36,8 +36,8 @@ _UNITS_PER_SECOND = (1, 1_000, 1_000_000, 1_000_000_000)
 class Message(NamedTuple):
     """One copy of a message. ``published_at`` is in Unix seconds; ``copy_id`` is minted by popgate.
 
-    ``visible_at`` (Unix seconds): when a delayed message becomes visible; None: without delay. ``expires_at`` (Unix
-    seconds): when it stops being handed out; None: never.
+    ``visible_at`` (Unix seconds): when a delayed message becomes visible (None: no delay). ``expires_at`` (Unix
+    seconds): the time after which the message is not delivered (None: no limit).
     """
 
     copy_id: CopyId

@@ -1,6 +1,6 @@
-"""Names of topics, groups, queues and copies, in popgate and on the broker.
+"""Defines the names of topics, groups, queues and copies, in popgate and on the broker.
 
-Owns the shape of every name. Does not know what exists.
+Owns the shape of every name, but not the list of existing objects.
 """
 
 import re
@@ -30,7 +30,7 @@ NAME_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
 QUEUES_MAX = 256
 DEFAULT_GROUP = GroupName("default")
 TRANSIENT_PREFIX = "~"
-"""Prefix of the copy ids of transient messages: they have no stable identity, and their ids end with the channel."""
+"""Prefix of the copy ids of transient messages, which have no stable identity. These ids end with the channel."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _BOUND_QUEUE = re.compile(r"popgate:([A-Za-z0-9._-]{1,64}):(\d{1,3})")
@@ -135,7 +135,7 @@ def topic_of_queue(target: BrokerQueue) -> tuple[TopicName, int] | None:
 
 
 def queue_index(ordering_key: str, queue_count: int) -> int:
-    """Return the queue index of an ordering key: the same in every process, for ever."""
+    """Return the queue index of an ordering key. It must never change, and is the same in every process."""
     return crc32(ordering_key.encode()) % queue_count
 
 

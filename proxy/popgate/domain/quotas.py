@@ -1,4 +1,4 @@
-"""Quotas: limits on what may exist, so that no client exhausts shared resources.
+"""Defines quotas, which limit the number of objects so that no client exhausts shared resources.
 
 Pure. A quota limits creation only. If a quota is lowered below what exists, everything that exists continues to work.
 """

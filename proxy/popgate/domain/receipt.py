@@ -1,7 +1,7 @@
 """Receipt handles: opaque, signed tokens that name one lease.
 
 A handle is base64url of: version byte, a keyed BLAKE2b tag of 16 bytes, then the lease's fields. The tag prevents
-clients from forging or mixing up leases; it hides nothing. Every proxy of a cluster has the secret and so can verify
+clients from forging or mixing up leases. It encrypts nothing. Every proxy of a cluster has the secret and so can verify
 the handles of all others.
 """
 

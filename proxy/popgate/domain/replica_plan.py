@@ -1,10 +1,10 @@
 """Plans the changes to queue replicas: one pure plan from one observation of the broker.
 
-Theory of operation. Each queue gets one row: how many replicas are wanted and which setting says so, how many are
-online, and the next change. A row has at most one change, and none while another change of that queue is under way. The
-rules, in this order:
+Theory of operation. Each queue gets one row: the number of wanted replicas, the setting that demands it, the number of
+online replicas, and the next change. A row has at most one change, and none while another change of that queue is under
+way. The rules, in this order:
 
-- A queue can't be changed unless a majority of its members is online. The plan only reports that.
+- A queue can't be changed unless a majority of its members is online. The plan only reports such a queue.
 - A member on a node that was removed from the cluster is forgotten. A member on a node that is down is kept for
   ``forget_after_seconds`` (for ever if that is not set). It is then forgotten once it is replaced, or if it prevents
   its replacement.
@@ -68,7 +68,7 @@ class Verdict(StrEnum):
     BUSY = "busy"
     """Another change of the queue is under way."""
     WAITING = "waiting"
-    """The queue is short, or its leader is not on its owner's node, but not yet for long enough."""
+    """The queue has too few replicas, or its leader is not on its owner's node, but not yet for long enough."""
     LIMITED = "limited"
     """The change waits until other changes are done."""
     STALL = "stall"
@@ -131,7 +131,7 @@ class ReplicaPlan:
         return [row.change for row in self.rows if row.change is not None]
 
     def with_reasons(self, reasons: Mapping[QueueRef, str]) -> "ReplicaPlan":
-        """Return the plan with these reasons in place of its own, except in rows of verdict ENOUGH."""
+        """Return the plan with its reasons replaced by ``reasons``, except in rows of verdict ENOUGH."""
         return ReplicaPlan(
             rows=tuple(
                 row
@@ -183,9 +183,9 @@ def replica_plan(
 
 
 def queues_led_astray(seen: Observation) -> set[tuple[QueueRef, str]]:
-    """Return the quorum queues whose leader is not on their owner's node, although it could be, with that node.
+    """Return the quorum queues whose leader could be on their owner's node but is not, with that node.
 
-    Streams are left alone: RabbitMQ restarts a stream to move its leader.
+    Streams are not moved: RabbitMQ restarts a stream to move its leader.
     """
     fit = {node.name for node in seen.nodes if node.unfit_reason is None}
     return {

@@ -1,7 +1,7 @@
 """Decides how many replicas a queue should have, and names the setting that says so.
 
 The order of precedence: the queue's own argument, the policy of its popgate group, the most specific of the keeper's
-policies whose pattern matches its name, the broker's policy (``target-group-size``), the default. 0 asks for nothing.
+policies whose pattern matches its name, the broker's policy (``target-group-size``), the default. 0 sets no minimum.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Replicas of quorum queues and streams: what a broker reports about them, and what can be changed.
+"""Describes replicas of quorum queues and streams: a broker's report about them, and the possible changes.
 
-Defines the types that the planner (``replica_plan``), the port (``ports.replicas``) and the keeper share; decides
+Defines the types that the planner (``replica_plan``), the port (``ports.replicas``) and the keeper share. It decides
 nothing. A *member* of a queue is a replica that the broker counts; it is *online* if it takes part now. A node is
 *gone* when it was removed from the cluster, and *down* when it belongs to the cluster and does not run.
 """
