@@ -3,7 +3,7 @@
 Theory of operation. A client has a *session* while it sends heartbeats. Each queue is held by at most one session.
 ``balance.plan`` assigns the queues: sticky, and as even as possible. Every change has a *generation*, a number that
 only grows. A session records the generation of the latest change that affects it. A queue records the generation in
-which its client got it.
+which its client received it.
 
               the plan                       its client shows the new generation, or ends
     (no holder) ------> held ----> releasing ---------------------------------------------> held by the next client
@@ -11,10 +11,11 @@ which its client got it.
         +----------------+             +--> held, if the next client ends meanwhile
           its client ends
 
-A live client is asked to release a queue before the queue moves. The queue disappears from the client's list; the
-client stops pulling from it and settles what it has processed. Its next heartbeat shows the generation of that list,
-which proves the release; only then the next client gets the queue. So no message is processed twice because a client
-joined. A client that starts again (it shows no generation, or one of an earlier session) has released all its queues.
+A live client is asked to release a queue before the queue moves. The queue disappears from the client's list. The
+client stops pulling from it and settles the messages that it has processed. Its next heartbeat shows the generation of
+that list, which proves the release. Only then does the next client receive the queue. So no message is processed twice
+because a client joined. A client that starts again (it shows no generation, or one of an earlier session) has released
+all its queues.
 """
 
 from collections.abc import Collection, Mapping
@@ -38,9 +39,9 @@ class Session(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """The client that holds a queue, and since which generation.
+    """The client that holds a queue, and the generation in which it received the queue.
 
-    ``to``: the next client, if the holder has to release the queue; ``until``: the generation that says so.
+    ``to``: the next client, if the holder must release the queue. ``until``: the generation of that request.
     """
 
     client_id: ClientId
@@ -88,7 +89,7 @@ def heard(
 ) -> Assignment:
     """Apply a client's registration or heartbeat. ``shown`` is the generation that the client knows.
 
-    ``generation`` is given to the resulting changes, if any; it must be higher than every earlier one.
+    ``generation`` is the generation of the resulting changes, if any. It must be higher than every earlier one.
     """
     session = before.sessions.get(client_id)
     wanted = tuple(sorted(supports))
@@ -130,7 +131,7 @@ def share_of(assignment: Assignment, client_id: ClientId) -> Share:
 def held_by(assignment: Assignment, number: int, client_id: ClientId, shown: int) -> Holding | None:
     """Return the holding under which a client that knows generation ``shown`` may settle messages of a queue.
 
-    None: the client's generation is overtaken. While ``to`` is set, the client gets no more messages of the queue.
+    None: the client's generation is outdated. While ``to`` is set, the client receives no more messages of the queue.
     """
     one, session = assignment.holdings.get(number), assignment.sessions.get(client_id)
     if one is None or session is None or one.client_id != client_id:

@@ -1,8 +1,8 @@
-"""The consume mode of a group: how it changes, and which leases are valid in each mode (decision 10).
+"""Changes the consume mode of a group, and decides which leases are valid in each mode (decision 10).
 
 Pure: each step returns a new spec, which replaces the previous one only if that is still current (``ports.catalog``).
-The generation grows by one with each step, and the store grants no lease under an earlier one. So a proxy that has not
-yet learned of a step can do no harm.
+The generation grows by one with each step, and the store grants no lease under an earlier generation. So a proxy that
+has not yet learned of a step is harmless.
 
                to pull                    the last lease is over, or its time is
     POP g ----------------> DRAINING g+1 ----------------------------------------> PULL g+2
@@ -13,7 +13,7 @@ yet learned of a step can do no harm.
            to pop (g+3): uncommitted messages return, at once or after a drain (PULL, DRAINING, POP)
 
 A lease is valid as long as the mode in which it was granted lasts, including the drain of that mode and the way back.
-The owner of its queue gives back a lease that is no longer valid.
+A queue's owner releases the leases that are no longer valid.
 """
 
 from dataclasses import replace
@@ -31,8 +31,8 @@ _PULL = "pull-"
 def switched(spec: GroupSpec, to: ConsumeMode, *, now: float, drain_seconds: float | None = None) -> GroupSpec:
     """Return ``spec`` after a request for mode ``to`` (pop or pull), or ``spec`` itself if there is nothing to do.
 
-    ``now``: the store's time. ``drain_seconds``: how long leases have to end, counted from now even if a drain is under
-    way; None: the default, or the deadline of the drain under way.
+    ``now``: the store's time. ``drain_seconds``: the maximum time until all leases end, counted from now even if a
+    drain is under way. None: the default, or the deadline of the drain under way.
     """
     assert to is not ConsumeMode.DRAINING, "a switch leads to pop or pull"
     if spec.drain is not None:
@@ -82,9 +82,9 @@ def pull_lease_id(spec: GroupSpec, since: int) -> LeaseId:
 
 
 def extended_under(spec: GroupSpec) -> int:
-    """Return the mode generation under which leases are extended; outside pop mode -1, which is always overtaken.
+    """Return the mode generation under which leases are extended. Outside pop mode it is -1, which is always overtaken.
 
-    So a drain does not revive expired leases: it ends when no lease is left, and then there must be no more.
+    So a drain does not revive expired leases. It ends when no lease is left, and no lease may follow.
     """
     return spec.mode_generation if spec.mode is ConsumeMode.POP else -1
 

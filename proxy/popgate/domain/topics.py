@@ -1,6 +1,6 @@
-"""The admin's configuration: topics, groups and their policies.
+"""Defines the admin's configuration: topics, groups and their policies.
 
-Owns defaults and limits. Does not know how they are stored or what exists on the broker.
+Owns defaults and limits, but neither their storage nor the objects on the broker.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class ConsumeMode(StrEnum):
 
     POP = "pop"
     DRAINING = "draining"
-    """The group changes from one of the other modes to the other: nothing new is handed out."""
+    """The group changes between the other two modes. No new messages are leased."""
     PULL = "pull"
 
 
@@ -55,10 +55,10 @@ class RetryPolicy:
 class Policy:
     """How a subscription treats its messages.
 
-    ``max_lease_seconds``: no extension makes a lease older; a lease group has its own limit. ``max_deliveries`` None:
-    never dead-letter by count. ``max_in_flight`` None: no limit on leases. ``paused``: nothing is handed out; leased
-    messages can be settled. ``min_replicas``: the replicas that a replica keeper maintains of each of the group's
-    queues; None: the group sets no number.
+    ``max_lease_seconds``: maximum age of a lease by extensions. A lease group has its own limit. ``max_deliveries``
+    None: never dead-letter by count. ``max_in_flight`` None: no limit on leases. ``paused``: no message is leased, but
+    leased messages can be settled. ``min_replicas``: the replicas that a replica keeper maintains of each of the
+    group's queues; None: the group sets no number.
     """
 
     invisibility_seconds: float = 30.0
@@ -104,8 +104,8 @@ class Drain:
 class GroupSpec:
     """A group of a topic, with its consume mode and the mode's generation, which grows with each change.
 
-    ``lease_generation``: the generation in which the valid leases began; a drain and a drain that is undone do not
-    change it. ``drain`` is set only while the mode is DRAINING.
+    ``lease_generation``: the generation in which the valid leases began. It does not change at the start of a drain,
+    or when a drain is cancelled. ``drain`` is set only while the mode is DRAINING.
     """
 
     subscription: Subscription
