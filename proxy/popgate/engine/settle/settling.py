@@ -116,7 +116,8 @@ class Settler:
         """Settle leases, and return one result for each order, in order.
 
         The journal records ``noted_as``, or by default the verb's event. A request from another proxy (``is_passed``)
-        is not forwarded again. Raises: StateUnavailable. In this case no lease of this proxy's queues was settled.
+        is not forwarded again. Raises: StateUnavailable. Orders that were forwarded, and some of several rejections,
+        may have been carried out in this case.
         """
         results = [_INVALID] * len(orders)
         valid = self._valid_orders(subscription, verb, orders)
