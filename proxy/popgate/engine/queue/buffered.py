@@ -11,9 +11,9 @@
     READY --its time to live is over--> DISCARDING --the store agrees--> DROPPED
     READY --requeued alone--> REQUEUED --delivered again--> READY
 
-``TRANSITIONS`` is the whole table: the store may say at any time what the record of a message is, and the message
-follows its record. Only a ready message is granted or discarded, and a dropped one never returns: if its copy is
-delivered again, that is a new object.
+``TRANSITIONS`` is the whole table. The record of a message may arrive from the store at any time, and the message takes
+the state of its record. Only a ready message is granted or discarded. A dropped message never returns: if its copy is
+delivered again, a new object is made.
 
 A proxy may hold 100,000 messages, so each takes little memory. States change synchronously, between awaits.
 """
@@ -35,22 +35,22 @@ OVERHEAD_BYTES = 1_024
 class MessageState(IntEnum):
     READY = 0
     GRANTING = 1
-    """The store is asked to lease it."""
+    """A request to the store to lease the message is in progress."""
     LEASED = 2
     DELAYED = 3
-    """It becomes visible at its deadline."""
+    """The message becomes visible at its deadline."""
     MOVING = 4
-    """On its way to the dead letters."""
+    """The message is being moved to the dead-letter queue."""
     REQUEUED = 5
-    """Given back to the broker alone: it keeps its place until it is delivered again."""
+    """Only this message was returned to the broker. It keeps its place until it is delivered again."""
     DISCARDING = 6
-    """Its time to live is over, and the store is asked to settle it."""
+    """The time to live is over, and a request to the store to settle the message is in progress."""
     DROPPED = 7
 
 
 _READY, _GRANTING, _LEASED, _DELAYED, _MOVING, _REQUEUED, _DISCARDING, _DROPPED = MessageState
 _RECORDED = frozenset({_LEASED, _DELAYED, _MOVING, _DROPPED})
-"""What a record can make of any message that is not dropped."""
+"""The states that a record can give to any message that is not dropped."""
 TRANSITIONS = {
     _READY: _RECORDED | {_GRANTING, _DISCARDING, _REQUEUED},
     _GRANTING: _RECORDED | {_READY, _REQUEUED},
@@ -61,14 +61,14 @@ TRANSITIONS = {
     _DISCARDING: _RECORDED | {_READY, _REQUEUED},
     _DROPPED: frozenset[MessageState](),
 }
-"""Where a message can go from each state. To stay in a state is always allowed."""
+"""The states that can follow each state. A message may always stay in its state."""
 _COUNT = len(MessageState)
 _ALLOWED = [old is new or new in TRANSITIONS[old] for old in MessageState for new in MessageState]
 
 UNSEEN = (_READY, _REQUEUED)
-"""No client has it."""
+"""States in which no client holds the message."""
 RECOVERABLE = (_LEASED, _DELAYED)
-"""The body can be forgotten: a requeue fetches it again."""
+"""States in which the body can be forgotten, because a requeue fetches it again."""
 
 
 def size_of(message: Message) -> int:
@@ -80,46 +80,49 @@ def size_of(message: Message) -> int:
 
 
 def cost_of(message: Message) -> int:
-    """Return roughly the memory that a buffered message takes, in bytes."""
+    """Return the approximate memory of a buffered message, in bytes."""
     return OVERHEAD_BYTES + size_of(message)
 
 
 class Counts:
-    """How many messages of a queue are in each state, kept up to date because counting takes a walk."""
+    """Counts the messages of a queue in each state.
+
+    The counts are updated with each change of state, because counting on demand would visit every message.
+    """
 
     def __init__(self) -> None:
         self.by_state = [0] * 2 * _COUNT
-        """First the messages behind others of their ordering key, then the heads, each by state."""
+        """One count for each state: first of the messages behind others of their ordering key, then of the heads."""
 
     def all(self, state: MessageState) -> int:
         return self.by_state[state] + self.by_state[_COUNT + state]
 
     def heads(self, state: MessageState) -> int:
-        """Count the messages that are the first of their ordering key, or have none."""
+        """Count the messages that are the first of their ordering key, or have no ordering key."""
         return self.by_state[_COUNT + state]
 
     @property
     def undecided(self) -> int:
-        """Messages that the store is being asked about."""
+        """Number of messages with a request to the store in progress."""
         return self.all(_GRANTING) + self.all(_DISCARDING)
 
     @property
     def in_flight(self) -> int:
-        """Messages with clients, or on the way to them."""
+        """Number of messages that are leased, or are being leased."""
         return self.all(_LEASED) + self.all(_GRANTING)
 
 
 class BufferedMessage:
     """A message of one queue. Times are monotonic, except those that end in ``_at`` (Unix seconds of the store).
 
-    ``tag`` None: the broker has it, and only its record is known. ``message`` None: not delivered yet, or its body was
-    forgotten to save memory; a requeue fetches it again. ``deadline``: the end of the lease or the delay; ``timer``:
-    when the deadline is looked at, which may be earlier. ``rank`` 0: not delivered on this channel yet.
-    ``key``, ``next`` and ``is_head`` belong to ``ordering_keys``: without an ordering key a message is always a head.
-    ``is_offered``: it has an entry in the heap of ready messages, maybe with an earlier rank. ``is_kept``: its body is
-    not forgotten while it is leased.
-    ``client`` and ``invisibility_seconds``, of the present or last lease, are for the journal, and known only where the
-    lease was granted.
+    ``tag`` None: the message has no delivery on the present channel. ``message`` None: the message was not delivered
+    yet, or its body was forgotten to save memory; a requeue fetches it again. ``deadline``: the end of the lease or the
+    delay. ``timer``: the time at which the deadline is checked, which may be earlier. ``rank`` 0: the message was not
+    delivered on this channel yet. ``key``, ``next`` and ``is_head`` belong to ``ordering_keys``: a message without an
+    ordering key is always a head. ``is_offered``: the message has an entry in the heap of ready messages, maybe with an
+    earlier rank. ``is_kept``: the body is not forgotten while the message is leased. ``client`` and
+    ``invisibility_seconds`` describe the present or last lease for the journal. Only the proxy that granted the lease
+    has them.
     """
 
     __slots__ = (
@@ -177,7 +180,7 @@ class BufferedMessage:
         return self._state
 
     def enter(self, state: MessageState) -> None:
-        """Change the state. A transition that ``TRANSITIONS`` does not have is a bug."""
+        """Change the state. A transition that is not in ``TRANSITIONS`` is a bug."""
         old = self._state
         assert _ALLOWED[old * _COUNT + state], f"a message can't go from {old.name} to {state.name}"
         counts, offset = self._counts, _COUNT if self._is_head else 0
@@ -186,7 +189,7 @@ class BufferedMessage:
         self._state = state
 
     def adopt(self, record: LeaseRecord) -> None:
-        """Take over the lease that its record has."""
+        """Copy the lease from the message's record."""
         self.lease_id = record.lease_id
         self.epoch = record.epoch
         self.delivery_count = record.delivery_count
@@ -207,17 +210,17 @@ class BufferedMessage:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the store is being asked about it: the answer will say what it is."""
+        """Whether a request to the store about the message is in progress. The answer decides its next state."""
         return self._state is _GRANTING or self._state is _DISCARDING
 
     @property
     def is_transient(self) -> bool:
-        """Whether nothing identifies it: its copy id, and its lease, end with the channel."""
+        """Whether the message has no stable id. Its copy id and its lease end with the channel."""
         return is_transient(self.copy_id)
 
     @property
     def awaits_order(self) -> bool:
-        """Whether it has an ordering key, but no place among the messages of that key yet."""
+        """Whether the message has an ordering key, but no place among the messages of that key yet."""
         return self.key is None and not self._is_head
 
     def next_of_key(self) -> BufferedMessage | None:
@@ -225,10 +228,10 @@ class BufferedMessage:
         following = self.next
         while following is not None and following.state is _DROPPED:
             following = following.next
-        if following is not None:  # else the last of the key, though dropped, is where the next one is appended
+        if following is not None:  # otherwise keep the link: a new message is appended to the last, even if dropped
             self.next = following
         return following
 
     def __lt__(self, other: BufferedMessage) -> bool:
-        """Two of one rank are the same message before and after a requeue: either may come first."""
+        """Return False: two entries of equal rank are one message before and after a requeue, in any order."""
         return False

@@ -1,10 +1,10 @@
-"""Opens the queues of one subscription, and opens them again when they are lost. Knows why none can be consumed.
+"""Opens the queues of one subscription, and reopens lost queues. Reports why no queue can be consumed.
 
 Owns the attempts and the pauses between them. The queue hosts consume.
 
-Each queue is opened by its own task, so that one that hangs does not delay the others. There is a pause between the
-starts of two attempts, however many pops ask for a queue and however fast it is lost. It is short at first, because the
-connection to another node is open within milliseconds, and doubles each time.
+Each queue is opened by its own task, so that a queue that hangs does not delay the others. There is always a pause
+between the starts of two attempts, however many pops want a queue, and however fast the queue is lost. The first pause
+is short, because a connection to another node opens within milliseconds. Each further pause is twice as long.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from popgate.runtime.deadlines import NEVER
 
 OPEN_RETRY_SECONDS_MIN, OPEN_RETRY_SECONDS_MAX = 0.05, 0.5
 PARKED_GRACE_SECONDS = 5.0
-"""Seconds for which parked pops survive an outage of the broker. Pops that come during the outage get 503 at once."""
+"""Seconds for which parked pops survive an outage of the broker. Pops that arrive during the outage get 503 at once."""
 
 
 class ChannelOpener:
@@ -36,7 +36,7 @@ class ChannelOpener:
         self._closed = False
 
     def open(self) -> None:
-        """Start to consume every queue that is not consumed yet, now or as soon as its pause is over."""
+        """Start to consume every owned queue that is not consumed yet, at once or when its pause is over."""
         if self._closed:
             return
         now = self._context.clock.monotonic()
@@ -63,7 +63,7 @@ class ChannelOpener:
         return self._pauses[host]
 
     def due(self, now: float) -> float | None:
-        """Open the queues whose pause is over, if they are wanted."""
+        """Open the queues whose pause is over, if there is demand."""
         if self._events.has_demand():
             self.open()
         return None
@@ -92,7 +92,7 @@ class ChannelOpener:
         self._pauses.pop(host, None)
 
     async def attempted(self, timeout_seconds: float) -> None:
-        """Return when all attempts under way have ended, or after the timeout."""
+        """Return when all attempts in progress have ended, or after the timeout."""
         if self._running:
             await asyncio.wait(list(self._running.values()), timeout=timeout_seconds)
 
@@ -102,11 +102,14 @@ class ChannelOpener:
         self._context.deadlines.cancel(self)
 
     def is_hopeless(self) -> bool:
-        """Whether no queue is open, and none is being opened at the moment."""
+        """Whether no queue is open or being opened."""
         return not self._running and all(host.channel is None for host in self._hosts)
 
     def raise_if_unservable(self) -> None:
-        """Raises: QueueGone, if a queue is gone; otherwise the error that keeps all queues from being consumed."""
+        """Raise the reason why no queue can be consumed, if there is one.
+
+        Raises: QueueGone if a queue was deleted; otherwise the error of an attempt, if no queue is open.
+        """
         gone = [host.broker_queue for host in self._hosts if host.queue_gone]
         if gone:
             raise QueueGone(queue_gone_detail(gone[0]))

@@ -1,6 +1,6 @@
-"""The claim of one queue: its epoch, and taking it again if the store has lost its data.
+"""Claims one queue, and claims it again if the store has lost its data.
 
-Owns when the epoch is good. 0 means that nothing of the queue may be handed out.
+Owns the epoch of the claim. While the epoch is 0, no message of the queue may be handed out.
 """
 
 import asyncio
@@ -19,16 +19,20 @@ _log = logging.getLogger(__name__)
 
 
 class Claimed(NamedTuple):
-    """What a claim has brought: the ``records`` of the queue, or none because those of this proxy were restored."""
+    """The result of a claim.
+
+    ``records``: the records of the queue in the store. They are empty if this proxy has written its own records back
+    (``is_restored``).
+    """
 
     records: list[LoadedRecord]
     is_restored: bool
 
 
 class QueueClaim:
-    """``is_owned``: this proxy is the owner of the queue, and is to claim it.
+    """Holds the claim. ``is_owned``: this proxy is the owner of the queue, and should claim it.
 
-    ``lost_epoch``: the last epoch, while the store has lost the records of the queue; otherwise 0.
+    ``lost_epoch``: the last epoch, until the records that the store has lost are written back; otherwise 0.
     """
 
     def __init__(self, context: EngineContext, queue: QueueId, broker_queue: BrokerQueue, state: QueueState) -> None:
@@ -44,25 +48,25 @@ class QueueClaim:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the records have yet to be written back."""
+        """Whether the store has lost the records, and they have not been written back yet."""
         return self.lost_epoch != 0
 
     def data_lost(self) -> None:
-        """The store has lost its data: the epoch is void until the queue is claimed again."""
+        """Note that the store has lost its data: the epoch is void until the queue is claimed again."""
         self._losses += 1
         if self.epoch:
             self.lost_epoch, self.epoch = self.epoch, 0
 
     def release(self) -> None:
-        """The queue is not this proxy's any more, or nothing is known of it."""
+        """Give up the claim, because this proxy has dropped the queue."""
         if epoch := self.epoch or self.lost_epoch:
             self._note(EventKind.QUEUE_RELEASED, epoch)
         self.epoch = self.lost_epoch = 0
 
     async def take(self) -> Claimed | None:
-        """Have a good epoch. Idempotent: None if there was nothing to do.
+        """Claim the queue if it is owned and has no valid epoch. Idempotent. Return None if nothing was claimed.
 
-        Calls that come meanwhile wait, because two claims would overtake each other. Raises: StateUnavailable.
+        A concurrent call waits, because two claims would overtake each other. Raises: StateUnavailable.
         """
         async with self._lock:
             if self.epoch or not self.is_owned:
@@ -90,7 +94,7 @@ class QueueClaim:
         return Claimed([], is_restored=True)
 
     def _is_taken(self, losses: int) -> bool:
-        """Whether the queue is still to be owned. Raises: StateUnavailable if the store has lost data meanwhile."""
+        """Whether this proxy still owns the queue. Raises: StateUnavailable if the store lost data during the claim."""
         if self.is_owned and losses != self._losses:
             raise StateUnavailable("the store has lost its data while a queue was being claimed")
         return self.is_owned

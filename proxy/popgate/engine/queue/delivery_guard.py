@@ -1,8 +1,8 @@
-"""Takes deliveries so that a message on which popgate fails stops no other one.
+"""Passes deliveries on so that a message that popgate fails to process does not block other messages.
 
-If popgate fails on a batch, the broker delivers it again, and each message is taken alone. A message that fails twice
-alone is set aside, to be dead-lettered, and the others flow. If many fail in a row, they are not to blame: they stay
-with the broker.
+If popgate fails on a batch, the broker delivers the batch again, and each message is passed on alone. A message that
+then fails twice is set aside to be dead-lettered, and the other messages continue. If many messages in a row fail, the
+messages are probably not the cause, so further failing messages stay with the broker.
 """
 
 import logging
@@ -16,9 +16,9 @@ from popgate.runtime.faults import Faults
 _log = logging.getLogger(__name__)
 
 ALONE_COUNT = 65_536
-"""Number of deliveries that are taken alone after a failure: more than one channel can hold."""
+"""Number of deliveries that are passed on one by one after a failure. A channel can't hold as many."""
 SET_ASIDE_MAX = 16
-"""Maximum number of messages that are set aside in a row."""
+"""Maximum number of failing messages in a row that are dead-lettered."""
 
 
 class TakesDeliveries(Protocol):
@@ -27,16 +27,16 @@ class TakesDeliveries(Protocol):
     def take_deliveries(self, deliveries: Sequence[Delivery]) -> None: ...
 
     def forget_delivery(self, delivery: Delivery) -> None:
-        """Forget a delivery that was taken in part only."""
+        """Forget a delivery that was only partly accepted."""
         ...
 
     def set_aside(self, delivery: Delivery, error: Exception, *, to_move: bool) -> None:
-        """Dead-letter a message on which popgate fails, or leave it with the broker if it is not ``to_move``."""
+        """Dead-letter a message that popgate fails to process. Leave it with the broker if not ``to_move``."""
         ...
 
 
 class DeliveryGuard:
-    """Guards one queue."""
+    """Guards the deliveries of one queue."""
 
     def __init__(self, faults: Faults, queue: BrokerQueue) -> None:
         self._faults = faults
@@ -45,7 +45,7 @@ class DeliveryGuard:
         self._failed_in_a_row = 0
 
     def take(self, deliveries: Sequence[Delivery], taker: TakesDeliveries) -> bool:
-        """Let ``taker`` take them. Return False if the broker has to deliver them again."""
+        """Pass ``deliveries`` to ``taker``. Return False if the broker has to deliver them again."""
         if self._alone_left <= 0:
             try:
                 taker.take_deliveries(deliveries)

@@ -1,11 +1,12 @@
 """Renews deliveries before they have been unsettled for so long that the broker closes their channel.
 
-RabbitMQ ends a channel whose oldest delivery is unsettled for longer than ``consumer_timeout``, with all that is on it;
-each channel knows that time. So at half of it a delivery that is still buffered is given back, alone, and the broker
-delivers it again at once as a new one. What is known of its message stays, so a lease lasts, and an ordering key keeps
-its order. One delivery at a time, because a queue without an order of its own would mix them up (decision 15).
+RabbitMQ closes a channel whose oldest delivery is unsettled for longer than ``consumer_timeout``. All deliveries of the
+channel then become void. Each channel reports that time. After half of it, a delivery that is still buffered is
+requeued, and the broker delivers its message again at once. The state of the message stays: a lease continues, and an
+ordering key keeps its order. Deliveries are renewed one at a time, because some types of queue would change the order
+of several requeued messages (decision 15).
 
-Only the lease of a transient message ends with that: nothing identifies the message when it is delivered again.
+Only the lease of a transient message ends, because the message has no stable id when it is delivered again.
 """
 
 import asyncio
@@ -22,20 +23,20 @@ from popgate.ports.broker import Channel
 from popgate.runtime.deadlines import NEVER
 
 CHECKS = 20
-"""How many times the age of a delivery is looked at within the time that it may be held."""
+"""Number of times that the age of deliveries is checked within the time limit for a delivery."""
 REDELIVERY_SECONDS_MAX = 1.0
-"""How long the next delivery waits for the one before: the broker may hand out other messages first."""
+"""Maximum seconds to wait for a redelivery before the next renewal. The broker may deliver other messages first."""
 
 
 class _Mark(NamedTuple):
-    """Deliveries up to ``tag`` came at ``at`` (monotonic seconds) or later."""
+    """The last ``tag`` of the deliveries that arrived within one interval from ``at`` (monotonic seconds)."""
 
     at: float
     tag: int
 
 
 class DeliveryRenewal:
-    """Renews the deliveries of one queue. ``carry_out`` takes what follows for the broker."""
+    """Renews the deliveries of one queue. ``carry_out`` carries out the resulting effects."""
 
     def __init__(
         self, context: EngineContext, queue: BrokerQueue, state: QueueState, carry_out: Callable[[Effects], None]
@@ -53,7 +54,7 @@ class DeliveryRenewal:
         self._is_working = False
 
     def began(self, channel: Channel) -> None:
-        """``channel`` is open. Some deliveries may have come while it was being opened."""
+        """Note that ``channel`` is open. Deliveries may have arrived while it was being opened."""
         self._channel = channel
         timeout = channel.unsettled_seconds_max
         self._limit = NEVER if timeout is None else timeout / 2
@@ -63,7 +64,7 @@ class DeliveryRenewal:
             self.arrived()
 
     def arrived(self) -> None:
-        """Deliveries came."""
+        """Note that deliveries arrived."""
         self._arrival.set()
         if self._limit == NEVER:
             return
@@ -74,7 +75,7 @@ class DeliveryRenewal:
             self._marks.append(_Mark(now, last_tag))
 
     def ended(self) -> None:
-        """The channel has ended, and its deliveries with it."""
+        """Note that the channel has ended, and its deliveries with it."""
         self._channel = None
         self._marks.clear()
         self._overdue_tag = 0
@@ -93,7 +94,7 @@ class DeliveryRenewal:
         return now + self._interval
 
     def _is_overdue(self, message: BufferedMessage) -> bool:
-        """A message that the store is being asked about is left alone: it is decided soon, and looked at again."""
+        """Whether a delivery must be renewed. If a request to the store is in progress, a later check decides."""
         return message.tag is not None and message.tag <= self._overdue_tag and not message.is_undecided
 
     async def _renew(self, overdue: Sequence[BufferedMessage], channel: Channel) -> None:

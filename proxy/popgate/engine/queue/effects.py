@@ -1,17 +1,20 @@
-"""What follows from a decision on a queue: the host carries it out."""
+"""Defines the effects of a decision on a queue. The host carries them out."""
 
 from popgate.domain.names import CopyId
 from popgate.engine.queue.buffered import BufferedMessage
 
 
 class Effects:
-    """``acks`` and ``requeues`` are tags of the present channel, ``forget`` are records of transient messages.
+    """The effects of a decision.
 
-    The rest is for the subscription: ``ready`` messages can be handed out, those in ``moves`` are on their way to the
-    dead letters and their bodies are here, the leases of ``expired`` have run out, the store says of ``leased`` that
-    they are leased, ``redelivered`` have leases or delays that go on, and ``failed`` could not be delivered because
-    popgate failed on them. ``has_fewer_out``: a lease was settled, or its message is delayed now. ``has_news``: parked
-    pops look again, because something came, or may come now.
+    For the broker: ``acks`` and ``requeues`` are tags of the present channel. For the store: ``forget`` are the copy
+    ids of transient messages whose records are deleted.
+
+    The rest is for the subscription. ``ready`` messages can be handed out. ``moves`` are being moved to the dead-letter
+    queue, and the broker has delivered them. The leases of ``expired`` have expired. ``leased`` are leased according to
+    their records. ``redelivered`` have leases or delays that continue. ``failed`` are messages that popgate failed to
+    process, with the error. ``has_fewer_out``: a lease was settled, or its message is delayed. ``has_news``: parked
+    pops check again, because messages arrived, or may arrive.
     """
 
     __slots__ = (

@@ -1,7 +1,7 @@
-"""How much the broker pushes to one queue's channel: the prefetch, what is used of it, and the memory that it costs.
+"""Limits how much the broker pushes to one queue's channel: tracks the prefetch, its use, and the buffered bytes.
 
-Decides, and does no I/O: the host carries a resize out (``next_resize``). Which messages go back when memory runs out
-is the decision of ``state``.
+Decides, and does no I/O: the host carries out a resize (``next_resize``). ``state`` decides which messages are returned
+to the broker when memory runs out.
 
     OPEN -- budget passed, or no demand --> PAUSED (prefetch 0; messages beyond the budget are requeued)
       ^---- half of the budget is free, and there is demand ----'
@@ -12,14 +12,14 @@ from popgate.engine.queue.prefetch_window import PrefetchWindow
 
 
 class Flow:
-    """The credit and the memory of one queue. ``held_bytes``: what its buffered bodies take."""
+    """The credit and the memory of one queue. ``held_bytes``: the memory of its buffered messages."""
 
     def __init__(self, budget: BufferBudget) -> None:
         self._budget = budget
         self._window = PrefetchWindow()
         self._is_open = False
         self._prefetch = 0
-        """What the channel has, or gets by the resize under way."""
+        """The channel's prefetch, or its next prefetch while a resize is due or in progress."""
         self.is_resizing = self._is_asked = False
         self._credit_used = 0
         self._credit_from_tag = 0
@@ -42,13 +42,13 @@ class Flow:
         self._is_open = True
 
     def closed(self) -> None:
-        """The channel, or the attempt to open one, has ended."""
+        """Note that the channel, or the attempt to open a channel, has ended."""
         self._is_open = self.is_resizing = self._is_asked = False
         self._budget.closed(self)
 
     @property
     def is_paused(self) -> bool:
-        """Whether the broker pushes nothing, because memory or demand is missing."""
+        """Whether the broker pushes nothing, because there is too little memory or no demand."""
         return self._is_open and self._prefetch == 0
 
     # -- memory ---------------------------------------------------------------------------------------------------
@@ -68,58 +68,58 @@ class Flow:
 
     @property
     def mean_bytes(self) -> float | None:
-        """The memory that a message of this queue takes; None before the first one."""
+        """The mean memory of this queue's messages, in bytes; None before the first message."""
         return self._window.mean_bytes
 
     def keep(self, size: int) -> bool:
-        """Count a body as one that has to stay (``BufferBudget.keep``). Return False if it can't."""
+        """Reserve memory for a body that must stay (``BufferBudget.keep``). Return False if there is too little."""
         if not self._budget.keep(size):
             return False
         self._kept_bytes += size
         return True
 
     def unkeep(self, size: int) -> None:
-        """A body that was kept need not stay any more."""
+        """Release the memory of a body that was kept and no longer has to stay."""
         self._kept_bytes -= size
         self._budget.let_go(size)
 
     def took(self, tag: int, size: int) -> None:
-        """A delivery of ``size`` bytes is buffered."""
-        if tag > self.last_tag:  # a batch of late deliveries may come first
+        """Note that a delivery of ``size`` bytes is buffered."""
+        if tag > self.last_tag:  # a batch of late deliveries may arrive before this one
             self.last_tag = tag
         self._credit_used += 1
         self.held_bytes += size
         self._window.observe(size)
 
     def skipped(self, tag: int) -> None:
-        """A delivery was settled at once."""
+        """Note that a delivery is settled without being buffered."""
         self.last_tag = tag
 
     def returned(self, tag: int) -> None:
-        """A delivery that was buffered is settled or requeued."""
+        """Note that a buffered delivery is settled or requeued."""
         if tag > self._credit_from_tag:
             self._credit_used -= 1
 
     def freed(self, size: int) -> None:
-        """A body of ``size`` bytes is forgotten."""
+        """Note that a body of ``size`` bytes is forgotten."""
         self.held_bytes -= size
         self._has_freed = True
 
     # -- the prefetch ---------------------------------------------------------------------------------------------
 
     def widen(self) -> None:
-        """Pops want more than is here: widen the window if the broker may be waiting for that."""
+        """Widen the window for starving pops, if the prefetch is used up and the budget is not exceeded."""
         if self.excess_bytes > 0 or self._credit_used < self._prefetch:
             return
-        if self._prefetch < self._window.prefetch:  # it was resumed for the bodies that were needed, and no more
+        if self._prefetch < self._window.prefetch:  # it was resumed only for the bodies that were needed
             self._resize(self._window.prefetch)
         else:
             self._resize(self._window.grown(self._share_bytes))
 
     def throttle(self) -> bool:
-        """The budget is passed: pause, and go on with a narrower window later.
+        """Pause the channel because the budget is exceeded. It will resume with a narrower window.
 
-        Return whether the channel is paused already, so that only giving messages back helps.
+        Return whether the channel was already paused, so that only returning messages to the broker helps.
         """
         if self._prefetch:
             self._window.shrunk(self._share_bytes)
@@ -133,15 +133,15 @@ class Flow:
 
     @property
     def may_resume(self) -> bool:
-        """Whether memory was freed during a pause, and ``state`` has not looked yet whether it is enough."""
+        """Whether memory was freed during a pause, and ``state`` has not yet checked whether it is enough."""
         return self._has_freed and self.is_paused
 
     def looked(self) -> None:
-        """``state`` has decided whether to resume."""
+        """Note that ``state`` has decided whether to resume."""
         self._has_freed = False
 
     def resume(self, needed: int) -> None:
-        """Go on after a pause, for at most ``needed`` messages; 0: with the whole window."""
+        """End a pause with a prefetch of ``needed`` messages. 0: with the whole window."""
         self._resize(needed or self._window.prefetch)
 
     def _resize(self, prefetch: int) -> None:
@@ -154,9 +154,9 @@ class Flow:
         return self._is_asked and self._is_open and not self.is_resizing
 
     def next_resize(self) -> int | None:
-        """Return the prefetch to give the channel now; None: it has the right one.
+        """Return the prefetch that the channel needs. None: the channel already has the right prefetch.
 
-        A resize begins with the first call, and has ended when a call returns None.
+        A resize begins with the first call, and ends when a call returns None.
         """
         self.is_resizing = self._is_asked
         if not self._is_asked:

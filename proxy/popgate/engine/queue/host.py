@@ -1,10 +1,10 @@
-"""One queue: if this proxy owns it, its claim, its channel, and what is known of its messages.
+"""Hosts one queue: if this proxy owns the queue, holds its claim, its channel and the state of its messages.
 
 Theory of operation. The host claims its queue (``claim``: a new epoch, and the live records), and consumes while there
-is demand. Every decision on a message is ``state``'s; the host carries its effects out: it acks and requeues at the
-broker, and hands the rest to the subscription. If the channel ends, deliveries vanish but leases stay, until the broker
-delivers their messages again. The host knows nothing of a queue that another proxy owns: what the store says of its
-messages goes to that proxy.
+is demand. ``state`` makes every decision on a message. The host carries out the effects: it acks and requeues at the
+broker, and passes the rest to the subscription. If the channel ends, its deliveries become void, but leases stay. The
+broker then delivers their messages again. If another proxy owns the queue, the host holds no state of its messages, and
+sends the records that it receives from the store to that proxy.
 """
 
 import asyncio
@@ -30,23 +30,23 @@ from popgate.runtime.deadlines import NEVER
 _log = logging.getLogger(__name__)
 
 WRITES_LOOKS_MAX, WRITES_LOOK_SECONDS = 500, 0.002
-"""How often, and at which interval, a queue that is handed over looks whether its writes have ended. A later write
-meets the next owner's epoch, or the records that it reads then."""
+"""Maximum number of checks, and seconds between two of them, that a handover makes until the queue's writes have ended.
+If a write arrives later, the next owner's epoch refuses it, or the next owner reads its result with the records."""
 ORDER_LOOK_SECONDS, ORDER_LOOK_SECONDS_MAX = 0.02, 0.3
-"""How often the broker is asked whether all redelivered messages have arrived: at first, and if it takes long."""
+"""First and longest pause in seconds between two checks whether all redelivered messages have arrived."""
 CONTINUE_SECONDS = 0.001
-"""Pause after a full batch of deadlines, so that many leases that end together don't block the event loop."""
+"""Minimum pause in seconds between two batches of deadlines, so that many of them don't block the event loop."""
 
 
 class QueueEvents(Protocol):
-    """What a host tells its subscription. Synchronous."""
+    """The callbacks of a host to its subscription. Synchronous."""
 
     def happened(self, effects: Effects) -> None:
-        """Messages of this queue can be handed out, moved, expired ... (``Effects``)."""
+        """Apply the effects that concern the subscription: messages are ready, moving, expired ... (``Effects``)."""
         ...
 
     def lost(self, host: "QueueHost") -> None:
-        """The queue is not consumed any more, or not owned."""
+        """Note that this proxy no longer consumes or owns the queue."""
         ...
 
     def has_demand(self) -> bool:
@@ -54,7 +54,7 @@ class QueueEvents(Protocol):
         ...
 
     def given_up(self) -> None:
-        """No queue could be opened for too long: parked pops must not wait any longer."""
+        """End the wait of parked pops, because no queue could be opened for too long."""
         ...
 
 
@@ -78,7 +78,7 @@ class QueueHost:
         self.channel: Channel | None = None
         self.listener: ChannelListener | None = None
         self.pull_order: tuple[ChannelListener, str] | None = None
-        """The channel, and the pull lease, for which all leased messages are known to be in their chain."""
+        """The channel and the pull lease for which a check has shown that all leased messages are in their chain."""
         self._context = context
         self._layout = layout
         self._events = events
@@ -115,18 +115,21 @@ class QueueHost:
 
     @property
     def is_ordering(self) -> bool:
-        """Whether redelivered messages wait until all of them have arrived."""
+        """Whether some redelivered messages still wait for the rest of them to arrive."""
         return self._ordering is not None
 
     def find(self, copy_id: CopyId) -> BufferedMessage | None:
         return self.state.messages.get(copy_id)
 
     def messages(self) -> Collection[BufferedMessage]:
-        """All messages that are known here."""
+        """Return all messages of the queue that this proxy has state for."""
         return self.state.messages.values()
 
     def has_changed_hands(self, message: BufferedMessage) -> bool:
-        """Whether ``message`` is unknown here because its queue was given up, though its lease may last."""
+        """Whether ``message`` was dropped because this proxy gave up its queue. Its lease may still be valid.
+
+        This also holds if the proxy owns the queue again, and has a new object for the message.
+        """
         return message.state is MessageState.DROPPED and (not self.is_owned or message.copy_id in self.state.messages)
 
     # -- ownership ----------------------------------------------------------------------------------------------
@@ -148,7 +151,7 @@ class QueueHost:
             self._events.happened(effects)
 
     async def hand_over(self, is_moving: Callable[[], bool]) -> None:
-        """Stop handing out, let writes under way end, and give back the rest in order. Idempotent.
+        """Stop handing out messages, wait for writes in progress, and return the buffer in order. Idempotent.
 
         ``is_moving``: whether dead letters of this queue are being published.
         """
@@ -164,13 +167,16 @@ class QueueHost:
         await self._leave(channel)
 
     def lose(self) -> None:
-        """Another proxy owns the queue already. Idempotent."""
+        """Give up the queue at once, because another proxy already owns it. Idempotent."""
         self.claim.is_owned = False
         self._step_down()
 
     def step_down(self, epoch: int) -> None:
-        """The claim of ``epoch`` was overtaken: let go of everything. A proxy that is alone claims the queue again with
-        the next ``open``; a member of a cluster first has to learn that it is the owner."""
+        """Give up the queue, because another proxy has claimed it with an epoch later than ``epoch``.
+
+        A proxy without a cluster claims the queue again with the next ``open``. A member of a cluster claims it again
+        only if it is told that it owns the queue.
+        """
         if self.epoch != epoch:
             return
         _log.warning("the queue was claimed by another proxy", extra={"queue": self.broker_queue, "epoch": epoch})
@@ -192,7 +198,7 @@ class QueueHost:
     # -- the channel --------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Consume, if not consuming already. Raises: BrokerUnavailable, StateUnavailable, QueueGone, Conflict."""
+        """Start to consume the queue. Idempotent. Raises: BrokerUnavailable, StateUnavailable, QueueGone, Conflict."""
         if not self._is_to_open():
             return
         await self._claim()
@@ -201,9 +207,9 @@ class QueueHost:
         listener = self.listener = ChannelListener(self)
         prefetch = self.state.open_channel()
         try:
-            if self._closing is not None:  # a queue with one consumer at a time has none only then
+            if self._closing is not None:  # a queue may accept one consumer at a time: wait until the old one is gone
                 await asyncio.wait({self._closing})
-            if self.listener is not listener:  # it was let go meanwhile, and nothing else would do so
+            if self.listener is not listener:  # the channel was ended during the wait, so there is nothing to open
                 return
             channel = await self._context.broker.consume(self.broker_queue, self._layout, prefetch, listener)
         except BaseException as error:
@@ -228,17 +234,17 @@ class QueueHost:
         return self.listener is None and self.is_owned and not self.claim.is_lost
 
     async def close(self) -> None:
-        """Stop consuming: the buffer goes back to the queue in order; leases live on in their records. Idempotent."""
+        """Stop consuming. The buffer returns to the queue in order. Leases stay in their records. Idempotent."""
         await self._leave(self._end_channel())
 
     async def _leave(self, channel: Channel | None) -> None:
-        """Close the channel, if there is one, and let others consume the queue."""
+        """Close the channel, if there is one, and release the queue so that other proxies can consume it."""
         if channel is not None:
             await channel.close()
         await self._context.broker.let_go(self.broker_queue)
 
     def channel_lost(self, reason: str, *, queue_gone: bool) -> None:
-        """The broker ended the channel; all that was unsettled comes back on the next one."""
+        """Note that the broker ended the channel. It delivers all unsettled messages again on the next channel."""
         _log.warning("a channel was lost", extra={"queue": self.broker_queue, "reason": reason})
         self._end_channel()
         if queue_gone:
@@ -246,16 +252,21 @@ class QueueHost:
         self._events.lost(self)
 
     def deliver_again(self) -> None:
-        """Let the broker deliver everything anew, and in order, with the next channel. Leases live on in their records,
-        except those of transient messages."""
+        """End the channel, so that the next one delivers all messages again, in order.
+
+        Leases stay in their records, except those of transient messages.
+        """
         self.state.returns_unseen()
         channel = self._end_channel()
         if channel is not None:
             self._closing = self._context.background.spawn(channel.close(), name=f"close {self.broker_queue}")
 
     def return_buffer(self) -> None:
-        """Without demand, give the buffer back, if there is one. The leases of transient messages would end with the
-        channel, so if there are such leases, single messages go back instead."""
+        """Return the buffered messages to the broker, because there is no demand.
+
+        The channel is ended for that. But leases of transient messages would end with the channel. If there may be
+        such leases, the channel is paused instead, and the ready messages are requeued one by one.
+        """
         messages, counts = self.state.messages, self.state.counts
         if self.channel is None or (messages and not any(counts.all(state) for state in UNSEEN)):
             return
@@ -266,7 +277,7 @@ class QueueHost:
         self.deliver_again()
 
     def _end_channel(self) -> Channel | None:
-        """The channel is no longer ours; return it."""
+        """Detach from the channel and return it, so that the caller can close it."""
         if self.listener is None:
             return None
         channel, self.channel, self.listener = self.channel, None, None
@@ -277,23 +288,23 @@ class QueueHost:
         return channel
 
     def _forget_queue(self) -> None:
-        """The queue was deleted with its messages. Their records stay: they fence a message that still comes."""
+        """Forget the messages of a deleted queue. Their records stay, and fence a message that still arrives."""
         self._context.missing_queues.add(self.broker_queue)
         self._do(self.state.drop_all())
 
     def found(self) -> None:
-        """The queue is at the broker, or may be again."""
+        """Note that the queue exists at the broker, or may exist again."""
         self._context.missing_queues.discard(self.broker_queue)
 
     async def begin_anew(self) -> None:
-        """The queue was deleted and declared again: drop what is known of its messages. Raises: StateUnavailable."""
+        """Drop the state and records of a queue that was deleted and declared again. Raises: StateUnavailable."""
         await self._context.leases.drop_queue(self.broker_queue)
         self._do(self.state.drop_all())
 
     # -- deliveries ---------------------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """Take deliveries of the present channel, in queue order."""
+        """Accept deliveries of the present channel, in queue order."""
         if not self._guard.take(deliveries, self):
             self.deliver_again()
             self._events.lost(self)
@@ -323,14 +334,16 @@ class QueueHost:
     # -- what the store says --------------------------------------------------------------------------------------
 
     def is_others(self, record: LeaseRecord) -> bool:
-        """Whether another proxy owns the queue, which ``record`` may show: then this one steps down."""
+        """Whether another proxy owns the queue. If ``record`` has a later epoch, this proxy steps down first."""
         if record.epoch > self.epoch > 0:
             self.step_down(self.epoch)
         return not self.is_owned
 
     def learn(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> BufferedMessage | None:
-        """Make what is known of a copy conform to its record. Return its message; None if it is settled, or if another
-        proxy owns the queue, which is told."""
+        """Update this proxy's state of a copy from its record. Return its message, or None if it was dropped.
+
+        If another proxy owns the queue, send the record to that proxy and return None.
+        """
         if self.is_others(record):
             self._context.router.send(LearnedRecord(self.broker_queue, copy_id, record, remaining_seconds))
             return None
@@ -340,8 +353,11 @@ class QueueHost:
         return message
 
     def hear(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> BufferedMessage | None:
-        """As ``learn``, but leave two messages alone: one that the store is being asked about, because that answer is
-        newer, and a transient one that has ended with its channel."""
+        """Do the same as ``learn``, with two exceptions.
+
+        A message with a request to the store in progress is not changed, because the store's answer will be newer.
+        The record of a transient message that is not here is ignored, because the message ended with its channel.
+        """
         message = self.find(copy_id)
         if message is None and is_transient(copy_id):
             return None
@@ -350,27 +366,27 @@ class QueueHost:
         return self.learn(copy_id, record, remaining_seconds)
 
     def conform(self, message: BufferedMessage, record: LeaseRecord, remaining_seconds: float) -> None:
-        """Make ``message`` what the store says of it, ``remaining_seconds`` having been read before now."""
+        """Update ``message`` from its record. ``remaining_seconds`` was read before the call."""
         self._do(self.state.conform(message, record, remaining_seconds, self._context.clock.monotonic()))
 
     def granted(self, message: BufferedMessage, record: LeaseRecord, deadline: float) -> bool:
-        """The store has leased ``message`` until ``deadline`` (monotonic). Return whether it is still here."""
+        """Note a lease of ``message`` until ``deadline`` (monotonic). Return whether the message is still here."""
         is_here = self.state.granted(message, record, deadline)
         if self.state.next_deadline < self.timer:
             self._context.deadlines.schedule(self.state.next_deadline, self)
         return is_here
 
     def settle(self, messages: Iterable[BufferedMessage], settled_at: float) -> None:
-        """The store settled these: ack them at the broker, now or when they are delivered again."""
+        """Ack messages that the store has settled, now or when the broker delivers them again."""
         self._do(self.state.settle(messages, settled_at))
 
     def settle_absent(self, copy_id: CopyId, settled_at: float) -> None:
-        """The store settled a copy that is not here: ack it when the broker delivers it."""
+        """Note that the store has settled a copy that is not here, to ack the copy when the broker delivers it."""
         if self.is_owned and not self.queue_gone:
             self.state.settle_absent(copy_id, settled_at)
 
     def make_ready(self, messages: Iterable[BufferedMessage]) -> None:
-        """Offer messages to the next pop. Those that the broker has are offered when it delivers them."""
+        """Offer messages to the next pop. Messages without a delivery are offered when the broker delivers them."""
         self._do(self.state.make_ready(messages))
 
     def forget_records(self, copy_ids: Sequence[CopyId]) -> None:
@@ -386,7 +402,7 @@ class QueueHost:
     # -- memory and the prefetch ----------------------------------------------------------------------------------
 
     def starve(self) -> None:
-        """Pops want more than is here: let the broker push more, if memory allows."""
+        """Let the broker push more if memory allows, because pops want more messages than are ready."""
         if self.channel is not None:
             self.state.widen(has_demand=self._events.has_demand())
             self._regulate()
@@ -398,17 +414,17 @@ class QueueHost:
             self._regulate()
 
     def fetch_again(self, messages: Iterable[BufferedMessage]) -> None:
-        """Let the broker deliver messages again whose bodies were forgotten."""
+        """Requeue messages whose bodies were forgotten, so that the broker delivers them again."""
         self._do(self.state.fetch_again(messages))
 
     def requeue(self, message: BufferedMessage) -> None:
-        """Give one message back to the queue: it is delivered again, and keeps its place."""
+        """Return one message to the broker, which delivers it again. It keeps its place unless it is transient."""
         self._do(self.state.requeue(message))
 
     # -- carrying out -----------------------------------------------------------------------------------------------
 
     def _do(self, effects: Effects) -> None:
-        """Carry out what follows from a decision."""
+        """Carry out the effects of a decision."""
         state = self.state
         if effects.acks or effects.requeues:
             self._send(effects)
@@ -431,13 +447,13 @@ class QueueHost:
             channel.requeue(effects.requeues)
 
     def due(self, now: float) -> float | None:
-        """Called by the deadline loop."""
+        """End expired leases and delays. The deadline loop calls this method; return the time of the next call."""
         self._do(self.state.tick(now))
         again = self.state.next_deadline
         return None if again == NEVER else max(again, now + CONTINUE_SECONDS)
 
     def _regulate(self) -> None:
-        """Resume what was paused, if memory was freed for it, and resize the channel, if that was decided."""
+        """Resume a paused channel if enough memory was freed, and resize the channel if ``flow`` has decided to."""
         if self.state.flow.may_resume:
             self.state.resume(has_demand=self._events.has_demand())
         if self.state.flow.is_resize_due and self.channel is not None:
@@ -452,17 +468,17 @@ class QueueHost:
                 if self.channel is not channel:
                     return
                 prefetch = flow.next_resize()
-        except PopgateError as error:  # then the channel is lost, and the listener is told
+        except PopgateError as error:  # the channel is lost then, and the listener is notified
             _log.warning("a channel could not be resized", extra={"queue": self.broker_queue, "error": error.detail})
             if self.channel is not channel:
                 return
             flow.resize_failed()
         effects = self.state.shed(has_demand=self._events.has_demand()) if flow.is_paused else Effects()
-        effects.has_news = True  # what the new size brought may be taken already
+        effects.has_news = True  # messages that the new size brought may have been taken before this
         self._do(effects)
 
     def _order_soon(self) -> None:
-        """Give redelivered messages their places when all of them have arrived."""
+        """Start a task that gives redelivered messages their places when all of them have arrived."""
         channel = self.channel
         if channel is not None and not self.state.order.is_ordered and channel is not self._ordering:
             self._ordering = channel
@@ -482,7 +498,7 @@ class QueueHost:
                 self.starve()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, ORDER_LOOK_SECONDS_MAX)
-        except PopgateError as error:  # then the channel is lost, and the next one delivers all of it again
+        except PopgateError as error:  # the channel is lost then, and the next channel delivers all messages again
             _log.info("redelivered messages could not be ordered", extra={"error": error.detail})
         finally:
             if self._ordering is channel:
@@ -490,7 +506,7 @@ class QueueHost:
 
 
 class ChannelListener:
-    """Ties callbacks to one channel: those of an earlier one are ignored."""
+    """Ties callbacks to one channel, so that callbacks of an earlier channel are ignored."""
 
     def __init__(self, host: QueueHost) -> None:
         self._host = host

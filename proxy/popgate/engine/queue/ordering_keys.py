@@ -1,16 +1,16 @@
-"""The messages of each ordering key in one queue: only the head of a key may be handed out.
+"""Orders the messages of each ordering key in one queue: only the head of a key may be handed out.
 
-The messages of a key are a chain through the messages themselves, so a key with one message costs one table entry, and
-a message behind others costs nothing more. A message stays in its chain from its delivery until it is dropped, whatever
-its state. A message that is dropped out of turn is skipped when the chain comes to it.
+The messages of a key form a linked list: each message links to the next. So a key costs one table entry, however many
+messages it has. A message stays in its chain from its delivery until it is dropped, whatever its state. A message that
+is dropped before it is the head is skipped when the chain is followed.
 
-A redelivered message has no place in its chain yet, because the broker may deliver redelivered messages in another
-order (if a channel ends before it has seen all of them, RabbitMQ puts those that it has seen behind the rest). It waits
-until all of them have arrived, and then gets its place by its position in the queue.
+A redelivered message has no place in its chain at first, because the broker may deliver redelivered messages in another
+order: if a channel ends before all of them were delivered on it, RabbitMQ puts the delivered messages behind the rest.
+The message waits until all redelivered messages have arrived, and then gets its place by its position in the queue.
 
-RabbitMQ delivers redelivered messages ahead of others. But a message that is on its way to a consumer that is being
-cancelled can come behind messages that were published after it. So a redelivered message also goes in front of messages
-that no client has had, if its position says so.
+RabbitMQ delivers redelivered messages ahead of others. But a message that was sent to a consumer during the consumer's
+cancellation can arrive behind messages that were published later. So a redelivered message is also inserted in front of
+messages that no client has had, if they have later positions.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from popgate.engine.queue.buffered import UNSEEN, BufferedMessage, MessageState
 
 
 class OrderingKeys:
-    """``append`` is called in queue order."""
+    """The chains of one queue. ``append`` must be called in queue order."""
 
     def __init__(self) -> None:
         self._last: dict[str, BufferedMessage] = {}
@@ -47,7 +47,7 @@ class OrderingKeys:
         self._deferred.append((place_of(delivered), key, message))
 
     def order_deferred(self, known: Iterable[BufferedMessage]) -> list[BufferedMessage]:
-        """Give each deferred message its place, with ranks in that order. Return those that are heads now.
+        """Give each deferred message its place, and ranks in the same order. Return the messages that become heads.
 
         ``known`` are all messages of the queue.
         """
@@ -66,8 +66,10 @@ class OrderingKeys:
         return [message for _, _, message in deferred if message.is_head]
 
     def _insert(self, message: BufferedMessage, key: str, place: tuple[int, CopyId], head: BufferedMessage) -> bool:
-        """Put a message behind all that clients have had, and that have a smaller ``place``. Return whether it is the
-        new head."""
+        """Insert a message in front of the first message that no client has had and that has a later ``place``.
+
+        Return whether the inserted message is the new head.
+        """
         before: BufferedMessage | None = None
         following: BufferedMessage | None = head
         while following is not None and not _is_behind(following, place):
@@ -85,7 +87,7 @@ class OrderingKeys:
         return message.is_head
 
     def remove(self, message: BufferedMessage) -> BufferedMessage | None:
-        """Take out a dropped message. Return the message that becomes a head by that."""
+        """Remove a dropped message. Return the message that becomes the head in its place, if any."""
         if message.key is None or not message.is_head:
             return None
         key, following = message.key, message.next_of_key()
@@ -105,10 +107,10 @@ class OrderingKeys:
 
 
 def _is_behind(message: BufferedMessage, place: tuple[int, CopyId]) -> bool:
-    """Whether no client has had it, and it is behind ``place`` in the queue."""
+    """Whether no client has had ``message``, and it is behind ``place`` in the queue."""
     return _is_new(message) and message.message is not None and place_of(message.message) > place
 
 
 def _is_new(message: BufferedMessage) -> bool:
-    """Whether no client ever had it. A message that a client has or had was in front of it, at any position."""
+    """Whether no client has ever had ``message``. Messages that clients have had stay in front of all others."""
     return message.state in UNSEEN and not message.delivery_count

@@ -1,10 +1,10 @@
-"""The prefetch window of a queue, bounded in messages and bytes.
+"""Chooses the prefetch window of a queue, bounded in messages and bytes.
 
-Pure. The broker pushes while fewer than ``prefetch`` deliveries are unsettled, and a lease keeps its message unsettled.
+Pure. The broker pushes while fewer than ``prefetch`` deliveries are unsettled. A leased message stays unsettled.
 Therefore many live leases need a wide window, and large bodies a narrow one. The window starts narrow because sizes
-are unknown. It grows in powers of two only when pops starve behind it, and shrinks when bodies exceed the budget.
+are unknown. It grows only when pops starve, and shrinks when bodies exceed the budget. It is always a power of two.
 
-``share_bytes`` is the queue's part of the proxy's ``buffer_bytes_max`` at that moment.
+``share_bytes`` is the queue's share of the proxy's ``buffer_bytes_max`` at the time of the call.
 """
 
 from popgate.domain.message import MESSAGE_BYTES_MAX
@@ -24,19 +24,19 @@ class PrefetchWindow:
         self.prefetch = 1
 
     def restart(self, share_bytes: int) -> int:
-        """Return the prefetch for a new channel: within the budget, and at most ``PREFETCH_START_MAX``."""
+        """Return the prefetch for a new channel, within the budget and at most ``PREFETCH_START_MAX``."""
         self.prefetch = _power_of_two(min(self._limit(share_bytes), PREFETCH_START_MAX))
         return self.prefetch
 
     def observe(self, size: int) -> None:
-        """Note a delivered message that takes ``size`` bytes. A large one counts at once, small ones count slowly."""
+        """Update the mean size. A message above the mean raises it at once; smaller ones lower it slowly."""
         mean = self._mean_bytes
         self._mean_bytes = float(size) if mean is None or size > mean else mean + (size - mean) * _SMOOTHING
 
     def grown(self, share_bytes: int) -> int:
-        """Return a wider prefetch for pops that starve while the present one is used up.
+        """Return the prefetch for pops that starve while the present prefetch is used up.
 
-        The same prefetch again helps, too: a resized channel gets new credit in addition to what it holds.
+        Even an unchanged prefetch helps: a resized channel gets new credit in addition to the messages that it holds.
         """
         limit = min(self._limit(share_bytes), PREFETCH_MAX)
         self.prefetch = max(self.prefetch, _power_of_two(min(limit, GROWTH * self.prefetch)))
@@ -49,7 +49,7 @@ class PrefetchWindow:
 
     @property
     def mean_bytes(self) -> float | None:
-        """The memory that a message takes, in bytes; None before the first one."""
+        """The mean memory of a message, in bytes; None before the first message."""
         return self._mean_bytes
 
     def _limit(self, share_bytes: int) -> int:

@@ -1,8 +1,8 @@
-"""The order of one queue's messages: their ranks among all that is ready, and the chains of their ordering keys.
+"""Orders the messages of one queue: their ranks among all ready messages, and the chains of their ordering keys.
 
 A redelivered message gets its place when all redelivered messages have arrived, because the broker may deliver them in
-another order (``ordering_keys``). A message that was never delivered before proves that, and so does a queue that has
-nothing else to deliver.
+another order (``ordering_keys``). Their arrival is complete when the broker delivers a message for the first time, or
+when the queue has no more messages to deliver.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,9 +18,9 @@ _ONE_KEY = ""
 
 
 class QueueOrder:
-    """``sequence`` tells messages of one moment apart, over all queues of a subscription.
+    """The order of one queue. ``sequence`` gives messages of the same moment different ranks, across all queues.
 
-    ``is_one_chain``: all messages of the queue are in one chain, for any ordering key (pull mode).
+    ``is_one_chain``: all messages of the queue are in one chain, whatever their ordering keys (pull mode).
     """
 
     def __init__(self, *, adopted: bool, sequence: Iterator[int]) -> None:
@@ -36,16 +36,15 @@ class QueueOrder:
         return self._keys.is_ordered
 
     def begin(self) -> None:
-        """A channel is about to be opened."""
+        """Restart the ranks, because a channel is about to be opened."""
         self._last_rank = 0
 
     def place(
         self, message: BufferedMessage, delivery: Delivery, wall: float, known: Iterable[BufferedMessage]
     ) -> list[BufferedMessage]:
-        """Give a message that was delivered for the first time on this channel its rank, and its place if it has one.
-        ``known`` are all messages of the queue.
+        """Give a message its rank at its first delivery on this channel, and its place unless it is redelivered.
 
-        Return the redelivered messages that become heads by that.
+        ``known`` are all messages of the queue. Return the redelivered messages that become heads.
         """
         delivered = delivery.message
         message.rank = self._rank(delivered.waiting_since, wall)
@@ -61,24 +60,24 @@ class QueueOrder:
         return heads
 
     def order_redelivered(self, known: Iterable[BufferedMessage]) -> list[BufferedMessage]:
-        """All redelivered messages have arrived: give them their places. Return those that become heads."""
+        """Give redelivered messages their places when all have arrived. Return the messages that become heads."""
         return self._keys.order_deferred(known)
 
     def remove(self, message: BufferedMessage) -> BufferedMessage | None:
-        """Take out a dropped message. Return the message that becomes a head by that."""
+        """Remove a dropped message. Return the message that becomes the head in its place, if any."""
         return self._keys.remove(message)
 
     def dissolve(self, messages: Iterable[BufferedMessage]) -> None:
-        """The channel has ended, and the queue delivers every message again: until then each is a head."""
+        """Dissolve all chains at the end of a channel. Each message is a head until it is delivered again."""
         if self._keys.clear():
             for message in messages:
                 message.key = message.next = None
                 message.is_head = True
 
     def _rank(self, waiting_since: float, wall: float) -> int:
-        """Return a rank in queue order within this queue, and oldest first across queues.
+        """Return a rank that is in queue order within this queue, and oldest first across queues.
 
-        Only popgate's own time stamps count, and never a future one, so that no clock starves a queue.
+        Only time stamps by popgate are used, and none from the future, so that a wrong clock does not starve a queue.
         """
         moment = wall if self._adopted else min(wall, waiting_since)
         self._last_rank = max(self._last_rank, int(moment * _MICROSECONDS))

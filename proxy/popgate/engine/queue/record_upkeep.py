@@ -1,16 +1,16 @@
-"""The upkeep of one queue's lease records: what another proxy settled is looked up, and what is proved is trimmed."""
+"""Maintains the lease records of one queue: finds settlements by other proxies, and deletes old settled records."""
 
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.queue.buffered import RECOVERABLE
 from popgate.engine.queue.host import QueueHost
 
 SETTLED_KEPT_SECONDS = 900.0
-"""How long a settled record answers ``already_acked`` (decision 5). At least as long as a publish may be
-repeated as the same copy, which then meets the record (``ports.dedup``)."""
+"""Minimum seconds for which a settled record is retained to answer ``already_acked`` (decision 5). ``trim`` retains it
+for ``dedup_seconds`` if that is longer, because a repeated publish of the same copy must find it (``ports.dedup``)."""
 
 
 async def review(context: EngineContext, host: QueueHost) -> None:
-    """Look up what the store says of leases: another proxy may have settled them, and ended before it could say so.
+    """Update leases from the store, because another proxy may have settled some and stopped before reporting it.
 
     Raises: StateUnavailable.
     """
@@ -25,12 +25,12 @@ async def review(context: EngineContext, host: QueueHost) -> None:
         record = live[copy_id].record if copy_id in live else settled.get(copy_id)
         if message is None or record is None or message.is_undecided:
             continue
-        if message.lease_id == lease_id == record.lease_id:  # else it has changed meanwhile, and that is known here
+        if message.lease_id == lease_id == record.lease_id:  # otherwise the message has a newer state here
             host.conform(message, record, live[copy_id].remaining_seconds if copy_id in live else 0.0)
 
 
 async def trim(context: EngineContext, host: QueueHost) -> None:
-    """Forget settled records whose acks the broker has proved. Raises: StateUnavailable."""
+    """Delete old settled records if the broker has provably applied their acks. Raises: StateUnavailable."""
     proved = host.channel.settled_evidence() if host.channel is not None else 0
     before = host.state.evidence.settled_before(proved)
     if before is not None:

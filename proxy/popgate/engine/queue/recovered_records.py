@@ -1,8 +1,9 @@
-"""The lease records of a queue that its owner still knows after the store has lost them (decision 7).
+"""Rebuilds the lease records of a queue from its owner's memory, after the store has lost them (decision 7).
 
-Owns the translation from buffered messages to records. Leases stay as they were: their receipt handles are good. A
-delayed message stays delayed, but the receipt handle of its last lease is void, because nothing here tells whether that
-lease was released. A message that was settled, but not acked at the broker yet, is settled. Delivery counts go on.
+Owns the translation from buffered messages to records. Leases are unchanged, and their receipt handles stay valid. A
+delayed message stays delayed, but the receipt handle of its last lease is void, because the owner does not know whether
+that lease was released. A settled message that the owner has not acked at the broker yet stays settled. Delivery counts
+continue.
 """
 
 from popgate.domain.lease import LeaseRecord, RecordState
@@ -13,7 +14,7 @@ from popgate.ports.leases import LoadedRecord
 
 
 def recovered_records(state: QueueState, *, now: float, wall: float) -> list[LoadedRecord]:
-    """Return the records of all that is known of a queue. A message that was never handed out has none."""
+    """Return the records of all messages of a queue. A message that was never handed out has no record."""
     found: list[LoadedRecord] = []
     for message in state.messages.values():
         move = state.moves.get(message.copy_id)

@@ -1,13 +1,13 @@
 """Decides when a settled record may be deleted: once later deliveries prove that the broker applied the ack.
 
-Pure. Works on one queue, over its channels. If a settled id were forgotten while its message is still at the broker,
-the message would be handed out again, so every rule here errs towards keeping (decision 5).
+Pure. Works on one queue, over all its channels. If a record were deleted while its message is still at the broker, the
+message would be handed out again. So in doubt, every rule retains the record (decision 5).
 
 Theory of operation. A record settled at time t may be deleted when the acks of all records settled before t are proved.
-Acks are sent on a channel in one order and records are settled in another, so the bound is the oldest settlement whose
-ack is not proved. When a channel ends, its unproved acks may be lost: their messages are delivered again ahead of all
-newer ones, are found settled by their records, and are acked again. Once the next channel has proved as many acks as
-messages could come back, each of those has been seen; until then nothing is proved.
+Acks are not sent in the order of settlement, so the limit is the oldest settlement whose ack is not proved. When a
+channel ends, its unproved acks may be lost. The broker then delivers their messages again ahead of all newer ones.
+popgate finds their records settled, and acks the messages again. When the next channel has proved as many acks as
+messages could return, all of these messages have been handled. Before that, no record may be deleted.
 """
 
 from collections import deque
@@ -15,25 +15,25 @@ from collections import deque
 from popgate.domain.names import CopyId
 
 RETURNED_MAX_AFTER_RESTART = 65_535
-"""Maximum number of deliveries that a former process may have left unsettled. They come back before all newer ones."""
+"""Maximum number of deliveries that an earlier process may have left unsettled. They return before all newer ones."""
 
 _NEVER = float("-inf")
 
 
 class SettlementEvidence:
-    """Turns proved acks into a time of the store: messages whose records were settled earlier have left the broker."""
+    """Turns proved acks into a time of the store. Messages that were settled before it have left the broker."""
 
     def __init__(self) -> None:
         self._unproved: deque[tuple[int, float]] = deque()
-        """Acks sent on the present channel: (number of acks sent until then, time of the settlement)."""
+        """Unproved acks of the present channel: (number of acks sent up to and including these, time of settlement)."""
         self._sent = 0
         self._proved_until = _NEVER
         self._owed = RETURNED_MAX_AFTER_RESTART
         """Number of acks that have to be proved before any record may be deleted."""
         self._owed_until = _NEVER
         self.detached: dict[CopyId, float] = {}
-        """Messages settled in the store but not on this proxy's channel, by time. They are acked when they come
-        back."""
+        """Messages that are settled in the store but not acked, with their settlement times. They are acked when the
+        broker delivers them."""
 
     def sent(self, count: int, settled_at: float) -> None:
         """Note that ``count`` acks were sent on the channel, for records settled no earlier than ``settled_at``."""
@@ -45,11 +45,12 @@ class SettlementEvidence:
         self._sent += count
 
     def channel_ended(self, proved_acks: int, buffered_count: int) -> None:
-        """Note that the channel has ended. Its unsettled messages come back first: once that many acks are proved, all
-        of them have been seen.
+        """Note that the channel has ended. Its unsettled messages are delivered first on the next channel, so they have
+        all been handled when that many acks are proved.
 
-        The number left by an earlier channel shrinks by the acks of this one. If newer messages came as well, all
-        messages of the earlier channel have come, and those that are left are among the buffered and the unproved ones.
+        The number that an earlier channel left is reduced by this channel's proved acks. If newer messages arrived as
+        well, all messages of the earlier channel have arrived. The unsettled ones of them are then included in this
+        channel's buffered messages and unproved acks.
         """
         self._advance(proved_acks)
         self._owed = max(self._owed - proved_acks, self._sent - proved_acks + buffered_count)

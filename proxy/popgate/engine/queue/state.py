@@ -1,12 +1,12 @@
-"""What this proxy knows of one queue, and every decision on it. Synchronous, without I/O and without a clock.
+"""Holds the state of one queue at this proxy, and makes every decision on it. Synchronous, no I/O, no clock.
 
 Owns the buffered messages (``buffered`` has the diagram of their states), their order, the byte budget, and the proof
 that the broker has applied acks. Each verb changes the state at once and returns the ``Effects``, which the host
 carries out. The store's conditional write, not this module, decides which client gets a lease.
 
-A message whose record the store has, but which has not been delivered on the present channel, has no ``tag``. When the
-channel ends, all tags are void: leases and delays stay, because they are in the store; what was ready is dropped, and
-is a new message when it is delivered again.
+A message that has a record in the store, but was not delivered on the present channel, has no ``tag``. When the
+channel ends, all tags become void. Leases and delays stay, because the store holds them. Ready messages are dropped.
+Each becomes a new object when the broker delivers it again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ from popgate.runtime.deadlines import DUE_BATCH_MAX, NEVER, DeadlineHeap
 
 
 class QueueState:
-    """The messages of queue ``index``. ``mint_transient`` makes a copy id for a message that nothing identifies."""
+    """The messages of queue ``index``. ``mint_transient`` makes a copy id for a message that has no stable id."""
 
     def __init__(
         self,
@@ -49,18 +49,18 @@ class QueueState:
         self.order = QueueOrder(adopted=adopted, sequence=sequence)
         self.evidence = SettlementEvidence()
         self.handed_out: dict[CopyId, int] = {}
-        """Delivery counts of messages that clients had and the broker has now."""
+        """Delivery counts of dropped messages that clients have had, for their next delivery by the broker."""
         self.moves: dict[CopyId, LeaseRecord] = {}
-        """The records of MOVING messages, as far as they are known."""
+        """The records of MOVING messages."""
         self.stuck: set[CopyId] = set()
         """Messages that popgate can't even dead-letter: they stay unsettled until the channel ends."""
         self.wanted: set[BufferedMessage] = set()
-        """Leased messages whose bodies are waited for."""
+        """Leased messages for whose bodies a call is waiting."""
         self._index = index
         self._mint_transient = mint_transient
         self._deadlines: DeadlineHeap[BufferedMessage] = DeadlineHeap()
         self._unseen_returns = 0
-        """How often unseen messages were given back: each of them at most once each time."""
+        """Number of returns of unseen messages to the broker. One return contains a message at most once."""
 
     # -- the channel --------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class QueueState:
         return self.flow.open()
 
     def end_channel(self, proved_acks: int) -> Effects:
-        """The channel has ended: everything unsettled comes back on the next one."""
+        """Note that the channel has ended: the broker delivers all unsettled messages again on the next channel."""
         effects = Effects()
         self.flow.closed()
         self.stuck.clear()
@@ -91,7 +91,7 @@ class QueueState:
         return effects
 
     def drop_all(self) -> Effects:
-        """Forget everything: the queue is not this proxy's any more, or it was deleted."""
+        """Forget everything, because this proxy no longer owns the queue, or the queue was deleted."""
         effects = Effects()
         self.handed_out.clear()
         self.order.dissolve(self.messages.values())
@@ -103,10 +103,10 @@ class QueueState:
     # -- what the broker delivers -------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[Delivery], wall: float) -> Effects:
-        """Take deliveries of the present channel, in queue order.
+        """Accept deliveries of the present channel, in queue order.
 
-        A settled message is acked silently, and so is a repeated copy. A leased message is attached to its lease, a
-        half-moved one goes on moving; the rest becomes ready. If this raises, nothing is acked.
+        Settled messages and repeated copies are acked silently. A leased message is attached to its lease. The move of
+        a half-moved message continues. All other messages become ready. If this method raises, nothing is acked.
         """
         effects = Effects()
         came: list[BufferedMessage] = []
@@ -140,7 +140,7 @@ class QueueState:
                 effects.moves.append(message)
             else:
                 effects.redelivered.append(message)
-        effects.ready = list(dict.fromkeys(effects.ready))  # a message may have become a head meanwhile
+        effects.ready = list(dict.fromkeys(effects.ready))  # a message may also have become a head in this call
         effects.has_news = True
         return effects
 
@@ -156,9 +156,9 @@ class QueueState:
         else:
             self.forget_body(message)
         message.tag = tag
-        # The broker counts deliveries into buffers as well. For an identified message only its record counts. For
-        # others at least the returns of unseen messages are left out: no message that no client ever saw is
-        # dead-lettered.
+        # The broker's count includes deliveries into buffers. For an identified message only its record is used. For
+        # a transient message the returns of unseen messages are subtracted, so that a message that no client has seen
+        # is not dead-lettered.
         if not delivery.identified:
             message.earlier_deliveries = max(0, delivery.earlier_deliveries - self._unseen_returns)
         if not message.rank:
@@ -168,7 +168,7 @@ class QueueState:
         return message
 
     def fail_delivery(self, delivery: Delivery, bare: Message) -> BufferedMessage:
-        """BufferBudget a message on which popgate fails, as ``bare``, to be dead-lettered. Return it."""
+        """Buffer ``bare`` in place of a message that popgate fails to process, to dead-letter it. Return the entry."""
         copy_id = bare.copy_id if delivery.identified else self._mint_transient()
         message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
         message.tag, message.message = delivery.tag, bare
@@ -176,14 +176,17 @@ class QueueState:
         return message
 
     def forget_delivery(self, tag: int) -> Effects:
-        """Forget a delivery that was taken in part only."""
+        """Forget a delivery that was only partly accepted."""
         effects = Effects()
         for message in [message for message in self.messages.values() if message.tag == tag]:
             self._drop(message, effects)
         return effects
 
     def order_redelivered(self, backlog: int) -> Effects | None:
-        """Give redelivered messages their places if all of them have arrived, as ``backlog`` messages are not here."""
+        """Give redelivered messages their places if all of them have arrived. Return None if some are missing.
+
+        ``backlog``: the number of messages that are ready at the broker (``Channel.backlog``).
+        """
         requeued = sum(message.tag is None and message.rank != 0 for message in self.messages.values())
         if backlog > requeued:
             return None
@@ -193,7 +196,7 @@ class QueueState:
         return effects
 
     def _offer_heads(self, heads: Iterable[BufferedMessage], effects: Effects) -> None:
-        """Those that are ready may be handed out now."""
+        """Offer those of the new ``heads`` that are ready."""
         for message in heads:
             if message.state is MessageState.READY:
                 if message.message is None:
@@ -214,7 +217,7 @@ class QueueState:
         return None if message.state is MessageState.DROPPED else message, effects
 
     def conform(self, message: BufferedMessage, record: LeaseRecord, remaining_seconds: float, now: float) -> Effects:
-        """Make ``message`` what the store says of it; ``remaining_seconds`` was read before ``now``."""
+        """Update ``message`` from its record. ``remaining_seconds`` was read before ``now``."""
         effects = Effects()
         if message.state is MessageState.DROPPED:
             return effects
@@ -246,7 +249,7 @@ class QueueState:
         return effects
 
     def granted(self, message: BufferedMessage, record: LeaseRecord, deadline: float) -> bool:
-        """The store has leased ``message`` until ``deadline``. Return whether it is still here."""
+        """Note that the store has leased ``message`` until ``deadline``. Return whether the message is still here."""
         message.adopt(record)
         if message.state is MessageState.DROPPED:
             return False
@@ -255,20 +258,23 @@ class QueueState:
         return True
 
     def begin_move(self, message: BufferedMessage, record: LeaseRecord) -> None:
-        """The store says that it is on its way to the dead letters."""
+        """Note that ``message`` is being moved to the dead-letter queue, according to its ``record``."""
         message.enter(MessageState.MOVING)
         self.moves[message.copy_id] = record
 
     def settle(self, messages: Iterable[BufferedMessage], settled_at: float) -> Effects:
-        """The store has settled these, none before ``settled_at``: ack them, now or when they are delivered again."""
+        """Ack messages that the store has settled, now or when the broker delivers them again.
+
+        None of them was settled before ``settled_at``.
+        """
         effects = Effects()
         self._settle(messages, settled_at, effects)
         return effects
 
     def settle_absent(self, copy_id: CopyId, settled_at: float) -> None:
-        """The store has settled a copy that is not here: ack it when it is delivered."""
+        """Note that the store has settled a copy that is not here, to ack the copy when the broker delivers it."""
         self.handed_out.pop(copy_id, None)
-        if not is_transient(copy_id):  # those are never delivered again under their id
+        if not is_transient(copy_id):  # a transient copy is never delivered again under its id
             self.evidence.detached[copy_id] = settled_at
 
     def _settle(self, messages: Iterable[BufferedMessage], settled_at: float, effects: Effects) -> None:
@@ -293,11 +299,11 @@ class QueueState:
 
     @property
     def next_deadline(self) -> float:
-        """When to call ``tick`` next, or NEVER."""
+        """The time of the next call of ``tick``, or NEVER."""
         return self._deadlines.next_at
 
     def tick(self, now: float) -> Effects:
-        """Find the leases that have run out, and make delayed messages ready whose time has come."""
+        """Return the leases that have expired, and make messages ready whose delay has ended."""
         effects = Effects()
         for _ in range(DUE_BATCH_MAX):
             message = self._deadlines.pop_due(now)
@@ -305,7 +311,7 @@ class QueueState:
                 break
             if message.state is not MessageState.LEASED and message.state is not MessageState.DELAYED:
                 continue
-            if message.deadline > now:  # the lease was extended meanwhile
+            if message.deadline > now:  # the lease was extended after this deadline was scheduled
                 self._deadlines.schedule(message.deadline, message)
             elif message.state is MessageState.LEASED:
                 effects.expired.append(message)
@@ -321,7 +327,7 @@ class QueueState:
     # -- back to the ready, or to the broker ----------------------------------------------------------------------
 
     def make_ready(self, messages: Iterable[BufferedMessage]) -> Effects:
-        """Offer messages to the next pop. Those that the broker has are offered when it delivers them."""
+        """Offer messages to the next pop. Messages without a delivery are offered when the broker delivers them."""
         effects = Effects()
         for message in messages:
             if message.state is not MessageState.DROPPED:
@@ -343,7 +349,7 @@ class QueueState:
             effects.ready.append(message)
 
     def requeue(self, message: BufferedMessage) -> Effects:
-        """Give one message back to the queue. It keeps its place, and is delivered again like a new one."""
+        """Return one message to the broker, which delivers it again. It keeps its place unless it is transient."""
         effects = Effects()
         self._requeue(message, effects)
         return effects
@@ -361,7 +367,7 @@ class QueueState:
         effects.requeues.append(tag)
 
     def fetch_again(self, messages: Iterable[BufferedMessage]) -> Effects:
-        """Let the broker deliver messages again whose bodies were forgotten. What is known of them stays."""
+        """Requeue messages whose bodies were forgotten, so that the broker delivers them again. Their state stays."""
         effects = Effects()
         for message in messages:
             tag = message.tag
@@ -371,14 +377,14 @@ class QueueState:
         return effects
 
     def renew_delivery(self, message: BufferedMessage) -> Effects:
-        """Let the broker deliver a message again, because its delivery grows too old. What is known of it stays."""
+        """Requeue a message whose delivery is getting too old. Its state stays, unless it is transient or unseen."""
         if message.state in UNSEEN or message.is_transient:
             return self.requeue(message)
         self.forget_body(message)
         return self.fetch_again([message])
 
     def returns_unseen(self) -> None:
-        """Unseen messages are about to be given back."""
+        """Note that unseen messages are about to be returned to the broker."""
         self._unseen_returns += 1
 
     def _detach(self, message: BufferedMessage, tag: int) -> None:
@@ -389,7 +395,7 @@ class QueueState:
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def widen(self, *, has_demand: bool) -> None:
-        """Pops want more than is here: let the broker push more if memory allows."""
+        """Let the broker push more if memory allows, because pops want more messages than are ready."""
         if self.flow.is_half_full:
             self._spare_unwanted()
         if self.flow.is_resizing:
@@ -400,7 +406,7 @@ class QueueState:
             self.flow.widen()
 
     def resume(self, *, has_demand: bool) -> None:
-        """Go on after a pause if memory and demand are there, or if a body is waited for."""
+        """End a pause if there is memory and demand, or if a body is needed (``_needed_count``)."""
         self.flow.looked()
         if not self.flow.is_half_full and has_demand:
             self.flow.resume(0)
@@ -408,7 +414,11 @@ class QueueState:
             self.flow.resume(needed)
 
     def relieve(self, arrived: Effects, *, has_demand: bool) -> Effects:
-        """Keep to the budget after a delivery: forget bodies that can be fetched again, then pause, then give back."""
+        """Stay within the budget after a delivery.
+
+        First forget bodies that can be fetched again. If that is not enough, pause the channel. If it is already
+        paused, return messages to the broker.
+        """
         self.spare_bodies(message for message in arrived.redelivered if message not in self.wanted)
         self.spare_bodies(message for message in arrived.ready if message.awaits_order)
         if self.flow.excess_bytes > 0 and self.flow.throttle():
@@ -416,11 +426,13 @@ class QueueState:
         return Effects()
 
     def shed(self, *, has_demand: bool) -> Effects:
-        """The broker has stopped. Give back all that is ready, or, while there is demand, only what passes the budget:
-        first the newest messages that are behind others of their key.
+        """Return ready messages to the broker while the channel is paused.
 
-        If a message awaits its place, only its body goes: a requeued message is delivered again before the rest, and if
-        all of them are larger than the budget, it would be so for ever.
+        Without demand, all ready messages are returned. With demand, only as many as exceed the budget, and at least
+        one stays. Messages behind others of their key are returned first, and the newest of them first.
+
+        While there is demand, a message that awaits its place only loses its body. If it were requeued, the broker
+        would deliver it again before the rest. If these messages together exceed the budget, that would never end.
         """
         ready = [message for message in self.messages.values() if message.state is MessageState.READY]
         ready.sort(key=lambda message: (not message.is_head, message.rank))
@@ -442,10 +454,10 @@ class QueueState:
         return effects
 
     def spare_bodies(self, messages: Iterable[BufferedMessage]) -> None:
-        """While more than half of the budget is used, forget bodies that are leased, or whose messages await their
-        places. A requeue fetches those that are needed again.
+        """Forget bodies while more than half of the budget is used. A requeue fetches a body that is needed again.
 
-        Bodies that are kept stay, and those of transient messages: a requeue would end their leases.
+        Only bodies of leased and delayed messages, and of ready messages that await their places, are forgotten.
+        Bodies with ``is_kept`` stay. Bodies of transient messages stay because a requeue would end their leases.
         """
         for message in messages:
             if message.message is None or message.is_kept or message.is_transient:
@@ -462,8 +474,11 @@ class QueueState:
         )
 
     def _needed_count(self, *, has_demand: bool) -> int:
-        """Return how many bodies have to come, even beyond the budget: those that are waited for, or, if no head
-        is here, those that the others are behind."""
+        """Return how many messages must be delivered even beyond the budget.
+
+        These are the missing bodies in ``wanted``. If there are none, and there is demand but no ready head while
+        requeued heads block the rest, these are all requeued messages.
+        """
         needed = sum(message.message is None for message in self.wanted)
         if needed or not has_demand:
             return needed
@@ -480,7 +495,7 @@ class QueueState:
             self.flow.freed(cost_of(body))
 
     def keep(self, message: BufferedMessage) -> None:
-        """Hold on to a leased body, as far as memory allows: it will be read soon, and maybe more than once."""
+        """Retain a leased body if memory allows, because the client will read it soon, and maybe more than once."""
         body = message.message
         if body is not None and not message.is_kept:
             message.is_kept = self.flow.keep(cost_of(body))
@@ -493,7 +508,7 @@ class QueueState:
     # -- the end of a message ---------------------------------------------------------------------------------------
 
     def _drop(self, message: BufferedMessage, effects: Effects) -> None:
-        """Forget a message: it is settled, or comes again like a new one."""
+        """Forget a message that is settled, or that becomes a new object when the broker delivers it again."""
         if message.tag is not None:
             self.flow.returned(message.tag)
         message.enter(MessageState.DROPPED)
