@@ -1,7 +1,7 @@
 """Fetches the bodies of leased messages that are not here: for a repeated attempt, and for a rejection.
 
-Owns the waiting. The queue hosts get the bodies: by a requeue if the channel holds the message, otherwise with the next
-channel.
+Owns the waiting. The queue hosts fetch the bodies. If the channel holds a message, its host requeues the message.
+Otherwise the body arrives with the next channel.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from popgate.engine.queue.buffered import BufferedMessage, MessageState
 
 WAIT_SECONDS_MAX = 5.0
 ASK_SECONDS = 0.5
-"""Seconds between two requests to open the queues: a queue that was closed a moment ago is not opened at once."""
+"""Seconds between two requests to open the queues. A queue that was just closed is not reopened at once."""
 
 
 class BodyRetrieval:
-    """Fetches bodies; ``ask`` keeps the queues open and flowing meanwhile."""
+    """Fetches bodies. During the wait, ``ask`` keeps the queues open and the messages flowing."""
 
     def __init__(self, group: ServedGroup, *, ask: Callable[[], None]) -> None:
         self._group = group
@@ -24,7 +24,7 @@ class BodyRetrieval:
         self._change: asyncio.Future[None] | None = None
 
     async def bring_back(self, many: Sequence[BufferedMessage]) -> bool:
-        """Return True when all bodies are here, or can't come any more. Return False if that takes too long."""
+        """Return True when each body is here or its message was dropped. Return False if that takes too long."""
         if not any(map(_is_missing, many)):
             return True
 
@@ -34,7 +34,7 @@ class BodyRetrieval:
                 self._group.host(buffered).fetch_again([buffered])
             return not missing
 
-        for buffered in many:  # also those that are here: their bodies must not be forgotten while the others arrive
+        for buffered in many:  # all of them, because present bodies must not be forgotten while the rest arrive
             self._group.host(buffered).state.wanted.add(buffered)
         try:
             return await self.until(are_here)
@@ -43,8 +43,10 @@ class BodyRetrieval:
                 self._group.host(buffered).state.wanted.discard(buffered)
 
     async def until(self, holds: Callable[[], bool]) -> bool:
-        """Return True when ``holds`` does. It is called whenever messages have come. Return False if it takes too
-        long."""
+        """Return True when ``holds`` returns True. Return False if that takes too long.
+
+        ``holds`` is called again whenever messages have arrived, and at least every ``ASK_SECONDS``.
+        """
         try:
             async with asyncio.timeout(WAIT_SECONDS_MAX):
                 while not holds():
@@ -57,7 +59,7 @@ class BodyRetrieval:
         return True
 
     def changed(self) -> None:
-        """Check the waiting calls again, because messages came, or may come now."""
+        """Wake the waiting calls, because messages arrived, or may arrive now."""
         change, self._change = self._change, None
         if change is not None:
             change.set_result(None)

@@ -1,8 +1,9 @@
 """Discards messages whose time to live is over instead of handing them out.
 
-A leased message does not expire. So the store is asked first. It settles a message that is not leased, which makes the
-receipt handles of earlier leases void. A message without a record gets none: if it is delivered again after a crash, it
-is found expired again. Then the message is acked at the broker and journaled (decision 8).
+A leased message does not expire, so the store decides first. It settles a message that is not leased, which makes the
+receipt handles of earlier leases void. A message without a record gets no record: if it is delivered again after a
+crash, it is discarded again. After the store's answer, the discard is journaled, and the message is acked at the broker
+(decision 8).
 """
 
 import asyncio
@@ -35,7 +36,7 @@ class Discarder:
         self._under_way = 0
 
     def is_busy(self) -> bool:
-        """Whether messages are being discarded: others may stand behind them."""
+        """Whether messages are being discarded. Other messages may stand behind them."""
         return bool(self._expired or self._under_way)
 
     def takes(self, buffered: BufferedMessage) -> bool:
@@ -50,7 +51,7 @@ class Discarder:
         return True
 
     def _start(self) -> None:
-        """Start to discard the messages that were found together, with one write."""
+        """Start to discard the messages that were found in this turn of the event loop, in common writes."""
         expired, self._expired = self._expired, []
         self._context.background.spawn(self._discard(expired), name=f"discard {self._group.name}")
 
@@ -80,7 +81,7 @@ class Discarder:
         here: list[tuple[BufferedMessage, float]] = []
         known: list[Found] = []
         for buffered, (status, remaining, record, settled_at) in zip(batch, answers, strict=True):
-            if status is SettleStatus.DONE:  # if it was dropped meanwhile, it is acked silently when it comes again
+            if status is SettleStatus.DONE:  # if it was dropped, its next delivery is acked silently
                 discarded.append(buffered)
             if buffered.state is MessageState.DROPPED:
                 continue  # its channel or its queue has ended

@@ -1,4 +1,4 @@
-"""Expired leases: their messages become ready again, at once or after the delay of the retry policy."""
+"""Ends expired leases. Their messages become ready again, at once or after the delay of the retry policy."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class ExpiredLeases:
         self._expired: list[BufferedMessage] = []
 
     def add(self, buffered: BufferedMessage) -> None:
-        """Add a lease that ran out. Leases that end together are collected, so that they cost one write."""
+        """Add an expired lease. Leases that expire together are collected, so that they cost one write."""
         if not self._expired:
             asyncio.get_running_loop().call_soon(self._end)
         self._expired.append(buffered)
@@ -46,7 +46,7 @@ class ExpiredLeases:
             self._context.background.spawn(self._delay_retries(delayed), name="delay retries")
 
     async def _delay_retries(self, ended: Sequence[BufferedMessage]) -> None:
-        """Write the retry delay into the records. If the store is unavailable, the messages wait for it."""
+        """Write the retry delay into the records. Repeat the write while the store is unavailable."""
         retry = self._group.policy.retry
         entries = [
             SettleEntry(

@@ -1,6 +1,6 @@
 """Grants leases with one conditional write for each pop, and applies the store's answers to the messages.
 
-``serving`` chooses the candidates, and the pop that gets them.
+``serving`` chooses the candidates, and the pop that receives them.
 """
 
 import asyncio
@@ -64,12 +64,13 @@ class Granter:
         lease_id: LeaseId,
         attempt_id: str | None,
     ) -> list[Leased]:
-        """Lease ``candidates``, which are GRANTING; return those that the store granted. The others take the state of
-        their records, or become ready again.
+        """Lease ``candidates``, which are GRANTING. Return the leases that the store granted.
+
+        The other candidates take the state of their records, or become ready again.
 
         Raises: ModeOvertaken, StateUnavailable; LeaseGroupAcked, Conflict if the pop's lease group is no longer being
-        formed. A cancellation withdraws the leases. If the answer was lost, the next pop that meets the leases
-        withdraws them. Leases of an attempt or a lease group are kept for its repeat.
+        formed. A cancellation withdraws the leases. If the store's answer was lost, the next pop that finds the leases
+        withdraws them. Leases with an attempt id, or of a lease group, are not withdrawn: a repeated request uses them.
         """
         context = self._context
         if any(host.claim.is_lost for host in self._hosts_of(candidates)):
@@ -84,8 +85,8 @@ class Granter:
         try:
             answers = await (context.leases.grant(asked) if limits is None else self._limit.grant(limits, asked))
         except BaseException as error:
-            # Only such a lease belongs to this pop alone. While the store is known to be unavailable, many requests
-            # fail, and none of them writes a lease.
+            # A lease without an attempt id or a shared lease id belongs to this pop alone. While the store is known to
+            # be unavailable, many requests fail, and none of them writes a lease.
             if was_there and attempt_id is None and selection.lease_id is None:
                 self._remember_unanswered(lease_id, candidates)
             if isinstance(error, asyncio.CancelledError) and not is_repeatable:
@@ -97,7 +98,7 @@ class Granter:
             self.give_back(candidates)
             raise ModeOvertaken
         leased = self._apply(candidates, messages, asked, answers, request)
-        if leased and selection.mode is not None:  # an admin's leases belong to no mode, and are settled at once
+        if leased and selection.mode is not None:  # an admin's leases have no mode, and are settled at once
             self._stale_leases.were_granted([buffered for buffered in candidates if buffered.lease_id == lease_id])
         return leased
 
@@ -142,10 +143,11 @@ class Granter:
     async def _end_unanswered(
         self, lease_id: LeaseId, candidates: Sequence[BufferedMessage], met: Sequence[BufferedMessage]
     ) -> None:
-        """End a lease that no client knows, if it was written; the messages in ``met`` become ready then.
+        """End a lease whose client never received it, if the store has it. Then make the messages in ``met`` ready.
 
-        All candidates of a request are withdrawn in one write. A later owner takes a message with a delivery count for
-        one that stood in front (``ordering_keys``), so no message may lose its count while those behind it keep theirs.
+        All candidates of a request are withdrawn in one write. A later owner of the queue puts messages with a delivery
+        count in front of the others (``ordering_keys``). So no message may lose its count while the messages behind it
+        keep their counts.
         """
         try:
             await self._context.leases.settle(
@@ -155,7 +157,7 @@ class Granter:
                 ]
             )
         except RetryLater:
-            pass  # then the next pop that meets them withdraws them
+            pass  # the next pop that finds these leases withdraws them
         finally:
             self.give_back(met)
 
@@ -206,7 +208,7 @@ class Granter:
         return leased
 
     def _conform(self, refused: Sequence[_Refused]) -> None:
-        """Apply the store's answers to the messages that it has not leased."""
+        """Apply the store's answers for the messages that were not leased."""
         not_now: list[BufferedMessage] = []
         exhausted: list[BufferedMessage] = []
         fenced: dict[QueueHost, int] = {}
@@ -261,7 +263,7 @@ class Granter:
         *,
         is_told: bool = True,
     ) -> Leased:
-        """Describe a lease to its pop. The receipt handle is empty unless the client ``is_told``."""
+        """Return the description of a lease for its pop. If not ``is_told``, the receipt handle is empty."""
         return Leased(
             message,
             message.message_id or copy_id,
@@ -274,7 +276,7 @@ class Granter:
 
 
 def _lines_of(candidates: Sequence[BufferedMessage]) -> list[int]:
-    """Return a number for the ordering key of each candidate; 0 for those without one, or if all are heads."""
+    """Return a number for the ordering key of each candidate. It is 0 without a key, or if all candidates are heads."""
     if all(buffered.is_head for buffered in candidates):
         return [0] * len(candidates)
     numbers: dict[tuple[int, str], int] = {}

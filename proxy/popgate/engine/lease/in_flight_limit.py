@@ -1,9 +1,9 @@
-"""``max_in_flight`` of one subscription: how many more leases may be granted now.
+"""Applies ``max_in_flight`` of one subscription: decides how many more leases may be granted now.
 
-Owns the number that is left, as far as this proxy knows it. A proxy that is not in a cluster counts its own leases. In
-a cluster the store counts in the same step in which it grants leases (``ports.limits``), and returns how many are left.
-A proxy notices the leases of the others when the store refuses a grant. It then asks the store again and again while
-pops wait for messages that are ready here.
+Owns this proxy's estimate of the number of leases left. Outside a cluster, the proxy counts its own leases. In a
+cluster, the store counts in the same step in which it grants leases (``ports.limits``), and returns how many are left.
+A proxy notices the leases of the other proxies when the store's answer leaves none. It then asks the store repeatedly
+while pops wait for messages that are ready here.
 """
 
 import random
@@ -29,11 +29,11 @@ class InFlightLimit:
         self._group = group
         self._pops = pops
         self._left: int | None = None
-        """The number in the store's last answer, less the messages taken since; None: no answer yet."""
+        """The number in the store's last answer, minus the messages taken since then; None: no answer yet."""
         self._is_full = False
-        """Whether no proxy may grant more leases, if none are left for this one."""
+        """Whether the limit is reached (``Vacancy.is_full``). Used only if this proxy has no leases left."""
         self._under_way = 0
-        """Messages that the store is being asked to lease."""
+        """Number of messages in grant requests that are in progress."""
         self._looking = False
 
     def left(self) -> int:
@@ -50,7 +50,7 @@ class InFlightLimit:
         return None if self._group.policy.max_in_flight is None else self._counting()
 
     async def grant(self, limits: Limits, request: GrantRequest) -> list[GrantAnswer]:
-        """Grant within the limit. Otherwise as ``LeaseStore.grant``, and raises the same errors."""
+        """Grant leases within the limit. Otherwise do the same, and raise the same errors, as ``LeaseStore.grant``."""
         count = len(request.entries)
         self._under_way += count
         try:
@@ -61,8 +61,10 @@ class InFlightLimit:
         return answers
 
     async def look(self, *, waits: bool = False) -> bool:
-        """Ask the store how many are left. Return whether a waiting pop may get one soon. ``waits``: a pop waits now.
-        Raises: StateUnavailable."""
+        """Ask the store how many leases are left. Return whether a waiting pop may get a lease soon.
+
+        ``waits``: a pop is waiting. Raises: StateUnavailable.
+        """
         limits = self.counting()
         if limits is None:
             return self.left() > 0
@@ -70,7 +72,10 @@ class InFlightLimit:
         return self.left() > 0 or not self._is_full
 
     async def raise_if_full(self) -> None:
-        """Raises: TooManyInFlight, if the maximum number is in flight; StateUnavailable."""
+        """Raise TooManyInFlight if the maximum number of messages is in flight.
+
+        Raises: TooManyInFlight, StateUnavailable.
+        """
         most = self._group.policy.max_in_flight
         if most is None or (not self._is_known_full() and await self.look()):
             return
@@ -94,12 +99,12 @@ class InFlightLimit:
         self._left = None
 
     def look_soon(self) -> None:
-        """Start to ask again if nothing is left, because a pop waits."""
+        """Schedule the next request to the store if no leases are left. A pop may be waiting."""
         if self._left == 0 and self.timer == NEVER:
             self._context.deadlines.schedule(self._context.clock.monotonic() + _pause(), self)
 
     def due(self, now: float) -> float | None:
-        """Ask the store again while nothing is left and pops wait."""
+        """Ask the store again while no leases are left and pops wait."""
         if self._left != 0 or self.counting() is None or not self._pops.is_waited_for():
             return None
         if not self._looking:
@@ -111,7 +116,7 @@ class InFlightLimit:
         try:
             await self.look(waits=True)
         except RetryLater:
-            pass  # the store is unavailable: it is asked again
+            pass  # the store is unavailable: the next ``due`` asks again
         finally:
             self._looking = False
 

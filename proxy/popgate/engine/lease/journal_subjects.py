@@ -1,6 +1,6 @@
-"""Subjects of journal events: messages that are not here, and messages that are found to be settled.
+"""Defines subjects of journal events: messages that are not here, and messages that are found to be settled.
 
-If the store's answer to a settlement was lost, or the proxy that got it died, the settlement may not be in the journal.
+If the store's answer to a settlement was lost, or the proxy that received it died, the journal may lack the settlement.
 The proxy that finds the record later journals ``found_settled``. If the settlement was journaled after all, the second
 event adds no information.
 """
@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 
 def found_so(copy_id: CopyId, queue_index: int, record: LeaseRecord, buffered: BufferedMessage | None) -> Found:
-    """Describe a settled copy by its record and by ``buffered``, before ``buffered`` conforms to the record."""
+    """Describe a settled copy by its record and ``buffered``. Call it before the record is applied to ``buffered``."""
     terms = copy_id, queue_index, record.delivery_count, record.leased_at
     if buffered is None:
         return Found(Absent(*terms), record.state)

@@ -1,11 +1,12 @@
 """Dead-lettering: moves a message to the subscription's dead-letter queue, and never loses it on the way.
 
-The move is written first (``moving``, with the new copy id), then published with confirm, then settled, then acked.
-Every step can be repeated: a retry uses the same copy id, so a half-done move is finished and never doubled
-(decision 6).
+The move is first written to the store (``moving``, with the new copy id). Then the dead letter is published with
+confirm. Then the message is settled, and finally acked. Every step can be repeated. A retry uses the same copy id, so
+it finishes a half-done move and never duplicates the dead letter (decision 6).
 
-A message on which popgate itself fails does not block others: it is moved alone, and bare after the second failure
-(``Faults``). If that fails as well, it stays with the broker, unsettled, until its channel ends.
+A message that popgate itself fails to process does not block other messages. It is moved alone, and after the second
+failure (``Faults``) without its headers (``bare``). If that move fails too, the message stays with the broker,
+unsettled, until its channel ends.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ _Place = tuple[BrokerQueue, CopyId]
 
 
 class _Begun(NamedTuple):
-    """A move that is written to the store, and has to be published."""
+    """A move that is written to the store, and whose dead letter has to be published."""
 
     buffered: BufferedMessage
     record: LeaseRecord
@@ -62,8 +63,8 @@ class Mover:
         self._group = group
         self._dead = group.layout.dead
         self._publishing: set[_Place] = set()
-        """Copies that a move is publishing. A second move of the same copy, even if the message was delivered again
-        meanwhile, would duplicate its dead letter."""
+        """Copies whose dead letters are being published. A second move of the same copy would duplicate its dead
+        letter. It could start if the message is delivered again during the first move."""
 
     def is_publishing(self, queue: BrokerQueue) -> bool:
         """Whether dead letters of ``queue`` are being published."""
@@ -90,10 +91,10 @@ class Mover:
             self._context.background.spawn(self._persist(here), name=f"dead-letter {self._dead}")
 
     async def reject(self, buffered: Sequence[BufferedMessage], reasons: Sequence[str]) -> list[bool]:
-        """Dead-letter leased messages whose bodies are here. Return whether each is in the dead letters now.
+        """Dead-letter leased messages whose bodies are here. Return for each whether its dead letter is stored.
 
-        Raises: StateUnavailable, BrokerUnavailable. Moves that have begun are then finished in the background, also
-        after a cancellation.
+        Raises: StateUnavailable, BrokerUnavailable; RetryLater if popgate failed on a message that is still leased.
+        After an error or a cancellation, moves that have begun are finished in the background.
         """
         try:
             return await self._move(buffered, SettleAction.MOVE, reasons)
@@ -105,7 +106,7 @@ class Mover:
             if self._fails(buffered[0], error) and buffered[0].state is MessageState.LEASED:
                 raise RetryLater("popgate failed on this message: reject it again", retry_after_seconds=1.0) from error
             return [False]
-        finally:  # also if the broker refused a copy: its client may never ask again
+        finally:  # also if the broker refused a copy, because its client may never repeat the request
             self.start(
                 [
                     one
@@ -115,7 +116,7 @@ class Mover:
             )
 
     def set_aside(self, buffered: BufferedMessage, error: Exception) -> None:
-        """Dead-letter a message on which popgate fails, in the background, as soon as no client has it."""
+        """Dead-letter a message that popgate fails to process, in the background, as soon as no client has it."""
         buffered.enter(MessageState.MOVING)
         reason = f"{UNREADABLE}: {type(error).__name__}: {error}"[:REASON_LENGTH_MAX]
         self._context.background.spawn(self._set_aside(buffered, reason), name=f"dead-letter {self._dead}")
@@ -139,10 +140,9 @@ class Mover:
             await asyncio.sleep(pause)
 
     async def _lease(self, buffered: BufferedMessage) -> float:
-        """Lease the message, so that a move can begin with its record. Return in how many seconds to ask again if it is
-        leased to a client.
+        """Lease the message, because a move needs its record.
 
-        Raises: StateUnavailable.
+        Return the seconds until the next attempt, if the message is leased to a client. Raises: StateUnavailable.
         """
         host = self._group.host(buffered)
         request = GrantRequest(
@@ -174,7 +174,7 @@ class Mover:
         return not was_unreadable
 
     def _gets_stuck(self, buffered: BufferedMessage, error: Exception) -> None:
-        """Leave a message with the broker, unsettled, because its dead letter can't be made either."""
+        """Leave a message with the broker, unsettled, because popgate can't make its dead letter either."""
         self._group.host(buffered).state.stuck.add(buffered.copy_id)
         place = {"queue": self._group.queue(buffered), "copy_id": buffered.copy_id}
         _log.error("a message can't be dead-lettered, and stays unsettled", exc_info=error, extra=place)
@@ -233,7 +233,7 @@ class Mover:
                 elif one.state is not MessageState.DROPPED:
                     self._group.host(one).state.begin_move(one, record)
                     if one.message is not None and self._place(one) not in self._publishing:
-                        self._publishing.add(self._place(one))  # at once: the batch may contain the same one twice
+                        self._publishing.add(self._place(one))  # at once: the batch may contain the same message twice
                         begun.append(_Begun(one, record, one.message))
             note_found_settled(self._context, self._group.name, known)
             moved.update(await self._publish(begun))
@@ -242,7 +242,7 @@ class Mover:
         return [one in moved for one in buffered]
 
     async def _publish(self, begun: Sequence[_Begun]) -> list[BufferedMessage]:
-        """Publish dead letters and settle their messages. Return the messages that are in the dead letters now."""
+        """Publish dead letters and settle their messages. Return the messages whose dead letters are stored."""
         if not begun:
             return []
         now = self._context.clock.wall()
@@ -268,7 +268,7 @@ class Mover:
         )
         for one, answer in zip(stored, answers, strict=True):
             host = self._group.host(one)
-            present = host.find(one.copy_id)  # another object if the queue was claimed again meanwhile
+            present = host.find(one.copy_id)  # another object if the queue was claimed again
             if present is not None:
                 host.settle([present], answer.settled_at)
             elif answer.status is SettleStatus.DONE:

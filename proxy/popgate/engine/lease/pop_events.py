@@ -1,4 +1,4 @@
-"""What the parts that grant and end leases report to the pops of their subscription."""
+"""The events that the parts for granting and ending leases report to the pops of their subscription."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ class PopEvents(Protocol):
     """The pops of one subscription (``Serving``). Synchronous."""
 
     def changed(self) -> None:
-        """Note that messages came, or stopped blocking others."""
+        """Note that messages arrived, or no longer block other messages."""
         ...
 
     def serve_waiting(self) -> bool:

@@ -1,4 +1,4 @@
-"""The request and the result of a pop, and whether its client is still connected.
+"""Defines the request and the result of a pop, and tracks whether its client is still connected.
 
 Holds values only; ``subscription`` does the work.
 """
@@ -19,9 +19,10 @@ from popgate.runtime.deadlines import NEVER
 class PopRequest:
     """The parameters of a pop, of a pull or of a purge.
 
-    ``invisibility_seconds`` None: the subscription's policy. ``attempt_id``: a repeat gets the same leases.
-    ``selection``: the messages that it may get. ``client``: the client's own name for itself, for the journal.
-    ``answer_bytes``: the maximum size of a message in the answer; the answer ends at ``ANSWER_BYTES_MAX``.
+    ``invisibility_seconds`` None: the subscription's policy applies. ``attempt_id``: a repeated request with this id
+    gets the same leases. ``selection``: the messages that the pop may get. ``client``: the name that the client gives
+    itself, for the journal. ``answer_bytes`` returns the maximum size of a message in the answer. The total is limited
+    to ``ANSWER_BYTES_MAX``.
     """
 
     max_messages: int = 1
@@ -46,7 +47,7 @@ class Leased(NamedTuple):
 
 
 class Presence:
-    """Knows whether the client of a request is still connected. The HTTP interface calls ``leave`` when it is not."""
+    """Tracks whether the client of a request is connected. The HTTP interface calls ``leave`` when it disconnects."""
 
     __slots__ = ("gone", "on_leave")
 
@@ -61,10 +62,10 @@ class Presence:
 
 
 class Waiter:
-    """A parked pop. Its future gets the candidates, or an empty list when its wait time is over.
+    """A parked pop. The result of its future is the candidates, or an empty list when the wait time is over.
 
-    ``short``: it waits only for messages that the broker was known to have when ``Serving.changes`` was ``changes``.
-    ``position``: its place among the parked pops; the smallest is the first. ``when_due``: called when its wait time is
+    ``short``: the pop waits only for messages that the broker held when ``Serving.changes`` was ``changes``.
+    ``position``: the place among the parked pops; the smallest is first. ``when_due`` is called when the wait time is
     over.
     """
 

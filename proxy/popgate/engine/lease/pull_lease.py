@@ -1,9 +1,10 @@
-"""The messages of one queue that one pull client has, and those that it gets next (decision 11).
+"""Finds the messages of one queue that a pull client holds, and the messages that it gets next (decision 11).
 
-In pull mode a queue is one chain (``queue_order``). First come the messages that the client has and has not committed,
-then those that it may get next. A message in front of the client's messages is not handed out, because a commit would
-settle it unseen. There are two kinds of such messages. One that a pop client gave back with a delay is handed out when
-all messages behind it are committed. The other kind is settled already, but its ack has not reached the broker.
+In pull mode, a queue is one chain (``queue_order``). The chain starts with the uncommitted messages that the client
+holds. The messages that it may get next follow. A message in front of the client's messages is not handed out, because
+a commit would settle it unseen. There are two kinds of such messages. A message that a pop client released with a delay
+is handed out when all messages behind it are committed. A message of the other kind is already settled, but its ack has
+not reached the broker.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PASSED_OVER = (MessageState.DELAYED, MessageState.MOVING, MessageState.DISCARDI
 
 
 class PullLease:
-    """All messages of the queue of ``host`` that are leased under ``lease_id``: one client's while it has the queue."""
+    """The messages in the queue of ``host`` with the lease id that one client uses for as long as it has the queue."""
 
     def __init__(self, host: QueueHost, lease_id: LeaseId, client_id: ClientId) -> None:
         self.host = host
@@ -33,13 +34,17 @@ class PullLease:
         return buffered.state is MessageState.LEASED and buffered.lease_id == self.lease_id
 
     def is_lined_up(self) -> bool:
-        """Whether all messages of the client are in the chain: after a channel has ended they must be delivered
-        again."""
+        """Whether all messages of the client are in the chain.
+
+        After a channel has ended, a message is in the chain only when it has been delivered again.
+        """
         return all(buffered.key is not None for buffered in self.host.messages() if self.is_mine(buffered))
 
     def uncommitted(self, after: CopyId | None) -> Iterator[BufferedMessage]:
-        """Return the client's messages in order: those behind ``after``, or all if ``after`` is not the client's any
-        more."""
+        """Return the client's messages behind ``after``, in order.
+
+        Return all of the client's messages if ``after`` is None or no longer leased to the client.
+        """
         last = None if after is None else self.host.find(after)
         buffered, left = self._first(), self._leased_count()
         if last is not None and self.is_mine(last):
@@ -51,7 +56,7 @@ class PullLease:
             buffered = buffered.next_of_key()
 
     def unsure(self) -> list[BufferedMessage]:
-        """Return the ready messages that stand in front of one that the client has."""
+        """Return the ready messages that stand in front of a message that the client holds."""
         found: list[BufferedMessage] = []
         buffered, left = self._first(), self._leased_count()
         while buffered is not None and left:
@@ -78,8 +83,10 @@ class PullLease:
         return takewhile(lambda buffered: buffered.message is not None, self.following())
 
     def following(self) -> Iterator[BufferedMessage]:
-        """Return the messages behind those that the client has, in order. Some bodies may have been forgotten while
-        their messages waited for their places, and may be on their way back."""
+        """Return the messages behind the client's messages, in order.
+
+        Some bodies may be missing: they were forgotten while their messages waited for their places.
+        """
         buffered, left = self._first(), self._leased_count()
         while buffered is not None and (self.is_mine(buffered) or buffered.state in _PASSED_OVER):
             left -= self.is_mine(buffered)
@@ -92,7 +99,7 @@ class PullLease:
             buffered = buffered.next_of_key()
 
     def _leased_count(self) -> int:
-        """Count the client's messages. Leases of other clients have been given back, so all leases count."""
+        """Count the client's messages. Other clients' leases have been given back, so these are all leased messages."""
         return self.host.state.counts.all(MessageState.LEASED)
 
     def _first(self) -> BufferedMessage | None:

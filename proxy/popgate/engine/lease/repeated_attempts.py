@@ -1,4 +1,4 @@
-"""Repeated attempts: a client that repeats a pop gets the same messages and receipts."""
+"""Answers repeated attempts. A client that repeats a pop gets the same messages and receipts."""
 
 from functools import partial
 
@@ -26,10 +26,10 @@ class RepeatedAttempts:
         self._retrieval = retrieval
 
     async def repeated(self, attempt_id: str) -> list[Leased] | None:
-        """Return the messages and receipts of an earlier attempt. Bodies that are not here are fetched from the broker.
-        None: the attempt has no leases, or they have ended.
+        """Return the messages and receipts of an earlier attempt. Fetch missing bodies from the broker.
 
-        Raises: StateUnavailable, PeerUnavailable, also while the messages are on their way.
+        Return None if the attempt has no leases, or they have ended. Raises: StateUnavailable, PeerUnavailable. Both
+        are also raised if the bodies do not arrive in time.
         """
         return await while_owners_change(partial(self._repeated, attempt_id))
 

@@ -1,9 +1,9 @@
-"""Which messages a pop may get: one selection for each kind of caller.
+"""Selects the messages that a pop may get. Each kind of caller has its own selection.
 
-A selection says which consume mode and which limits apply, and it takes its messages out of the ready ones, which
-``ready_messages`` keeps. A pop without a filter, and a purge, take the oldest ones; a pop with a filter takes the
-oldest that pass it; a lease group also takes the messages right behind its members; a pull takes the next ones of one
-queue.
+A selection defines the consume mode and the limits that apply, and takes its messages from the ready messages
+(``ready_messages``). A pop without a filter, and a purge, take the oldest messages. A pop with a filter takes the
+oldest messages that pass the filter. A lease group also takes the messages directly behind its members. A pull takes
+the next messages of one queue.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,14 +19,14 @@ from popgate.engine.queue.host import QueueHost
 from popgate.ports.leases import GroupPart
 
 KEYS_MAX = 1_000
-"""Maximum number of ordering keys that a lease group remembers although no message stands behind their members."""
+"""Maximum number of ordering keys without further messages that a lease group remembers."""
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
 
 
 class Basket:
-    """The messages that one pop takes, at most ``count_max``, and as many as its answer has room for.
+    """The messages that one pop takes: at most ``count_max``, and at most as many as fit into its answer.
 
-    ``answer_bytes``: the maximum size of a message in the answer. The first message is taken whatever its size.
+    ``answer_bytes`` returns the maximum size of a message in the answer. The first message is taken whatever its size.
     """
 
     __slots__ = ("_answer_bytes", "_left", "_size", "taken")
@@ -38,7 +38,7 @@ class Basket:
         self._answer_bytes = answer_bytes
 
     def add(self, buffered: BufferedMessage) -> bool:
-        """Take ``buffered``, which is GRANTING then. Return False if there is no room for it."""
+        """Take ``buffered`` and make it GRANTING. Return False if there is no room for it."""
         if self._left <= 0:
             return False
         assert buffered.message is not None, "what is offered is here"
@@ -53,7 +53,7 @@ class Basket:
 
 
 class Ready(Protocol):
-    """The ready messages, as a selection takes them."""
+    """The ready messages, from which a selection takes."""
 
     def has_any(self) -> bool:
         """Whether there is a message for a pop without a filter."""
@@ -68,11 +68,17 @@ class Ready(Protocol):
         ...
 
     def take_oldest(self, basket: Basket, followers: Iterable[BufferedMessage] = ()) -> None:
-        """Take the oldest messages, and ``followers`` in their places. The message behind one that is taken follows."""
+        """Take the oldest messages and ``followers``, in order of rank.
+
+        When a message is taken, the next message of its ordering key may be taken as well.
+        """
         ...
 
     def take_of(self, many: Iterable[BufferedMessage], basket: Basket, passes: HeaderFilter | None) -> None:
-        """Take those of ``many``, and of the messages behind them, that pass the filter."""
+        """Take messages of ``many`` that pass the filter.
+
+        When a message is taken, the next message of its ordering key may be taken as well, if it passes.
+        """
         ...
 
 
@@ -80,29 +86,29 @@ class Selection:
     """Selects any message: the selection of a pop without a filter, and the base of all others."""
 
     mode: ConsumeMode | None = ConsumeMode.POP
-    """The consume mode that serves it; None: every mode."""
+    """The consume mode that serves this selection; None: every mode."""
     is_limited = True
     """Whether a pause and ``max_in_flight`` apply."""
     is_choosy = False
-    """Whether it may get a message when other pops get none, or the other way round."""
+    """Whether the selection may find a message when plain pops find none, or find none when they find one."""
 
     @property
     def filter(self) -> HeaderFilter | None:
-        """The filter on the headers; None: it has none."""
+        """The filter on the headers; None: no filter."""
         return None
 
     @property
     def lease_id(self) -> LeaseId | None:
-        """The lease id that its messages share with those of other pops; None: the pop gets its own."""
+        """The lease id that the messages share with messages of other pops; None: the pop gets a new lease id."""
         return None
 
     @property
     def part(self) -> GroupPart | None:
-        """The part of a lease group that its messages become members of; None: they don't."""
+        """The part of a lease group that the messages become members of; None: no lease group."""
         return None
 
     def has(self, ready: Ready) -> bool:
-        """Whether there is a message for it."""
+        """Whether there is a ready message for this selection."""
         return ready.has_any()
 
     def take(self, ready: Ready, basket: Basket) -> None:
@@ -110,7 +116,7 @@ class Selection:
         ready.take_oldest(basket)
 
     def hosts(self, hosts: Sequence[QueueHost]) -> Sequence[QueueHost]:
-        """Return those of a subscription's ``hosts`` that have messages for it."""
+        """Return the ``hosts`` of a subscription whose queues this selection reads."""
         return hosts
 
 
@@ -148,9 +154,9 @@ class AdminSelection(Selection):
 
 
 class GroupSelection(Selection):
-    """Selects messages that become members of a lease group, which all have its lease id.
+    """Selects messages that become members of a lease group. All members have the group's lease id.
 
-    The message right behind the last member of an ordering key may become a member, too.
+    The message directly behind the last member of an ordering key may become a member, too.
     """
 
     is_choosy = True
@@ -179,7 +185,7 @@ class GroupSelection(Selection):
                 self._tails[buffered.queue_index, buffered.key] = buffered
 
     def _followers(self) -> Iterator[BufferedMessage]:
-        """Return the messages right behind members. If many keys have no message left, they are forgotten."""
+        """Return the messages directly behind members. Forget keys without further messages if there are many."""
         ended: list[tuple[int, str]] = []
         for key, tail in self._tails.items():
             behind = tail.next_of_key()

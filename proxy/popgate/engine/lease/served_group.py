@@ -1,4 +1,4 @@
-"""One group of a topic, as this proxy serves it: the data that the parts of its subscription share."""
+"""Holds the data of a group that the parts of its subscription share on this proxy."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ class ServedGroup:
         self.hosts = hosts
         self.name: Subscription = spec.subscription
         self.assigned: StoredAssignment | None = None
-        """Which pull client has which queue, as far as this proxy knows."""
+        """The latest assignment of queues to pull clients that this proxy has received."""
 
     @property
     def policy(self) -> Policy:
@@ -27,7 +27,7 @@ class ServedGroup:
 
     @property
     def is_pulled(self) -> bool:
-        """Whether pull clients have the leases: then the messages of each queue are handed out strictly in order."""
+        """Whether leases belong to pull clients. If so, each queue's messages are handed out strictly in order."""
         return modes.leased_by(self.spec) is ConsumeMode.PULL
 
     def is_good(self, buffered: BufferedMessage) -> bool:

@@ -1,8 +1,8 @@
-"""Stale leases: the owner of a queue gives them back when it finds them.
+"""Gives stale leases back. The owner of a queue does this when it finds them.
 
-A lease is stale if its consume mode has ended, or if its pull client has lost the queue. The owner finds such leases
-when that happens, when it takes a queue over, and when a grant or another proxy reports one late. Their receipt handles
-become void, and their messages become ready again.
+A lease is stale if its consume mode has ended, or if its pull client has lost the queue. The owner checks its leases
+when the mode or the assignment changes, when it takes over a queue, and when it receives a lease late from a grant or
+from another proxy. Receipt handles of stale leases become void, and the messages become ready again.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from popgate.ports.leases import SettleEntry
 BATCH = 1_000
 PATIENCE_SECONDS = 5.0
 OVERTAKEN_SECONDS = 0.25
-"""Pause in seconds before a retry if the store knows a later mode than this proxy, in which the leases may be valid."""
+"""Pause in seconds before a retry if the leases may be valid in a later mode that only the store has."""
 
 
 class StaleLeases:
@@ -33,7 +33,7 @@ class StaleLeases:
         self._are_given_back.set()
 
     def look_at(self, many: Iterable[BufferedMessage]) -> None:
-        """Give back, in the background, those of ``many`` whose leases are stale."""
+        """Give back the stale leases of ``many``, in the background."""
         found = [buffered for buffered in many if self._is_stale(buffered)]
         if found and self._are_given_back.is_set():
             self._are_given_back.clear()
@@ -67,8 +67,10 @@ class StaleLeases:
         self._are_given_back.set()
 
     async def _release(self, stale_leases: Sequence[BufferedMessage]) -> bool:
-        """Release the leases. Return False if the store is unavailable, or knows a later mode, in which they may be
-        valid."""
+        """Release the leases. Return False if the store is unavailable, or has a later mode than this proxy.
+
+        The leases may be valid in the later mode.
+        """
         under = self._group.name, self._group.spec.mode_generation
         entries = [
             SettleEntry(

@@ -3,8 +3,8 @@
 RabbitMQ closes a channel whose oldest delivery is unsettled for longer than ``consumer_timeout``. All deliveries of the
 channel then become void. Each channel reports that time. After half of it, a delivery that is still buffered is
 requeued, and the broker delivers its message again at once. The state of the message stays: a lease continues, and an
-ordering key keeps its order. Deliveries are renewed one at a time, because some types of queue would change the order
-of several requeued messages (decision 15).
+ordering key keeps its order. Deliveries are renewed one at a time, because the broker could deliver several requeued
+messages in another order (decision 15).
 
 Only the lease of a transient message ends, because the message has no stable id when it is delivered again.
 """
