@@ -1,1 +1,1 @@
-"""One subscription: its parked pops and ready messages, and the choice of messages for each pop."""
+"""Serves one subscription: holds its parked pops and ready messages, and chooses the messages for each pop."""

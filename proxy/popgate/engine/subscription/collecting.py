@@ -1,28 +1,28 @@
 """Decides whether a pop should wait a moment for more messages when it may take more than are ready.
 
-Owns the pace of arrivals, on which that depends. ``serving`` owns the timer and the pops.
+Owns the pace of arrivals, which decides this. ``serving`` owns the timer and the pops.
 
-Theory of operation. RabbitMQ commits the first of several messages that are published together alone, and the others
-with its next disk write. Measured on 4.3: of ten messages one arrives first, and nine arrive 0.7 to 6 ms later. Nothing
-in a message says whether more will follow, so the recent past decides. ``Pace`` counts arrivals in windows of
-``COLLECT_SECONDS``; an arrival opens a window. More messages are expected
+Theory of operation. If several messages are published together, RabbitMQ commits the first message alone, and the
+others with its next disk write. Measured on 4.3: of ten messages, one arrives first, and nine arrive 0.7 to 6 ms later.
+A message does not show whether more will follow, so the recent arrivals decide. ``Pace`` counts arrivals in windows of
+``COLLECT_SECONDS``. The first arrival after a window opens the next one. More messages are expected
 
-- after a quiet time, unless each of the last ``LONE_MAX`` messages that came after a quiet time was alone;
-- otherwise in a dense stream: enough messages came in the last window, or in this one already.
+- after a quiet time, unless each of the last ``LONE_MAX`` messages that arrived after a quiet time was alone;
+- otherwise in a dense stream: enough messages arrived in the last window, or have arrived in the present one.
 
-A steady stream of single messages, be it slow or 500 messages a second, therefore does not wait.
+So pops do not wait during a steady stream of single messages, whether it is slow or has 500 messages a second.
 """
 
 COLLECT_SECONDS = 0.005
-"""Maximum time, in seconds, that a pop waits for more messages after it could be answered."""
+"""Maximum seconds that a pop waits for more messages after it could be answered."""
 QUIET_SECONDS = 0.02
-"""Minimum time, in seconds, without an arrival before a message that may begin a burst."""
+"""Minimum seconds without an arrival after which a message may begin a burst."""
 BURST_MIN = 2
 """Minimum number of messages that follow the first one of a burst within ``COLLECT_SECONDS``."""
 LONE_MAX = 3
-"""Number of messages in succession that may begin a burst and do not, after which no burst is expected."""
+"""Number of messages in succession that could begin a burst but did not. After them, no burst is expected."""
 FORGET_SECONDS = 10.0
-"""Minimum time, in seconds, without an arrival before a burst is expected again in any case."""
+"""Minimum seconds without an arrival after which a burst is always expected again."""
 STREAM_MIN = 8
 """Minimum number of messages that follow the first one of a window in a dense stream. At a steady 500 messages a second
 two or three follow; if RabbitMQ's disk is slow, up to twice as many."""

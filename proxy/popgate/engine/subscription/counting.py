@@ -1,4 +1,4 @@
-"""Counts the messages of a subscription by state: those that the owners hold, and the others at the broker."""
+"""Counts the messages of a subscription by state: the messages that the owners hold, and the rest at the broker."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class QueueStatus(NamedTuple):
 class SubscriptionStatus(NamedTuple):
     """Counts of one subscription; ``ready`` includes ``blocked``.
 
-    ``oldest_age_seconds`` None: no message is known to wait.
+    ``oldest_age_seconds`` None: the owners hold no message with a publish time.
     """
 
     mode: str
@@ -43,8 +43,10 @@ class SubscriptionStatus(NamedTuple):
 
 
 async def subscription_status(context: EngineContext, group: ServedGroup, dead_held: int) -> SubscriptionStatus:
-    """Count over all queues. An owner that does not answer is left out. ``dead_held``: dead letters that this proxy has
-    taken from their queue. Raises: BrokerUnavailable."""
+    """Count the messages of all queues. The counts of an owner that does not answer are missing.
+
+    ``dead_held``: the number of dead letters that this proxy holds. Raises: BrokerUnavailable.
+    """
     layout = group.layout
     depths = await context.broker.depth([*layout.queues, layout.dead])
     counts = {one.number: one for one in queue_counts(group, dead_held)}
@@ -72,8 +74,10 @@ async def subscription_status(context: EngineContext, group: ServedGroup, dead_h
 
 
 async def leases_left(context: EngineContext, group: ServedGroup) -> int | None:
-    """Count the leased messages over all owners. None: an owner does not answer, or no owner knows the records of a
-    queue."""
+    """Count the leased messages of all owners.
+
+    Return None if an owner does not answer, or if a queue has no owner that has loaded its records.
+    """
     left = {one.number: one.in_flight for one in queue_counts(group)}
     for owner in context.router.others(group.layout):
         try:
@@ -85,8 +89,10 @@ async def leases_left(context: EngineContext, group: ServedGroup) -> int | None:
 
 
 async def ready_here(context: EngineContext, group: ServedGroup) -> tuple[int, int]:
-    """Count the messages that wait in the queues that this proxy owns, and those of them that are not blocked. Raises:
-    BrokerUnavailable."""
+    """Count the waiting messages in the queues that this proxy owns. Return all, and how many are not blocked.
+
+    Raises: BrokerUnavailable.
+    """
     depths = await context.broker.depth([*group.layout.queues, group.layout.dead])
     counts = {one.number: one for one in queue_counts(group)}
     owned = [one for one in _queues(group, counts, depths) if one.queue in counts]
@@ -95,12 +101,12 @@ async def ready_here(context: EngineContext, group: ServedGroup) -> tuple[int, i
 
 
 def queue_counts(group: ServedGroup, dead_held: int = 0) -> list[QueueCounts]:
-    """Count in the queues that this proxy owns and whose records it knows. Walks through all buffered messages."""
+    """Count the messages of each owned queue whose records are loaded. Visits all buffered messages."""
     return [_counts(host, dead_held) for host in group.hosts if host.is_owned and (host.epoch or host.claim.is_lost)]
 
 
 def ready_and_blocked(counts: Counts) -> tuple[int, int]:
-    """Count the messages that no client has, and those of them that stand behind others of their ordering key."""
+    """Count the messages that no client holds, and how many of them are behind others of their ordering key."""
     ready = sum(counts.all(state) for state in _READY)
     return ready, ready - sum(counts.heads(state) for state in _READY)
 
@@ -119,7 +125,7 @@ def _counts(host: QueueHost, dead_held: int) -> QueueCounts:
         dead_held=dead_held if host.queue.number == 0 else 0,
         is_paused=host.state.flow.is_paused,
         is_open=host.channel is not None,
-        oldest_at=min((since for since in waiting_since if since), default=None),  # 0.0: its publisher gave no time
+        oldest_at=min((since for since in waiting_since if since), default=None),  # 0.0: the publisher set no time
     )
 
 

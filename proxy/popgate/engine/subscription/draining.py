@@ -1,8 +1,8 @@
 """Ends the drain of one subscription when its last lease has ended, or the drain time is over.
 
-The owner of the first queue watches the drain. If it dies, the next owner continues from the catalog, which holds the
-decision and all that is needed. The store has the last word on leases. While an owner does not answer, or has not
-loaded its records yet, leases may exist, and the drain goes on.
+The owner of the first queue watches the drain. If this proxy dies, the next owner continues from the catalog, which
+holds all data of the drain. The store's records decide whether leases are left. While an owner does not answer, or has
+not loaded its records yet, leases may exist, and the drain continues.
 """
 
 import logging
@@ -22,8 +22,8 @@ from popgate.runtime.deadlines import NEVER
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS, LOOK_SECONDS_MAX = 0.1, 2.0
-"""Minimum and maximum seconds between two checks whether the drain is over. A check walks through all buffered
-messages, so a slow check is repeated less often."""
+"""Minimum and maximum seconds between two checks whether the drain is over. A check visits all buffered messages, so
+a slow check is repeated less often."""
 LOOK_SHARE = 4
 """Factor between the duration of a check and the pause after it."""
 
@@ -63,7 +63,7 @@ class Draining:
         self._context.deadlines.cancel(self)
 
     def due(self, now: float) -> float | None:
-        """Check again, if a drain is still to be watched."""
+        """Check the drain again, if this proxy still has to watch it."""
         if not self._is_due():
             return None
         if not self._is_looking:
@@ -100,7 +100,7 @@ class Draining:
                 await served.take(host)
         if await leases_left(context, group) != 0:
             return False
-        await context.leases.allow_mode(group.name, spec.mode_generation)  # from here on no lease is added
+        await context.leases.allow_mode(group.name, spec.mode_generation)  # no lease is added after this call
         for queue in group.layout.queues:
             for one in await context.leases.load(queue):
                 if one.record.state is RecordState.LEASED and one.remaining_seconds > 0.0:

@@ -1,4 +1,4 @@
-"""The consume mode of a group: the decision in the catalog, and the state at this proxy."""
+"""Reports the consume mode of a group: the mode in the catalog, and the state at this proxy."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class QueueLeases(NamedTuple):
 
 
 class ModeHere(NamedTuple):
-    """A group's mode as one proxy knows it. ``pollers``: parked pops or pulls there; ``queues``: those that it owns."""
+    """A group's mode at one proxy. ``pollers``: its parked pops and pulls. ``queues``: the queues that it owns."""
 
     proxy: InstanceId
     mode: str
@@ -34,7 +34,7 @@ class ModeStanding(NamedTuple):
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until a drain ends regardless of the leases that are left; None if no drain is under way."""
+        """Seconds until a drain ends even if leases are left; None if no drain is in progress."""
         drain = self.spec.drain
         return None if drain is None else max(0.0, drain.ends_at - self.now)
 

@@ -1,19 +1,20 @@
-"""The parked pops of one subscription, and the order in which a serving asks them.
+"""Holds the parked pops of one subscription, and orders them for a serving.
 
 Owns the order of the pops, and an index of their filters. ``serving`` decides which pop gets which message.
 
-Theory of operation. Pops that want the same messages stand in one line: one line for pops that take any message, and
-one for each filter. If the first pop of a line gets nothing, the line is done, because the pops behind it would get
-nothing either. A serving asks the line of pops without filters, and of the other lines only those whose filter a fresh
-message passes (``FilterIndex``). The lines take turns, so that the pop that was parked first is asked first. Two kinds
-of pops are asked individually: special ones (by an admin, for a lease group, of a pull client), each time, because they
-may get a message when others get none; and newcomers with filters, which look once at all ready messages.
+Theory of operation. Pops that accept the same messages stand in one line. There is one line for pops that accept any
+message, and one for each filter. If the first pop of a line gets nothing, the serving skips the rest of the line,
+because these pops would get nothing either. A serving tries the line of pops without filters. It tries the other lines
+only if a fresh message passes their filter (``FilterIndex``). The lines are merged, so that the pop that was parked
+first is tried first. Two kinds of pops are tried individually. Special pops (by an admin, for a lease group, of a pull
+client) are tried in each serving, because they may get a message when other pops get none. New pops with filters are
+tried once with all ready messages.
 
-Clients can make filters so that many of them have to be compared with each message. So one serving compares at most
-``ASKED_AT_ONCE_MAX``; the caller decides when the next ones are compared (``next_asked``).
+Clients can send so many different filters that a message must be compared with thousands of them. So one serving makes
+at most ``ASKED_AT_ONCE_MAX`` comparisons. The caller decides when the comparisons continue (``next_asked``).
 
-Pops whose wait time is over end a few at a time. Each of them has to be answered, and 10,000 answers at once would
-delay all other clients.
+When the wait time of many pops is over, they end a few at a time. Each pop has to be answered, and 10,000 answers at
+once would delay all other clients.
 """
 
 import asyncio
@@ -38,11 +39,11 @@ ASKED_AT_ONCE_MAX = 200
 
 Line = OrderedDict[Waiter, None]
 FreshFor = Mapping[HeaderFilter, list[list[BufferedMessage]]]
-"""The fresh messages that pass each filter, in lists that several filters share."""
+"""The fresh messages that pass each filter, in lists. Filters that pass the same messages share a list."""
 
 
 class _Unasked(NamedTuple):
-    """Fresh messages that look the same to all filters, and that were not compared with all filters yet."""
+    """Fresh messages that are the same for all filters, and that were not compared with all filters yet."""
 
     facts: Facts
     headers: Mapping[str, HeaderValue]
@@ -50,7 +51,7 @@ class _Unasked(NamedTuple):
 
 
 class Turn:
-    """The turn of one pop. ``line``: the line of which it is the first; None: it is asked individually."""
+    """The turn of one pop. ``line``: the line in which the pop is first; None: the pop is tried individually."""
 
     __slots__ = ("_fresh", "line", "waiter")
 
@@ -61,21 +62,21 @@ class Turn:
 
     @property
     def fresh(self) -> Iterable[BufferedMessage] | None:
-        """The messages among which it may choose; None: all ready ones."""
+        """The messages from which the pop may take; None: all ready messages."""
         return None if self._fresh is None else chain.from_iterable(self._fresh)
 
     @property
     def place(self) -> tuple[int, bool]:
-        """The sort key: a newcomer looks at all ready messages before it is asked as the first of its line."""
+        """The sort key. A new pop is tried with all ready messages before it is tried as the first of its line."""
         return self.waiter.position, self._fresh is not None
 
     def following(self) -> "Turn | None":
-        """The turn of the next pop in the line, once this one has left it."""
+        """Return the turn of the next pop in the line. Call this after the present pop has left the line."""
         return _first_turn(self.line, self._fresh) if self.line else None
 
 
 class Turns:
-    """The turns of one serving, in order. Turns for the ``fresh`` messages end once all of them are taken."""
+    """The turns of one serving, in order. When all ``fresh`` messages are taken, the turns for them are dropped."""
 
     def __init__(self, turns: Iterable[Turn], fresh: list[BufferedMessage]) -> None:
         self._turns = [(turn.place, turn) for turn in turns]
@@ -100,7 +101,7 @@ class Turns:
 
 
 class ParkedPops:
-    """The parked pops. Adding or removing one takes constant time."""
+    """The parked pops. A pop is added or removed in constant time."""
 
     def __init__(self) -> None:
         self._all: dict[Waiter, None] = {}
@@ -111,9 +112,9 @@ class ParkedPops:
         self._index = FilterIndex()
         self._unasked: deque[_Unasked] = deque()
         self._candidates: Iterator[HeaderFilter] | None = None
-        """The filters that are still to be compared with the first of ``_unasked``."""
+        """The filters that are not yet compared with the first entry of ``_unasked``."""
         self._newcomers: dict[Waiter, None] = {}
-        """Pops with filters that have not looked at the ready messages."""
+        """Pops with filters that have not been tried with all ready messages yet."""
         self._short: dict[Waiter, None] = {}
         self._ending: deque[Waiter] = deque()
         """Pops whose wait time is over."""
@@ -166,7 +167,7 @@ class ParkedPops:
         return bool(self._filtered)
 
     def give_up_short(self) -> None:
-        """End the pops that wait only for messages that the broker was known to have."""
+        """End the pops that wait only for messages that the broker held when they parked (``Waiter.short``)."""
         for waiter in self._short:
             waiter.give_up()
 
@@ -184,7 +185,7 @@ class ParkedPops:
                 alike.append(buffered)
 
     def has_unasked(self) -> bool:
-        """Whether fresh messages are still to be compared with filters."""
+        """Whether fresh messages remain to be compared with filters."""
         return bool(self._unasked)
 
     def forget_unasked(self) -> None:
@@ -212,12 +213,12 @@ class ParkedPops:
         return found
 
     def _first_position(self, wanted: HeaderFilter) -> float:
-        """Return the position of the first pop with this filter: the pop that was parked first is asked first."""
+        """Return the position of the first pop with this filter, so that filters are compared in parking order."""
         line = self._filtered.get(wanted)
         return next(iter(line)).position if line else inf
 
     def turns(self, fresh: FreshFor | None) -> Turns:
-        """Return the pops to ask. ``fresh`` None: pops with filters can get nothing now."""
+        """Return the turns of the pops to try. ``fresh`` None: pops with filters can get nothing now."""
         turns = [Turn(waiter, None, None) for waiter in self._special]
         if fresh is not None:
             turns += [Turn(waiter, None, None) for waiter in self._newcomers]

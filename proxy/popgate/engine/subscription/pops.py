@@ -1,9 +1,9 @@
 """Serves the pops of one subscription.
 
 Theory of operation. A pop takes candidates from the ready messages (``serving``), leases them in one conditional write
-(``granting``), and returns those that were granted. The others take the state that the store reports for them (held,
-settled, exhausted, half-moved). A pop that finds nothing parks. All state here changes synchronously, between awaits,
-so no locks are needed.
+(``granting``), and returns the granted messages. The other candidates take the state that the store reports (held,
+settled, exhausted, half-moved). A pop that finds no message parks. All state here changes synchronously, between
+awaits, so no locks are needed.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from popgate.engine.queue.channel_opener import ChannelOpener
 from popgate.engine.subscription.serving import Serving
 
 SHORT_POLL_SECONDS_MAX = 1.0
-"""Maximum time, in seconds, that a pop without a wait time waits for messages that the broker is known to have."""
+"""Maximum seconds that a pop without a wait time waits for messages that the broker has reported to hold."""
 SORTED_SECONDS_MAX = 10.0
-"""Maximum time, in seconds, that such a pop waits while redelivered messages arrive and have no order yet."""
+"""Maximum seconds that a pop without a wait time waits while redelivered messages are not ordered yet."""
 
 
 class Demanded(Protocol):
-    """The subscription, as its pops know it."""
+    """The part of the subscription that its pops use."""
 
     def note_demand(self) -> None:
         """Note that a client asks for messages."""
@@ -41,7 +41,7 @@ class Demanded(Protocol):
 
 
 class Pops:
-    """The pops of one subscription, which is ``served``."""
+    """Serves the pops of one subscription (``served``)."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Pops:
         while (running := self._attempt_done.get(attempt_id)) is not None:
             parked = self._attempts.get(attempt_id)
             if parked is not None:
-                parked.give_up()  # the repeat takes over: the connection of the earlier one is probably dead
+                parked.give_up()  # end the earlier pop, because its connection is probably dead
             await asyncio.shield(running)
         done = self._attempt_done[attempt_id] = asyncio.get_running_loop().create_future()
         try:
@@ -105,7 +105,7 @@ class Pops:
                 leased = await self._grant(candidates, request, lease_id, attempt_id)
                 if leased:
                     return leased
-                first = True  # it had its turn, but its candidates could not be leased: it keeps its place
+                first = True  # its candidates could not be leased, so the pop keeps its turn
                 candidates = self._serving.take_at_once(request, started if short else deadline)
             self.check_mode(request)
             if self._serving.is_closed or presence.gone:
@@ -128,8 +128,10 @@ class Pops:
     async def _grant(
         self, candidates: list[BufferedMessage], request: PopRequest, lease_id: LeaseId, attempt_id: str | None
     ) -> list[Leased]:
-        """Lease ``candidates``; return those that were granted. Raises: WrongMode, if the consume mode has changed and
-        the leases are given back."""
+        """Lease ``candidates``. Return the granted leases.
+
+        Raises: WrongMode if the consume mode has changed, and the leases are given back.
+        """
         asked = self._group.spec
         try:
             leased = await self._granter.grant(asked, candidates, request, lease_id, attempt_id)
@@ -150,7 +152,7 @@ class Pops:
             raise StateUnavailable("the consume mode of this group is being changed")
 
     def check_mode(self, request: PopRequest) -> None:
-        """Raises: WrongMode, if the present consume mode does not serve ``request``."""
+        """Raise WrongMode if the present consume mode does not serve ``request``."""
         wanted = request.selection.mode
         if wanted is not None and wanted is not self._group.spec.mode:
             raise modes.wrong_mode(self._group.spec, wanted)
@@ -158,7 +160,7 @@ class Pops:
     async def _park(
         self, waiter: Waiter, deadline: float, presence: Presence, attempt_id: str | None, *, first: bool
     ) -> list[BufferedMessage]:
-        """Wait for candidates. Return an empty list if none come in time."""
+        """Park the pop until it gets candidates. Return an empty list if it gets none in time."""
         self.check_mode(waiter.request)
         if not waiter.short:
             self._context.parking.raise_if_full(len(self._serving.parked))

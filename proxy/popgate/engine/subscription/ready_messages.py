@@ -1,10 +1,10 @@
-"""The messages that may be handed out now, oldest first, and which of them a pop gets.
+"""Holds the messages that may be handed out, oldest first, and takes messages from them for a pop.
 
-Theory of operation. Only the head of each ordering key (``ordering_keys``) is in the heap; the messages behind it may
-go to the same pop, each after the one before it. Entries stay in the heap when their messages are no longer ready. Such
-an entry is stale until its message is ready again. Stale entries are removed when they come to the top, or when they
-are the majority. A pop with a filter looks at every entry; once parked, it looks only at messages offered later that
-pass its filter (``parked_pops``).
+Theory of operation. Only the head of each ordering key (``ordering_keys``) is in the heap. The messages behind it may
+go to the same pop, in the order of their chain. Entries stay in the heap when their messages are no longer ready. Such
+an entry is stale until its message is ready again. Stale entries are removed when they reach the top, or when they are
+the majority. A pop with a filter is compared with every entry. After it has parked, it is only tried with messages that
+are offered later and pass its filter (``parked_pops``).
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ HEAP_MIN = 10_000
 
 
 class ReadyMessages:
-    """The ready messages of one subscription. ``discarder`` takes out the expired ones."""
+    """The ready messages of one subscription. ``discarder`` removes expired messages."""
 
     def __init__(self, discarder: Discarder) -> None:
         self._heap: list[_Entry] = []
@@ -33,7 +33,7 @@ class ReadyMessages:
         if buffered.is_head and not buffered.is_offered:
             buffered.is_offered = True
             heappush(self._heap, (buffered.rank, buffered))
-            if len(self._heap) > self._looked_through_at:  # pulls take nothing out of the heap
+            if len(self._heap) > self._looked_through_at:  # pulls remove nothing from the heap
                 self._looked_through_at = max(HEAP_MIN, 2 * len(self.offered()))
         return buffered.is_head
 
@@ -43,7 +43,8 @@ class ReadyMessages:
     def count(self, count_max: int) -> int:
         """Count the messages that a pop without a filter would get, at most ``count_max``.
 
-        An upper bound, because stale entries and expired messages may count. Takes at most ``count_max`` steps.
+        The count is an upper bound, because it may include stale entries and expired messages. Makes at most
+        ``count_max`` steps.
         """
         if len(self._heap) >= count_max:
             return count_max
@@ -107,8 +108,10 @@ class ReadyMessages:
         return None
 
     def can_be_taken(self, buffered: BufferedMessage) -> bool:
-        """Whether a pop without a filter could get the message. An expired one is discarded here, because otherwise it
-        would block the messages behind it as long as it passes no filter."""
+        """Whether a pop without a filter could get the message. If the message has expired, discard it.
+
+        Otherwise an expired message that passes no filter would block the messages behind it.
+        """
         return buffered.state is MessageState.READY and buffered.message is not None and not self._discards(buffered)
 
     def _is_for(self, buffered: BufferedMessage, passes: HeaderFilter | None) -> bool:
@@ -117,7 +120,7 @@ class ReadyMessages:
         return passes is None or (buffered.message is not None and passes(buffered.message.headers))
 
     def _entries(self, many: Iterable[BufferedMessage], passes: HeaderFilter | None = None) -> list[_Entry]:
-        """Return a heap of those of ``many`` that may be taken."""
+        """Return a heap of the messages of ``many`` that may be taken."""
         entries = [(buffered.rank, buffered) for buffered in many if self._is_for(buffered, passes)]
         heapify(entries)
         return entries

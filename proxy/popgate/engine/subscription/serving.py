@@ -1,15 +1,15 @@
-"""Gives the ready messages of one subscription to parked pops in the order they came, then to other proxies.
+"""Gives the ready messages of one subscription to parked pops in order of arrival, then to other proxies.
 
-Owns the ready messages, the parked pops, and the choice of candidates. Theory of operation: a host reports the messages
-that became ready, and a pop parks. In the next turn of the event loop all parked pops are served, as far as there are
-messages for them and the policy allows it. Their candidates are GRANTING then, and ``granting`` asks the store to lease
+Owns the ready messages, the parked pops, and the choice of candidates. Theory of operation: a host reports messages
+that became ready, and pops park. In the next turn of the event loop, all parked pops are served, as far as there are
+messages for them and the policy allows it. Their candidates become GRANTING, and ``granting`` asks the store to lease
 them.
 
-While messages arrive densely (``collecting``), the first parked pop that takes any message waits a moment for as many
-as it may take, and the pops behind it wait, too. The messages stay ready meanwhile: what a pop gets is decided at the
-end, by the policy, the consume mode and the limits of that moment, and if its client has gone, the next pop gets them.
-The time of that end does not move: no pop that can be answered waits longer than ``COLLECT_SECONDS``. Nothing waits
-while memory for bodies is short, because handing messages out is what frees it.
+While messages arrive densely (``collecting``), the first parked pop that accepts any message waits a moment until as
+many messages are ready as it may take. The pops behind it wait, too. During this wait, the messages stay ready. The
+policy, the consume mode and the limits at the end of the wait decide which messages the pop gets. If its client has
+disconnected, the next pop gets them. The wait is never prolonged: no pop that can be answered waits longer than
+``COLLECT_SECONDS``. While memory for bodies is short, no pop waits, because memory is freed by handing messages out.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ from popgate.ports.journal import EventKind
 from popgate.runtime.deadlines import NEVER
 
 ASKING_PAUSE = 9
-"""Factor between the time spent comparing filters with fresh messages and the pause before the next ones: thousands of
-filters that have to be compared with each message take a tenth of the process's time."""
+"""Length of the pause after comparing filters with fresh messages, as a multiple of the time that the comparison took.
+It limits comparisons to a tenth of the process's time, even if each message is compared with thousands of filters."""
 
 _ONE = PopRequest()
 _MANY = PopRequest(max_messages=BATCH_COUNT_MAX)
@@ -59,8 +59,8 @@ class Serving:
         self.is_closed = False
         self.parked = ParkedPops()
         self.arrivals = int(context.clock.wall() * 1_000)
-        """Grows with every message that becomes ready here, also over restarts. A proxy that has seen the present
-        number has looked at all of them."""
+        """A count that grows with every message that becomes ready here, also across restarts. If another proxy has
+        seen the present count, its pops have been considered for all these messages."""
         self.discarder = Discarder(context, group, self)
         self.ready = ReadyMessages(self.discarder)
         self.limit = InFlightLimit(context, group, self)
@@ -71,19 +71,19 @@ class Serving:
         self._stale_leases = stale_leases
         self._expired = ExpiredLeases(context, group)
         self._fresh: list[BufferedMessage] | None = []
-        """Messages offered since parked pops with filters were last asked. None: ask about all ready messages."""
+        """Messages to compare with the filters of parked pops in the next serving. None: all ready messages."""
         self._wanted_by: dict[InstanceId, float] = {}
-        """Other proxies whose pops wait for messages of this one, and until when (monotonic)."""
+        """Other proxies whose pops wait for messages of this proxy, with the ends of their waits (monotonic)."""
         self._is_due = False
         self._asks_later = False
         """Whether filters are still to be compared with fresh messages, after a pause."""
         self._has_news = False
         self.changes = 0
-        """Grows whenever messages come, or stop blocking others."""
+        """A count that grows when messages arrive, or no longer block other messages."""
         self.timer = NEVER
         """Latest time at which the pop that waits for more messages is served (monotonic)."""
         self._is_collecting = False
-        """Whether a pop waits for more messages, and all pops behind it."""
+        """Whether a pop waits for more messages. All pops behind it wait as well."""
         self._pace = collecting.Pace()
 
     # -- parked pops ------------------------------------------------------------------------------------------------
@@ -91,11 +91,11 @@ class Serving:
     def park(self, waiter: Waiter, *, first: bool) -> None:
         """Let ``waiter`` wait behind all other pops, or in front of them if it is ``first``."""
         self.parked.add(waiter, first=first)
-        self._has_news |= waiter.changes != self.changes  # messages came while the broker was asked
+        self._has_news |= waiter.changes != self.changes  # messages arrived while the broker was asked
         self._serve_soon()
 
     def leave(self, waiter: Waiter) -> None:
-        """Remove a pop that waits no longer. Idempotent."""
+        """Remove a pop that has stopped waiting. Idempotent."""
         self.parked.remove(waiter)
 
     def answer_parked(self) -> None:
@@ -104,7 +104,7 @@ class Serving:
             waiter.give_up()
 
     def mode_changed(self) -> None:
-        """Note that the consume mode has changed: end the pops that it does not serve."""
+        """Apply a change of the consume mode, and end the pops that the new mode does not serve."""
         for host in self._group.hosts:
             host.state.order.is_one_chain = self._group.is_pulled
         for waiter in self.parked:
@@ -125,7 +125,10 @@ class Serving:
         return self.serve_waiting()
 
     def wanted_by(self, member: InstanceId, seconds: float, since: int) -> bool:
-        """Whether there is a message for another proxy now. If not, it is notified once, as soon as there is one."""
+        """Whether a message is ready for another proxy. If not, notify that proxy once when a message is ready.
+
+        ``since``: the arrival count that the other proxy has already seen. The wait ends after ``seconds``.
+        """
         if self.arrivals > since and self._can_give_to_others(may_wait=True):
             return True
         self._wanted_by[member] = self._context.clock.monotonic() + seconds
@@ -133,7 +136,7 @@ class Serving:
         return False
 
     def is_wanted(self) -> bool:
-        """Whether pops of other proxies wait for messages of this one."""
+        """Whether pops of other proxies wait for messages of this proxy."""
         now = self._context.clock.monotonic()
         return any(until > now for until in self._wanted_by.values())
 
@@ -168,18 +171,20 @@ class Serving:
         return self.limit.left()
 
     async def raise_if_full(self, request: PopRequest) -> None:
-        """Raises: TooManyInFlight, if that is why the pop gets nothing; StateUnavailable."""
+        """Raise TooManyInFlight if the pop gets no message because of ``max_in_flight``.
+
+        Raises: TooManyInFlight, StateUnavailable.
+        """
         policy = self._group.policy
         if policy.max_in_flight is not None and not policy.paused and request.selection.is_limited:
             await self.limit.raise_if_full()
 
     def take_at_once(self, request: PopRequest, wait_until: float) -> list[BufferedMessage]:
-        """Take messages as ``take`` does, but none if other pops are parked, or if the pop should wait for more."""
+        """Do the same as ``take``, but take nothing if other pops are parked or the pop should wait for more."""
         return [] if self.parked or self._should_wait(request, wait_until) else self.take(request)
 
     def take(self, request: PopRequest, fresh: Iterable[BufferedMessage] | None = None) -> list[BufferedMessage]:
-        """Take the messages that ``request`` may get of all ready ones, or only of the ``fresh`` ones. They become
-        GRANTING."""
+        """Take messages for ``request`` from all ready messages, or only from ``fresh``. They become GRANTING."""
         capacity = self.capacity(request)
         if capacity <= 0:
             return []
@@ -231,13 +236,13 @@ class Serving:
             self._starve()  # messages that pass no filter must not fill the prefetch
         if self._has_news and not self._is_collecting and not self.parked.has_unasked():
             self._has_news = False
-            self.parked.give_up_short()  # they got none of what came, and there may be nothing left to wait for
+            self.parked.give_up_short()  # they got none of the new messages, and more may never arrive
         if self._wanted_by and self._can_give_to_others(may_wait=may_wait):
             self._notify_waiting_proxies()
         self.limit.look_soon()
 
     def _fresh_for_filters(self) -> FreshFor | None:
-        """Return the messages that parked pops with filters have not been asked about; None: they can get none now."""
+        """Return the fresh messages that pass each filter of parked pops. None: these pops can get no message now."""
         fresh, self._fresh = self._fresh, []
         if fresh is None or not self.parked.has_filters():
             self.parked.forget_unasked()
@@ -251,7 +256,7 @@ class Serving:
         return {} if self._asks_later else self._ask_some()
 
     def _ask_some(self) -> FreshFor:
-        """Compare as many filters as one serving may, and the next ones after a pause."""
+        """Compare as many filters as one serving may compare. Compare the remaining filters after a pause."""
         began = self._context.clock.monotonic()
         found = self.parked.next_asked()
         if self.parked.has_unasked():
@@ -265,21 +270,21 @@ class Serving:
         self._serve_soon()
 
     def _collects(self, request: PopRequest, until: float) -> bool:
-        """Whether the first pop that takes any message waits for more, at most until the time set at its first wait."""
+        """Whether the first pop that accepts any message waits for more. Start the timer that ends the wait."""
         if self._should_wait(request, until):
             now = self._context.clock.monotonic()
             if self.timer == NEVER:
                 self._context.deadlines.schedule(now + collecting.COLLECT_SECONDS, self)
             if now < self.timer < NEVER:
-                self._starve()  # a narrow prefetch would keep back the messages that it waits for
+                self._starve()  # a narrow prefetch would hold back the messages that the pop waits for
                 return True
         self._context.deadlines.cancel(self)
         return False
 
     def _should_wait(self, request: PopRequest, until: float) -> bool:
-        """Whether a pop that may wait ``until`` then can be answered, but not in full, and more will probably come.
+        """Whether a pop can be answered in part, and more messages will probably arrive within its wait (``until``).
 
-        Pops that take only some of the messages never wait for more, nor does any while memory for bodies is short.
+        A pop that accepts only certain messages never waits for more. No pop waits while memory for bodies is short.
         """
         now = self._context.clock.monotonic()
         if now + collecting.COLLECT_SECONDS >= until or request.selection.is_choosy or not self._pace.expects_more(now):

@@ -1,4 +1,4 @@
-"""One subscription: its queues, its policy and consume mode, and the demand for its messages.
+"""Serves one subscription: owns its queues, its policy and consume mode, and the demand for its messages.
 
 ``pops`` serves the pops, and ``serving`` matches them with the messages.
 """
@@ -97,7 +97,7 @@ class ServedSubscription:
                 await self.take(host)
 
     async def take(self, host: QueueHost) -> None:
-        """Own a queue: load its records, and finish moves to the dead letters that were interrupted. Idempotent.
+        """Take ownership of a queue: load its records, and finish interrupted moves to the dead letters. Idempotent.
 
         The owner of the first queue also owns the dead letters. Raises: StateUnavailable.
         """
@@ -113,21 +113,21 @@ class ServedSubscription:
             self._draining.reconsider()
 
     async def hand_over(self, host: QueueHost) -> None:
-        """Give a queue up in an orderly way: no lease is lost. Idempotent."""
+        """Give up a queue without losing leases. Idempotent."""
         self._opener.given_away(host)
         if host.queue.number == 0:
             await self.dead_letters.stop()
         await host.hand_over(lambda: self.mover.is_publishing(host.broker_queue))
 
     def lose(self, host: QueueHost) -> None:
-        """Let go of a queue that another proxy has claimed. Idempotent."""
+        """Release a queue that another proxy has claimed. Idempotent."""
         self._opener.given_away(host)
         if host.queue.number == 0:
             self._context.background.spawn(self.dead_letters.stop(), name=f"leave {self.layout.dead}")
         host.lose()
 
     async def stop(self) -> None:
-        """Answer parked pops empty and give every buffer back. Leases live on in their records. Idempotent."""
+        """Answer parked pops without messages, and return all buffers. Leases stay in their records. Idempotent."""
         self.serving.is_closed = True
         self._opener.close()
         self._context.deadlines.cancel(self)
@@ -145,12 +145,12 @@ class ServedSubscription:
                 )  # if the queue still exists, its next owner takes it again
 
     async def trim(self) -> None:
-        """Delete settled records whose acks are proved to be applied by the broker. Raises: StateUnavailable."""
+        """Delete old settled records if the broker has provably applied their acks. Raises: StateUnavailable."""
         for host in self.hosts:
             await trim(self._context, host)
 
     async def queues_declared(self) -> None:
-        """Note that the queues exist, so that the next pop does not fail because they were gone.
+        """Note that the queues exist again, so that the next pop does not fail with QueueGone.
 
         Forget all state of queues that were deleted and declared again. Raises: StateUnavailable.
         """
@@ -160,7 +160,7 @@ class ServedSubscription:
         self._opener.reconsider()
 
     def change_policy(self, policy: Policy) -> None:
-        """Apply ``policy`` from now on. A pause returns the buffered messages to the broker; leases live on."""
+        """Apply ``policy``. If it is a pause, return the buffered messages to the broker. Leases stay valid."""
         self.group.spec = replace(self.spec, policy=policy)
         self.serving.policy_changed()
         if policy.paused:
@@ -170,10 +170,10 @@ class ServedSubscription:
             self._opener.open()
 
     async def change_mode(self, spec: GroupSpec) -> None:
-        """Apply the consume mode of ``spec`` if it is later than the known one. Idempotent.
+        """Apply the consume mode of ``spec``, unless its generation is older than the present one. Idempotent.
 
-        If the mode now serves the other kind of client (pop or pull), leases of the former kind are given back, and so
-        are all buffered messages. Raises: StateUnavailable; then nothing has changed here.
+        If the leases now belong to the other kind of client (pop or pull), the leases of the former kind and all
+        buffered messages are given back. Raises: StateUnavailable. In that case, nothing has changed here.
         """
         if spec.mode_generation > self.spec.mode_generation:
             await self._context.leases.allow_mode(self.name, spec.mode_generation)
@@ -197,7 +197,7 @@ class ServedSubscription:
         await self.change_mode(spec)
         if spec.policy != self.spec.policy:
             self.change_policy(spec.policy)
-        if any(host.queue_gone for host in self.hosts):  # the proxy that created the group again has declared them
+        if any(host.queue_gone for host in self.hosts):  # the proxy that recreated the group has declared them
             await self.queues_declared()
 
     def assign(self, stored: StoredAssignment) -> None:
@@ -207,7 +207,7 @@ class ServedSubscription:
             self.stale_leases.look_at(host.messages())
 
     def leased(self, buffered: BufferedMessage, message: Message) -> Leased:
-        """Describe a lease to its pull client. The lease lasts as long as the session."""
+        """Return the description of a lease for its pull client. The lease lasts as long as the session."""
         return self._granter.leased(self.hosts[buffered.queue_index].queue, buffered.copy_id, buffered, message, inf)
 
     async def status(self) -> SubscriptionStatus:
@@ -225,12 +225,14 @@ class ServedSubscription:
     # -- the queues -----------------------------------------------------------------------------------------------
 
     async def bring_back(self, many: Sequence[BufferedMessage]) -> bool:
-        """Fetch the bodies of leased messages that are not here. Return False if they didn't come in time."""
+        """Fetch the missing bodies of leased messages. Return False if they do not arrive in time."""
         return await self.retrieval.bring_back(many)
 
     async def fetch(self, leases: Sequence[LearnedRecord]) -> dict[tuple[BrokerQueue, CopyId], Message]:
-        """Fetch the messages of leases in queues that other proxies own. Raises: StateUnavailable; PeerUnavailable,
-        also while they are on their way."""
+        """Fetch the messages of leases in queues that other proxies own.
+
+        Raises: StateUnavailable; PeerUnavailable, also while the broker is delivering the messages again.
+        """
         return await self._context.router.fetch(self.name, leases)
 
     def ask(self) -> None:
@@ -254,8 +256,10 @@ class ServedSubscription:
         return bool(parked) or idle < self._context.options.idle_return_seconds or self.serving.is_wanted()
 
     def wanted_by(self, member: InstanceId, seconds: float, since: int) -> bool:
-        """Whether there is a message now for the pops of another proxy. If not, that proxy is notified (``Cluster``)
-        once, as soon as there is one."""
+        """Whether a message is ready for another proxy. If not, notify that proxy once when a message is ready.
+
+        See ``Serving.wanted_by``.
+        """
         self.ask()
         return self.serving.wanted_by(member, seconds, since)
 
