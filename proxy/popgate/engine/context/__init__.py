@@ -1,1 +1,1 @@
-"""Shared by every part of the engine: the ports, the settings, the memory budget, and the router to other proxies."""
+"""Holds what all parts of the engine share: ports, settings, the memory budget, and the router to other proxies."""

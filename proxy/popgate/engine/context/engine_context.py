@@ -1,6 +1,6 @@
-"""Shared by all parts of the engine: the ports, the timer, the memory budget, the options.
+"""Holds the objects that all parts of the engine share: the ports, the timer, the memory budget and the options.
 
-Only holds references.
+Contains no logic of the engine.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EngineOptions:
 
 
 class Parking:
-    """Limits the parked pops, over all subscriptions. Pops without a wait time are always let in."""
+    """Limits the parked pops of each group and of the proxy. Pops without a wait time are not limited."""
 
     def __init__(self, limit: int, group_limit: int) -> None:
         self.taken = 0
@@ -60,7 +60,7 @@ class Parking:
         self._group_limit = group_limit
 
     def raise_if_full(self, taken_by_group: int) -> None:
-        """Raises: TooManyPops."""
+        """Raise TooManyPops if the group or the proxy has its maximum number of parked pops."""
         if taken_by_group >= self._group_limit:
             raise TooManyPops("the maximum number of pops wait on this group; lower wait_seconds, or use fewer clients")
         if self.taken >= self._limit:
@@ -71,7 +71,7 @@ class BufferBudget:
     """The memory budget for message bodies. At most half of it is for bodies that are kept because they will be read
     soon. The queues that are being consumed share the rest evenly.
 
-    ``full_for``: the lease that filled the part for kept bodies, if none of them was let go since.
+    ``full_for``: the lease for which there was no more memory for kept bodies. None after a kept body is released.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """Sends requests and notifications to the proxies that own other queues.
 
-Owns the messages that are to be sent. The cluster's view knows the owner of each queue, and only the owner grants
-leases. A proxy that is not in a cluster owns all queues.
+Owns the messages to be sent. The cluster's view contains the owner of each queue, and only the owner grants leases. A
+proxy that is not in a cluster owns all queues.
 """
 
 import asyncio
@@ -28,22 +28,22 @@ SENT_COUNT_MAX = 4_096
 """Maximum number of records in one message to an owner."""
 SEND_ATTEMPTS_MAX, SEND_AGAIN_SECONDS = 5, 1.0
 SENT_SECONDS_MAX = 0.2
-"""Maximum seconds that an answer to a client waits until the owners know the settlements in it."""
+"""Maximum seconds that an answer to a client waits until the owners have received its settlements."""
 OWNED_SECONDS_MAX = 2.0
 """Maximum seconds that a change of topics waits until new queues have owners."""
 CHANGE_SECONDS_MAX, CHANGE_LOOK_SECONDS = 3.0, 0.05
-"""Maximum seconds until a queue whose owner was killed has its next owner, and seconds between two attempts to reach
-it."""
+"""Maximum seconds to repeat a request while a queue gets a new owner (for example after a kill), and seconds between
+two attempts."""
 UNSENT_COUNT_MAX = 100_000
-"""Maximum number of records kept for one slow owner. It finds the others in the store."""
+"""Maximum number of records retained for one slow owner. The owner finds the remaining records in the store."""
 
 
 class QueueOwnership(Protocol):
-    """Knows the owner of each queue, and takes queues for this proxy (``cluster.ownership``)."""
+    """Tracks the owner of each queue, and claims queues for this proxy (``cluster.ownership``)."""
 
     @property
     def view(self) -> ClusterView:
-        """The members of the cluster and the owners of the queues, as far as they are known here."""
+        """The latest view of the cluster's members and the queues' owners at this proxy."""
         ...
 
     def moves(self) -> Mapping[BrokerQueue, InstanceId]:
@@ -51,11 +51,11 @@ class QueueOwnership(Protocol):
         ...
 
     def queues_changed(self) -> None:
-        """Note that there are other queues now."""
+        """Note that queues were created or deleted."""
         ...
 
     def overtaken(self, queue: BrokerQueue) -> None:
-        """Note that another proxy has claimed a queue of this one."""
+        """Note that another proxy has claimed a queue that this proxy owned."""
         ...
 
     async def owned(self, queues: Sequence[BrokerQueue], seconds: float) -> None:
@@ -71,8 +71,8 @@ class QueueOwnership(Protocol):
 class Cluster:
     """The cluster that this proxy is a member of.
 
-    ``version``: the version of the protocol that all members use now; raises NoCommonVersion. ``limits`` counts the
-    messages in flight of all members; None: each member counts its own.
+    ``version`` returns the version of the protocol that all members use, and raises NoCommonVersion. ``limits`` counts
+    the messages in flight of all members. None: each member counts its own messages.
     """
 
     me: InstanceId
@@ -83,8 +83,11 @@ class Cluster:
 
 
 async def while_owners_change(work: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
-    """Return the result of ``work``. Repeat it while a proxy that it needs has just died, or a queue changes its owner,
-    for at most ``CHANGE_SECONDS_MAX``. Raises: PeerUnavailable, if it takes longer."""
+    """Return the result of ``work``, and repeat ``work`` while it raises PeerUnavailable.
+
+    A proxy may have just died, or a queue may be changing its owner. Raises: PeerUnavailable if ``work`` still fails
+    after ``CHANGE_SECONDS_MAX``.
+    """
     until: float | None = None
     while True:
         try:
@@ -98,7 +101,7 @@ async def while_owners_change(work: Callable[[], Awaitable[AnswerT]]) -> AnswerT
 
 
 class _Unsent:
-    """Records to send to one owner. ``sent`` is done when they were sent, or given up."""
+    """Records to send to one owner. ``sent`` is done when the records are sent or given up."""
 
     def __init__(self) -> None:
         self.records: list[LearnedRecord] = []
@@ -113,12 +116,12 @@ class Router:
         self._cluster: Cluster | None = None
         self.asked: Counter[InstanceId] = Counter()
         self.forwarded: Counter[InstanceId] = Counter()
-        """Number of clients' requests that this proxy has forwarded to each of the others."""
+        """Number of clients' requests that this proxy has forwarded to each other proxy."""
         self._unsent: dict[InstanceId, _Unsent] = {}
         """Records to send, by member. A member has an entry while a task sends to it."""
 
     def join(self, cluster: Cluster) -> None:
-        """Make this proxy a member of a cluster. Call it before anything is served."""
+        """Make this proxy a member of a cluster. Call this before any request is served."""
         self._cluster = cluster
 
     @property
@@ -136,8 +139,10 @@ class Router:
         return None if owner == self._cluster.me else owner
 
     def responsible(self, queue: BrokerQueue) -> InstanceId | None:
-        """Return the ``owner`` for a request that only the owner can answer. Raises: PeerUnavailable, if there is
-        none."""
+        """Return the ``owner`` for a request that only the owner can answer.
+
+        Raises: PeerUnavailable if no proxy owns ``queue``.
+        """
         if self._cluster is not None and queue not in self._cluster.ownership.view.owners:
             raise PeerUnavailable(f"no proxy owns queue {queue} at the moment; a proxy is about to take it")
         return self.owner(queue)
@@ -151,7 +156,7 @@ class Router:
         return [owner for owner in found if owner is not None and owner != self._cluster.me]
 
     def collects(self) -> bool:
-        """Whether this proxy collects old records of the store: one member of a cluster does."""
+        """Whether this proxy deletes old records in the store. In a cluster, exactly one member should do so."""
         return self._cluster is None or min(self._cluster.ownership.view.members, default=None) == self._cluster.me
 
     # -- messages -------------------------------------------------------------------------------------------------
@@ -164,8 +169,11 @@ class Router:
         return await self._cluster.peers.ask(to, message)
 
     async def announce(self, queues: Callable[[], Sequence[BrokerQueue]]) -> None:
-        """Announce that topics or groups have changed. Return when all others that answer have applied the change, and
-        all of ``queues`` have owners."""
+        """Announce that topics or groups have changed.
+
+        Return when all other proxies that answer have applied the change, and all ``queues`` have owners, or
+        ``OWNED_SECONDS_MAX`` have passed.
+        """
         if self._cluster is None:
             return
         self._cluster.ownership.queues_changed()
@@ -174,7 +182,7 @@ class Router:
         await self._cluster.ownership.owned(queues(), OWNED_SECONDS_MAX)
 
     def send(self, record: LearnedRecord) -> None:
-        """Send a record to the owner of its queue, in the background. A later owner reads it in the store."""
+        """Send a record to the owner of its queue, in the background. A later owner reads the record in the store."""
         owner = self.owner(record.queue)
         if owner is None:
             return
@@ -186,19 +194,21 @@ class Router:
             batch.records.append(record)
 
     async def until_sent(self) -> None:
-        """Return when the owners know all records sent until now, or after ``SENT_SECONDS_MAX``: a client that has
-        released a message may look for it at once."""
+        """Return when all records so far are sent to their owners, or after ``SENT_SECONDS_MAX``.
+
+        A client that has released a message may pop it again at once, so its owner should know of the release.
+        """
         waiting = [batch.sent for batch in self._unsent.values()]
         if waiting:
             await asyncio.wait(waiting, timeout=SENT_SECONDS_MAX)
 
     def notify_available(self, to: InstanceId, subscription: Subscription) -> None:
-        """Notify ``to`` that a message that it wants is ready here."""
+        """Notify ``to`` that a message for its waiting pops is ready here."""
         message = Available(subscription=subscription)
         self._background.spawn(self._notify(to, message), name=f"notify {to} of ready messages")
 
     async def _notify(self, to: InstanceId, message: PeerMessage[None]) -> None:
-        """Send a notification. If it can't be sent, the other proxy finds out by itself later."""
+        """Send a notification. If this fails, the other proxy detects the change later."""
         try:
             await self.ask(to, message)
         except PopgateError as error:
@@ -235,9 +245,10 @@ class Router:
     async def fetch(
         self, subscription: Subscription, leases: Iterable[LearnedRecord]
     ) -> dict[tuple[BrokerQueue, CopyId], Message]:
-        """Return the messages of leases in queues that others own, without those whose leases have ended.
+        """Return the messages of leases in queues that other proxies own. Messages whose leases have ended are missing.
 
-        Raises: PeerUnavailable while some are on their way (``while_owners_change``); StateUnavailable.
+        Raises: StateUnavailable; PeerUnavailable while an owner changes or is still waiting for messages from the
+        broker. The caller repeats the call (``while_owners_change``).
         """
         by_owner: dict[InstanceId, list[LearnedRecord]] = {}
         for one in leases:
