@@ -1,8 +1,8 @@
-"""Administers locks remotely: sets the number of slots, shows their holders, and takes slots away.
+"""Administers locks remotely: sets the number of slots, shows their holders, and releases slots by force.
 
-Owns the declarations and deletions on the broker, and their order. An exclusive queue (as amqp-locks requires) lets
-only one administrator of a lock work at a time. A crash at any point leaves a lock unchanged or with fewer slots: a
-slot queue is declared last and deleted first, and a slot without its slot queue does not count.
+Declares and deletes the queues of locks on the broker, in the right order. An exclusive queue (as amqp-locks requires)
+lets only one administrator of a lock work at a time. A crash at any point leaves a lock unchanged or with fewer slots:
+a slot queue is declared last and deleted first, and a slot without its slot queue does not count.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from popgate.ports.clock import Clock
 from popgate.ports.lock_driver import LockChannel, LockDriver, QueueRole
 
 ADMINISTERED_SECONDS_MAX = 10.0
-"""Maximum seconds that an administrator waits for another one."""
+"""Maximum seconds that an administrator waits for another administrator to finish."""
 RETRY_SECONDS = 0.05
 ARRIVAL_SECONDS = 0.5
-"""Maximum seconds to wait for a token. If a queue has one, it comes within milliseconds."""
+"""Maximum seconds to wait for a token. If the queue contains the token, it arrives within milliseconds."""
 TOLD_SECONDS = 0.5
 SAYS_ATTEMPTS_MAX = 10
 SAYS_AGAIN_SECONDS = 0.01
@@ -32,8 +32,11 @@ SAYS_AGAIN_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStatus:
-    """The state of a slot. ``holder``, ``since`` (Unix seconds) and ``fencing_token`` describe the latest grant; empty
-    if it is not held."""
+    """The state of a slot.
+
+    ``holder``, ``since`` (Unix seconds) and ``fencing_token`` describe the latest grant. They are empty if the slot is
+    not held.
+    """
 
     number: int
     held: bool
@@ -52,23 +55,28 @@ class LockStatus:
 
 
 class LockAdministration:
-    """The operations of an administrator, from any connection. For unfenced locks only the slots can be set: AMQP does
-    not show the holder, and only the end of its connection takes a slot away."""
+    """Offers the operations of an administrator, who may use any connection.
+
+    For unfenced locks, only the number of slots can be set. AMQP does not show the holder of an exclusive queue, and no
+    other connection can delete the queue.
+    """
 
     def __init__(self, driver: LockDriver, clock: Clock) -> None:
         self._driver = driver
         self._clock = clock
 
     async def set_slots(self, lock: str, kind: LockKind, slots: int, *, fenced: bool = True) -> None:
-        """Set the number of slots of a lock. The holder of a removed slot notices it when it verifies. No other client
-        gets that slot before its holder has let go, even if the slot is added again meanwhile.
+        """Set the number of slots of a lock.
 
-        Raises: InvalidRequest, LockHeld (another administrator is at work), LockUnavailable.
+        The holder of a removed slot notices the removal when it verifies its lock. No other client receives that slot
+        before the holder has released it, even if the slot is added again in the meantime.
+
+        Raises: InvalidRequest, LockHeld (another administrator is changing the lock), LockUnavailable.
         """
         checked_slots(slots, kind)
         all_slots = [Slot(checked_lock_name(lock), kind, number, fenced) for number in range(1, SLOTS_MAX + 1)]
         async with administering(self._driver, all_slots[0]), Probe(self._driver) as probe:
-            # Delete from the highest possible number down, because the slots in a row from the first are the lock's.
+            # Delete the highest number first, because a lock has the slots whose numbers follow each other from 1 on.
             for slot in reversed(all_slots[slots:]):
                 if kind is LockKind.SEMAPHORE or slot.number == 1:
                     await (await probe.channel()).delete(slot.slot_queue)
@@ -96,10 +104,10 @@ class LockAdministration:
         return LockStatus(lock=lock, kind=kind, slots=found, waiting=0 if waiting is None else waiting.consumers)
 
     async def force_release(self, lock: str, kind: LockKind, number: int = 1) -> None:
-        """Take a slot away from its holder. The holder notices it at once if it is reachable; otherwise the fence
-        refuses it.
+        """Release a slot by force. A reachable holder notices this at once. A later write of an unreachable holder is
+        refused by the fence.
 
-        Raises: LockNotFound, LockHeld (another administrator is at work), LockUnavailable.
+        Raises: LockNotFound, LockHeld (another administrator is changing the lock), LockUnavailable.
         """
         slot = Slot(checked_lock_name(lock), kind, number)
         async with administering(self._driver, slot), Probe(self._driver) as probe:
@@ -117,7 +125,7 @@ class LockAdministration:
             for slot in reversed(slots):
                 await channel.delete(slot.slot_queue)
                 await channel.delete(slot.token_queue)
-            await asyncio.sleep(TOLD_SECONDS)  # a client that has just got a slot still writes its name
+            await asyncio.sleep(TOLD_SECONDS)  # a client that has just received a slot still writes its name
             for slot in slots:
                 await channel.delete(slot.holder_queue)
             await channel.delete(slots[0].waiting_queue)
@@ -160,8 +168,11 @@ async def _taken(driver: LockDriver, queue: str) -> LockChannel | None:
 
 
 async def _is_mutex_in_use(probe: Probe, slot: Slot) -> bool:
-    """Whether a slot without its slot queue belongs to a mutex in use. The slot queue has no consumer, so RabbitMQ
-    counts it as unused and removes it a day after its declaration, even while the mutex is held."""
+    """Return whether a slot without its slot queue belongs to a mutex in use.
+
+    The slot queue has no consumer. So RabbitMQ considers it unused and removes it a day after its declaration, even
+    while the mutex is held.
+    """
     return slot.kind is LockKind.MUTEX and await probe.state(slot.token_queue) is not None
 
 
@@ -176,18 +187,19 @@ async def _make_sure(driver: LockDriver, probe: Probe, slot: Slot, clock: Clock)
 
 
 async def _make_anew(driver: LockDriver, probe: Probe, slot: Slot, clock: Clock) -> None:
-    """Replace an existing slot by a new one, so that its holder loses it."""
+    """Replace an existing slot by a new one. The holder of the existing slot loses it."""
     latest = (await _says(probe, slot)).get("fencing_token") or 0
     channel = await probe.channel()
-    await channel.delete(slot.slot_queue)  # first: if this ends half-way, the slot does not count
+    await channel.delete(slot.slot_queue)  # first: if this function is interrupted, the slot does not count
     await channel.delete(slot.token_queue)
-    # RabbitMQ moves consumers to a new queue of that name unless it has notified them that the old one is gone.
+    # RabbitMQ moves consumers to a new queue of the same name, unless it has already notified them of the deletion.
     await asyncio.sleep(TOLD_SECONDS)
     await _make(driver, slot, clock, above=latest)
 
 
 async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0) -> None:
-    """Declare the queues of a slot that does not exist. An earlier token queue may be left, and its token held."""
+    """Declare the queues of a slot that does not exist. A token queue from earlier may still exist, and its token may
+    be held."""
     async with Probe(driver) as probe:
         if not slot.fenced:
             await (await probe.channel()).declare(slot.slot_queue, QueueRole.SLOT, kept_seconds=slot.kept_seconds)
@@ -195,12 +207,12 @@ async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0)
         is_new = await probe.state(slot.token_queue) is None
         channel = await probe.channel()
         if not is_new and not await _has_token(driver, slot):
-            # Never add a second token to one that was not seen: they would alternate, and fencing tokens would
-            # decrease.
+            # Never add a second token to a queue whose token was not seen: the two tokens would alternate, and fencing
+            # tokens would decrease.
             await channel.delete(slot.token_queue)
             await asyncio.sleep(TOLD_SECONDS)
             is_new = True
-        if is_new:  # an earlier one may have been declared differently by another version of the broker
+        if is_new:  # another version of the broker may have declared an existing one differently
             await channel.declare(slot.token_queue, QueueRole.TOKEN, kept_seconds=slot.kept_seconds)
             body = str(first_token(clock.wall(), above)).encode()
             if not await channel.put(slot.token_queue, body):
@@ -211,18 +223,23 @@ async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0)
 
 
 async def _has_token(driver: LockDriver, slot: Slot) -> bool:
-    """Whether a token queue was completed: a crash may have come between its declaration and its only message."""
+    """Return whether a token queue contains a token, or its token is held.
+
+    The token is missing if its creator crashed between the declaration of the queue and the publish of its only
+    message.
+    """
     listener = TokenListener()
     channel = await driver.open(listener)
     try:
         if await _shows_token(channel, slot):
             return True
-        # It may be on its way back from a connection that has just ended.
+        # The broker may be returning the token from a connection that has just ended.
         if not await channel.wait_for_token(slot.token_queue):
             return False
         if await listener.token(ARRIVAL_SECONDS) is not None:
             return True
-        # A queue without a leader shows nothing. It had a leader when the consumer was added, so ask again.
+        # A queue without a leader reports no messages. The queue had a leader when the consumer was added, so check
+        # again.
         await channel.leave(slot.token_queue)
         return await _shows_token(channel, slot)
     finally:
@@ -230,14 +247,16 @@ async def _has_token(driver: LockDriver, slot: Slot) -> bool:
 
 
 async def _shows_token(channel: LockChannel, slot: Slot) -> bool:
-    """Whether the token is in its queue, or may be held: the queue has consumers."""
+    """Return whether the queue contains the token, or has consumers, one of which may hold the token."""
     state = await channel.state(slot.token_queue)
     return state is not None and bool(state.ready or state.consumers)
 
 
 async def slot_status(probe: Probe, slot: Slot) -> SlotStatus:
-    """Return whether the broker counts a holder of ``slot``, and the data that the latest one wrote. Raises:
-    LockUnavailable."""
+    """Return whether the broker counts a holder of ``slot``, and the data that the latest holder wrote.
+
+    Raises: LockUnavailable.
+    """
     state = await probe.state(slot.token_queue)
     if state is None or state.ready or not state.consumers:
         return SlotStatus(number=slot.number, held=False)
@@ -252,7 +271,7 @@ async def slot_status(probe: Probe, slot: Slot) -> SlotStatus:
 
 
 async def _says(probe: Probe, slot: Slot) -> dict[str, Any]:
-    """Return the data that the latest holder wrote; empty if there is none."""
+    """Return the data that the latest holder wrote, or an empty dictionary if there is none."""
     for _ in range(SAYS_ATTEMPTS_MAX):
         says = await probe.last(slot.holder_queue)
         if says is not None:
@@ -260,6 +279,6 @@ async def _says(probe: Probe, slot: Slot) -> dict[str, Any]:
             return known
         if await probe.state(slot.holder_queue) is None:
             break
-        # Another client is reading the message, and returns it at once.
+        # Another client is reading the message, and returns it immediately.
         await asyncio.sleep(SAYS_AGAIN_SECONDS * random.uniform(0.5, 1.5))
     return {}

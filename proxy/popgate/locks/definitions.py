@@ -1,4 +1,4 @@
-"""The locks that are defined in the store, as this proxy knows them.
+"""Holds this proxy's copy of the lock definitions in the store.
 
 Theory of operation. An administrator's change is written to the store and announced to the other proxies before the
 request is answered. The other proxies then apply the change. A mutex that is created by use is not announced: a proxy
@@ -19,21 +19,24 @@ from popgate.ports.clock import Clock
 from popgate.ports.lock_store import LockStore
 
 Announce: TypeAlias = Callable[[], Awaitable[None]]
-"""Returns when all reachable other proxies have followed."""
+"""Returns when all reachable other proxies have applied the change."""
 
 
 class Definitions:
-    """Holds the definitions of ``store``. ``announce`` None: no other proxy defines locks there."""
+    """Holds the definitions of ``store``.
+
+    ``announce`` is None if no other proxy defines locks in this store.
+    """
 
     def __init__(self, store: LockStore, clock: Clock, announce: Announce | None, locks_max: int) -> None:
-        """``locks_max``: maximum number of locks; no more are added."""
+        """Create an empty copy. ``locks_max`` is the maximum number of locks; further ones are refused."""
         self._store = store
         self._clock = clock
         self._announce = announce
         self._locks_max = locks_max
         self._known: dict[str, LockDefinition] = {}
         self._adding: set[str] = set()
-        """Names that the store is being asked to add."""
+        """Names whose definitions are being written to the store."""
         self._used_at: dict[str, float] = {}
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -44,7 +47,7 @@ class Definitions:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other proxies define locks, too."""
+        """Whether other proxies define locks in the store, too."""
         return self._announce is not None
 
     @property
@@ -71,7 +74,9 @@ class Definitions:
 
     @contextlib.asynccontextmanager
     async def changes(self, name: str) -> AsyncGenerator[None]:
-        """Allow one change of a lock's definition at a time. It is held over I/O, but no holder of a lock waits for it.
+        """Allow only one change of a lock's definition at a time.
+
+        The exclusion lasts during I/O with the store and the broker. Holders of locks never wait for it.
 
         Raises: InvalidRequest.
         """
@@ -82,7 +87,7 @@ class Definitions:
     # -- within ``changes`` ---------------------------------------------------------------------------------------
 
     async def latest(self, name: str) -> LockDefinition | None:
-        """Return the present definition in the store, or None. Raises: StateUnavailable."""
+        """Return the current definition in the store, or None. Raises: StateUnavailable."""
         if self.is_shared:
             found = await self._store.find(name)
             if found is None:
@@ -100,7 +105,10 @@ class Definitions:
                 self._learn(definition)
 
     async def add(self, definition: LockDefinition) -> LockDefinition:
-        """Add a definition. If there is one of that name by now, return that one. Raises the errors of ``put``."""
+        """Add a definition and return it. If the store already contains one of that name, return that one instead.
+
+        Raises the errors of ``put``.
+        """
         with self._place_for(definition.name):
             added = await self._store.add(definition)
             self._learn(added)
@@ -108,8 +116,11 @@ class Definitions:
 
     @contextlib.asynccontextmanager
     async def deleting(self, definition: LockDefinition) -> AsyncGenerator[None]:
-        """Make the lock unknown here at the beginning, and delete it from the store at the end. A failure restores
-        it."""
+        """Remove the lock from this proxy's copy at the beginning of the context, and delete it from the store at the
+        end.
+
+        If either fails, this proxy's copy is restored.
+        """
         name = definition.name
         del self._known[name]
         try:
@@ -123,13 +134,15 @@ class Definitions:
     # -- the other proxies ----------------------------------------------------------------------------------------
 
     async def announce(self) -> None:
-        """Announce a change, and return when the others have followed. Not within ``changes``: they would wait for
-        it."""
+        """Announce a change, and return when the other proxies have applied it.
+
+        Don't call this within ``changes``: two proxies that announce changes would wait for each other.
+        """
         if self._announce is not None:
             await self._announce()
 
     async def follow(self) -> AsyncGenerator[LockDefinition]:
-        """Read the changes in the store. Yield each definition that was deleted, or replaced by one of another kind.
+        """Apply the changes in the store. Yield each definition that was deleted, or replaced by one of another kind.
 
         Raises: StateUnavailable.
         """
@@ -139,19 +152,19 @@ class Definitions:
                 continue
             async with self.changes(name):
                 known = self._known.get(name)
-                latest = await self.latest(name)  # this proxy may have changed it meanwhile
+                latest = await self.latest(name)  # this proxy may have changed it in the meantime
             if known is not None and (latest is None or latest.kind is not known.kind):
                 yield known
 
     # -- mutexes created by use -----------------------------------------------------------------------------------
 
     def used(self, name: str) -> None:
-        """Note that the lock was used now."""
+        """Record that the lock was used now."""
         if name in self._known:
             self._used_at[name] = self._clock.monotonic()
 
     def unused(self, now: float) -> Iterator[LockDefinition]:
-        """Return the mutexes that were created by use and not used here for a day."""
+        """Yield the mutexes that were created by use and have not been used at this proxy for a day."""
         for name, definition in list(self._known.items()):
             if definition.by_use and now - self._used_at[name] >= MUTEX_KEPT_SECONDS:
                 yield definition

@@ -1,8 +1,8 @@
-"""Locks that a single proxy arbitrates itself: in memory, with fencing tokens that outlive the process.
+"""Locks that a proxy arbitrates itself if it runs alone: in memory, with fencing tokens that outlive the process.
 
-Holds and waits end with the process; the next process begins without any. Tokens are reserved in the store a million at
-a time, before the first of them is given, so that they keep growing when the process restarts. They begin at the time
-of the clock, as on RabbitMQ, so that they also grow if the store was deleted.
+Held locks and waits end with the process. The next process starts without any. Tokens are reserved in the store a
+million at a time, before the first of them is granted, so that they keep growing when the process restarts. As on
+RabbitMQ, they start at the current time, so that they keep growing even if the store was deleted.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ TOKENS_RESERVED = 1 << 20
 
 
 class EmbeddedArbiter:
-    """Grants slots. Decisions are synchronous: between two awaits a lock has a free slot or waiting clients, never
-    both."""
+    """Grants slots. Decisions are synchronous: between two awaits, a lock has either free slots or waiting clients,
+    never both."""
 
     def __init__(self, store: LockStore, clock: Clock, background: Background) -> None:
         self._store = store
         self._clock = clock
         self._background = background
         self._locks: dict[str, _Lock] = {}
-        """The locks with holders or waiting clients."""
+        """The locks that have holders or waiting clients."""
         self._next_token = self._tokens_end = 0
         self._reserving = False
 
@@ -63,7 +63,7 @@ class EmbeddedArbiter:
             return place.granted.result() if place.granted.done() else None
         except BaseException as error:
             if place.granted.done() and not place.granted.cancelled():
-                await place.granted.result().release()  # the caller will not know of it
+                await place.granted.result().release()  # the caller will not receive it
             if isinstance(error, TimeoutError):
                 return None
             raise
@@ -84,7 +84,7 @@ class EmbeddedArbiter:
         )
 
     async def force_release(self, definition: LockDefinition, number: int) -> None:
-        """Do nothing, because all holders are this proxy's."""
+        """Do nothing, because all locks are held through this proxy."""
 
     async def delete(self, definition: LockDefinition) -> None:
         self._locks.pop(definition.name, None)
@@ -94,7 +94,7 @@ class EmbeddedArbiter:
         while lock.line and self._next_token < self._tokens_end and (number := lock.free_slot()) is not None:
             place = lock.line.popleft()
             if place.granted.done():
-                continue  # its client has just left
+                continue  # the waiting client has just left
             grant = EmbeddedGrant(self, lock, number, place.holder, self._next_token, self._clock.wall())
             self._next_token += 1
             lock.held[number] = grant
@@ -146,8 +146,10 @@ class _Place:
 
 
 class _Lock:
-    """A lock with its holders and its line. ``held`` may have numbers above ``slots``: those slots were removed, and
-    their holders have not noticed it yet."""
+    """A lock with its holders and its line.
+
+    ``held`` may contain numbers above ``slots``: those slots were removed, and their holders have not noticed it yet.
+    """
 
     __slots__ = ("held", "kind", "line", "name", "slots")
 

@@ -1,11 +1,11 @@
-"""Acquires a fenced lock: finds a free slot, or waits in the lines of all slots until it gets one.
+"""Acquires a fenced lock: takes a free slot, or waits in the lines of all slots until one is granted.
 
     ask about each slot --free--> wait in its line --token--> ask for its slot queue, and ----------+--> held
           | all taken                 |  none came: another   write the holder's name               |
           v                           v  client was faster                                          | it is gone:
     wait in the lines of all <--------+----------- leave it, and return the token <-----------------+ was removed
 
-Owns one attempt, on its own channel. An attempt that ends without a grant returns everything.
+Each attempt uses its own channel. An attempt that ends without a grant leaves all lines and returns all tokens.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ from popgate.ports.lock_driver import LockChannel, LockDriver, Token
 from popgate.runtime.background import Background
 
 HAND_OUT_SECONDS = 0.25
-"""Maximum seconds to wait for the token of a free slot. It comes within milliseconds, unless another client was faster.
-"""
+"""Maximum seconds to wait for the token of a free slot. It arrives within milliseconds, unless another client was
+faster."""
 LOOK_SECONDS = 1.0
-"""Seconds between two looks of a waiting client for new slots."""
+"""Seconds between two checks of a waiting client for new slots."""
 AGAIN_SECONDS = 0.2
 RENEW_SECONDS = 600.0
 """Seconds between two renewals: a third of RabbitMQ's consumer_timeout (30 minutes)."""
 
 
 class FencedLock:
-    """One lock for this client. ``holder``: the client's name for administrators."""
+    """Acquires one lock for this client. ``holder`` is the client's name for administrators."""
 
     def __init__(
         self,
@@ -60,19 +60,19 @@ class FencedLock:
         self._chance = chance
         self._renew_seconds = renew_seconds
         self._slot_count = 0
-        """The number of slots as far as this client knows; it may change."""
+        """The number of slots that this client knows; an administrator may change the number."""
 
     async def acquire(self, wait_seconds: float = 0.0) -> FencedGrant | None:
-        """Acquire the lock. Return None if others hold all slots for all of ``wait_seconds``.
+        """Acquire the lock. Return None if other clients hold all slots for all of ``wait_seconds``.
 
-        A cancellation returns a slot that was acquired meanwhile. Raises: LockNotFound, LockUnavailable.
+        If the call is cancelled, a slot that was just acquired is returned. Raises: LockNotFound, LockUnavailable.
         """
         deadline = self._clock.monotonic() + wait_seconds
         while True:
             try:
                 return await self._attempt(deadline)
             except LockUnavailable:
-                # A slot may have been removed with its queues, or its node may be lost: then try again.
+                # A slot may have been removed with its queues, or a node of the broker may be lost. So try again.
                 pause = AGAIN_SECONDS * self._chance.uniform(0.5, 1.5)
                 if not self._driver.is_open or self._clock.monotonic() + pause >= deadline:
                     raise
@@ -87,7 +87,7 @@ class FencedLock:
                 if token is not None:
                     grant = self._granted(attempt, token)
         except BaseException:
-            if grant is not None:  # the caller will not know of it
+            if grant is not None:  # the caller will not receive it
                 await grant.release()
             raise
         return grant
@@ -115,7 +115,7 @@ class FencedLock:
         return grant
 
     async def _free_slot(self, attempt: "_Attempt") -> Token | None:
-        """Return the token of a slot that no client holds or waits for; None: there is none."""
+        """Return the token of a slot that no client holds or waits for, or None if there is no such slot."""
         for slot in self._slots():
             state = await attempt.probe.state(slot.token_queue)
             if state is not None and state.consumers:
@@ -130,7 +130,7 @@ class FencedLock:
         return None
 
     async def _next_in_line(self, attempt: "_Attempt", seconds: float) -> Token | None:
-        """Wait in the lines of all slots. Return the first token that comes within ``seconds``."""
+        """Wait in the lines of all slots. Return the first token that arrives within ``seconds``, or None."""
         end = self._clock.monotonic() + seconds
         for slot in self._slots():
             await attempt.stand_in_line(slot)
@@ -147,28 +147,30 @@ class FencedLock:
         return None
 
     async def _is_there(self, attempt: "_Attempt", token: Token) -> bool:
-        """Whether the slot of ``token`` exists; a mutex always does. If so, write the holder's name."""
+        """Return whether the slot of ``token`` exists. If it does, write the holder's name. The slot of a mutex always
+        exists."""
         slot = attempt.slot_of(token)
         says = {"holder": self._holder, "since": self._clock.wall(), "fencing_token": token_value(token)}
-        if self.kind is LockKind.MUTEX:  # its holder need not wait for the write
+        if self.kind is LockKind.MUTEX:  # the holder of a mutex does not wait for the write
             naming = self._name_holder(attempt.channel, slot, orjson.dumps(says))
             self._background.spawn(naming, name=f"name holder {self.lock}")
             return True
-        # The second answer comes on the channel of the token, so the token was still held when the first one came.
+        # The holder's name is written on the token's channel after the slot queue was seen. If the write succeeds, the
+        # token was held all the time.
         if await attempt.probe.state(slot.slot_queue) is not None:
             return await attempt.channel.put(slot.holder_queue, orjson.dumps(says))
         self._slot_count = min(self._slot_count, slot.number - 1)
         return False
 
     async def _name_holder(self, channel: LockChannel, slot: Slot, says: bytes) -> None:
-        """Write the holder of a mutex, if possible: on a channel that may belong to a grant by then."""
+        """Write the holder of a mutex, if possible. The channel may already belong to a grant."""
         with contextlib.suppress(LockHeld, LockUnavailable):
             if not await channel.put(slot.holder_queue, says):
                 await make_mutex(self._driver, slot, self._clock)
                 await channel.put(slot.holder_queue, says)
 
     async def _look_for_slots(self, attempt: "_Attempt") -> None:
-        """Count the slots: those that exist in a row from the first."""
+        """Count the slots whose numbers follow each other from 1 on. Create the slot of a mutex if it does not exist."""
         if self._slot_count and self.kind is not LockKind.SEMAPHORE:
             return
         slot = Slot(self.lock, self.kind, self._slot_count + 1)
@@ -186,7 +188,10 @@ class FencedLock:
 
 
 class _Attempt:
-    """The places of one client in the lines, on one channel. Questions go on another one, which an answer may end."""
+    """Holds the places of one client in the lines, all on one channel.
+
+    Queries use another channel (``probe``), because the broker ends the channel if a queried queue does not exist.
+    """
 
     def __init__(self, driver: LockDriver) -> None:
         self.probe = Probe(driver)
@@ -220,8 +225,11 @@ class _Attempt:
         self._slots[slot.token_queue] = slot
 
     async def ask(self, question: Awaitable[None]) -> None:
-        """Ask while the client waits in lines. If no answer comes, it keeps its places: while a node of the broker is
-        lost, places are hard to get back."""
+        """Send a query while the client waits in lines.
+
+        If no answer arrives, the client keeps its places, because places are hard to regain while a node of the broker
+        is lost.
+        """
         try:
             async with asyncio.timeout(LOOK_SECONDS):
                 await question
@@ -229,7 +237,7 @@ class _Attempt:
             self.probe.forget()
 
     async def be_counted(self, slot: Slot) -> None:
-        """Count as a waiting client, for administrators. If that is impossible, do nothing."""
+        """Register as a waiting client, for administrators. Do nothing if the queue for that does not exist."""
         if await self.probe.state(slot.waiting_queue) is None:
             return
         channel = await self.probe.channel()
@@ -252,11 +260,11 @@ class _Attempt:
 
     @property
     def channel(self) -> LockChannel:
-        """The channel on which the token came."""
+        """The channel on which the token arrived."""
         assert self._channel is not None, "a token came on it"
         return self._channel
 
     def forwarded(self) -> tuple[LockChannel, TokenListener]:
-        """Hand the channel over to a grant."""
+        """Transfer the channel to a grant."""
         channel, self._channel = self.channel, None
         return channel, self._listener

@@ -1,4 +1,4 @@
-"""A held lock: verifies, renews and releases it, and lets its holder know when it is lost."""
+"""Verifies, renews and releases a held lock, and notifies the holder when the lock is lost."""
 
 import asyncio
 import contextlib
@@ -15,25 +15,32 @@ from popgate.runtime.background import Background
 _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""Maximum seconds for an answer. A slower broker may have given the lock to another client: when unsure, step down."""
+"""Maximum seconds for an answer. If the broker takes longer, it may have given the lock to another client, so the
+holder must assume that the lock is lost."""
 RETURN_SECONDS = 1.0
 """Maximum seconds that a release waits until the broker counts the returned token."""
 RETURN_AGAIN_SECONDS = 0.002
-"""Seconds between two looks at a token on its way back."""
+"""Seconds between two checks whether the broker has received the returned token."""
 
 
 class Grant(Protocol):
-    """A held lock. ``lost`` is set as soon as this process knows that the lock is lost; ``verify`` asks the broker."""
+    """A held lock.
+
+    ``lost`` is set as soon as this process knows that the lock is lost. ``verify`` asks the broker.
+    """
 
     slot: Slot
     lost: asyncio.Event
     reason: str
-    """The reason why it is lost."""
+    """The reason why the lock is lost; empty while it is held."""
 
     @property
     def fencing_token(self) -> int | None:
-        """The fencing token, which grows with each grant of a slot. None: the lock is unfenced, and its resource is not
-        protected from a client that does not know that it has lost the lock."""
+        """The fencing token, which grows with each grant of a slot.
+
+        None means that the lock is unfenced. The protected resource then accepts writes of a client that has lost the
+        lock without noticing it.
+        """
         ...
 
     async def verify(self) -> None:
@@ -41,19 +48,21 @@ class Grant(Protocol):
         ...
 
     async def renew(self) -> int | None:
-        """Make sure at the broker that the lock is held. Return its new token, which has grown. Raises: LockLost."""
+        """Confirm at the broker that the lock is held. Return its fencing token, which may have grown. Raises:
+        LockLost."""
         ...
 
     async def release(self) -> None:
-        """Release the lock. Idempotent. Never raises: if the broker can't be asked, the lock ends with the connection.
+        """Release the lock. Idempotent. Never raises: if the broker does not answer, the lock ends with the connection.
 
-        When this returns, the broker counts the slot as free or has given it to the next client.
+        The release of a fenced lock waits for a limited time until the broker counts the slot as free or has given it
+        to the next client.
         """
         ...
 
 
 class ChannelGrant:
-    """A slot that is held through a channel: the common part of fenced and unfenced grants."""
+    """A slot that is held through a channel. The base of fenced and unfenced grants."""
 
     def __init__(self, slot: Slot, channel: LockChannel, background: Background) -> None:
         self.slot = slot
@@ -85,15 +94,15 @@ class ChannelGrant:
         await self._close()
 
     def stop(self) -> None:
-        """Stop the work for a lock that is no longer held."""
+        """Stop the background work for a lock that is no longer held."""
 
     # -- the channel's listener -----------------------------------------------------------------------------------
 
     def on_token(self, token: Token) -> None:
-        """Take a token that came."""
+        """Accept a token that arrived."""
 
     def on_ended(self, reason: str) -> None:
-        """Note that the lock is lost, and close its channel, so that it is not held at the broker either."""
+        """Mark the lock as lost, and close its channel, so that the broker does not count it as held either."""
         if self._released or self.lost.is_set():
             return
         self.reason = reason
@@ -121,12 +130,12 @@ class UnfencedGrant(ChannelGrant):
     fencing_token = None
 
     async def renew(self) -> None:
-        """Only verify, because there is nothing to renew. Raises: LockLost."""
+        """Only verify the lock, because an unfenced lock has no token to renew. Raises: LockLost."""
         await self.verify()
 
 
 class FencedGrant(ChannelGrant):
-    """A fenced lock. ``token``: the delivery that granted it. It renews itself every ``renew_seconds``."""
+    """A fenced lock, which renews itself every ``renew_seconds``. ``token`` is the delivery that granted it."""
 
     def __init__(
         self,
@@ -151,13 +160,13 @@ class FencedGrant(ChannelGrant):
         return token_value(self._token)
 
     async def renew(self) -> int:
-        """Let the broker deliver the token again, without a chance for another client to get it. Raises: LockLost."""
+        """Make the broker deliver the token again, to this client only. Return the new fencing token. Raises: LockLost."""
         self._raise_if_lost()
         if self._came_back is None:
             self._came_back = asyncio.get_running_loop().create_future()
             turn = self._channel.return_token(self.slot.token_queue)
         else:
-            turn = None  # another renewal is under way: its result is used
+            turn = None  # another renewal is in progress: use its result
         came_back = self._came_back
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -170,10 +179,13 @@ class FencedGrant(ChannelGrant):
         return self.fencing_token
 
     async def release(self) -> None:
-        """Release the lock, and wait until the broker counts its slot as free. Idempotent; never raises.
+        """Release the lock, and wait at most ``RETURN_SECONDS`` until the broker counts its slot as free.
 
-        RabbitMQ confirms that a channel is closed before the queue has the channel's token back. Without the wait, a
-        client that knows of the release could be refused the free slot, and an administrator would see a former holder.
+        Idempotent. Never raises.
+
+        RabbitMQ confirms the end of a channel before it has returned the channel's token to the queue. Without the
+        wait, a client that knows of the release could be refused the free slot, and an administrator would see the
+        former holder.
         """
         was_held = not self._released and not self.lost.is_set()
         await super().release()
@@ -186,12 +198,12 @@ class FencedGrant(ChannelGrant):
             self._timer.cancel()
         if self._came_back is not None:
             self._came_back.set_exception(LockLost("the lock was let go"))
-            self._came_back.exception()  # marks it as retrieved, because perhaps no task waits for it
+            self._came_back.exception()  # mark the error as retrieved, because perhaps no task waits for it
             self._came_back = None
 
     def on_token(self, token: Token) -> None:
         if self._came_back is None or token.body != self._token.body:
-            # RabbitMQ moves the consumers of a deleted queue to a new queue of that name without a notification.
+            # RabbitMQ moves the consumers of a deleted queue to a new queue of the same name without a notification.
             self.on_ended("it was taken away")
             return
         self._token = token
@@ -208,7 +220,8 @@ class FencedGrant(ChannelGrant):
                 await asyncio.sleep(RETURN_AGAIN_SECONDS)
 
     def _renew_later(self) -> None:
-        """Set the timer for the next renewal, before the broker's consumer_timeout closes the channel."""
+        """Set the timer for the next renewal. Without renewals, the broker's consumer_timeout
+        would close the channel."""
         self._timer = asyncio.get_running_loop().call_later(self._renew_seconds, self._renew_soon)
 
     def _renew_soon(self) -> None:
@@ -228,7 +241,7 @@ def lost_detail(lock: str, reason: str) -> str:
 
 
 def token_value(token: Token) -> int:
-    """Return the fencing token of a delivery of the token message."""
+    """Return the fencing token: the number in the token message plus its delivery count."""
     return int(token.body) + token.deliveries
 
 

@@ -1,14 +1,15 @@
-"""Locks for clients that can't hold a connection: the proxy holds the locks, and gives the clients tokens for them.
+"""Holds locks for clients that can't hold a connection, and gives these clients tokens for the locks.
 
-Owns the waiting clients, and the answers to clients. ``definitions`` knows the locks that exist. The arbiter decides
-which client gets a slot. ``hosted_grants`` decides how long the slot is held.
+Owns the waiting clients, and the answers to clients. ``definitions`` holds the defined locks. The arbiter decides which
+client is granted a slot. ``hosted_grants`` limits how long the slot is held.
 
-A lock is held for ``ttl_seconds``, but not longer than its proxy lives. A client that vanishes loses it after that
-time. A proxy that ends loses all of its locks, because it stores nothing about them. An answer that a lock is held is
-given only after the arbiter has confirmed it. If the arbiter can't be asked, the lock is lost.
+A lock is held for ``ttl_seconds``, and ends earlier if its proxy ends. A client that disappears without a release loses
+the lock after ``ttl_seconds``. A proxy that ends loses all of its locks, because it stores nothing about them. The
+proxy confirms to a client that a lock is held only after the arbiter has confirmed it. If the arbiter does not answer,
+the lock is lost.
 
-Several proxies may hold locks over one broker and one store: each holds the locks that were acquired through it, and
-its tokens name it.
+Several proxies may hold locks on one broker and one store. Each proxy holds the locks that were acquired through it,
+and includes its name in their tokens.
 """
 
 import asyncio
@@ -36,13 +37,13 @@ WAITING_MAX = 10_000
 HELD_MAX = 100_000
 COLLECT_SECONDS = 600.0
 FOLLOW_SECONDS = 10.0
-"""Seconds between two looks of a proxy of a cluster for changes that were not announced to it."""
+"""Seconds between two reads of the store, by which a proxy of a cluster finds changes that were not announced to it."""
 
 T = TypeVar("T")
 
 
 class LockHolder(NamedTuple):
-    """A holder of a lock. ``expires_at`` None: it does not hold the lock through this proxy."""
+    """A holder of a lock. ``expires_at`` is None if the lock is not held through this proxy."""
 
     holder: str
     slot: int
@@ -52,7 +53,8 @@ class LockHolder(NamedTuple):
 
 
 class LockView(NamedTuple):
-    """A lock at present. ``holders`` and ``waiting`` cover all clients, but in a list only those of this proxy."""
+    """The current state of a lock. ``holders`` and ``waiting`` include the clients of all proxies and programs on AMQP;
+    in a list of locks, they include only this proxy's clients."""
 
     name: str
     kind: LockKind
@@ -63,7 +65,7 @@ class LockView(NamedTuple):
 
 
 class LockWaiter:
-    """Knows whether a client still waits. ``end`` ends the wait at once, without a lock."""
+    """Tracks whether a client still waits. ``end`` ends the wait immediately, without a lock."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -71,15 +73,15 @@ class LockWaiter:
         self._limit: asyncio.Timeout | None = None
 
     def end(self, error: LockNotFound | None = None) -> None:
-        """End the wait. Idempotent; the first call counts. ``error``: the client gets this instead of "not
-        acquired"."""
+        """End the wait. Idempotent: only the first call has an effect. If ``error`` is given, the client receives it
+        instead of "not acquired"."""
         if not self.ended:
             self.ended, self.error = True, error
             if self._limit is not None:
                 self._limit.reschedule(asyncio.get_running_loop().time())
 
     async def wait_for(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Return the result of ``work``, or None if the wait ended before: the work was then cancelled."""
+        """Return the result of ``work``. If the wait ends before, cancel ``work`` and return None."""
         if self.ended:
             return None
         limit = self._limit = asyncio.timeout(None)
@@ -95,9 +97,9 @@ class LockWaiter:
 
 
 class HostedLocks:
-    """Holds the locks of the proxy ``instance``. ``announce``: makes the other proxies, if there are any, ``follow``.
+    """Holds the locks of the proxy ``instance``, for at most ``waiting_max`` waiting clients.
 
-    At most ``waiting_max`` clients wait for locks at once.
+    ``announce`` makes the other proxies call ``follow``. It is None if there are no other proxies.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class HostedLocks:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start to hold locks. Raises: StartupError, StateUnavailable."""
+        """Start to grant locks. Raises: StartupError, StateUnavailable."""
         await self._definitions.start()
         await self._arbiter.start()
         self._deadlines.schedule(self._clock.monotonic() + COLLECT_SECONDS, self)
@@ -153,9 +155,9 @@ class HostedLocks:
     # -- administration -------------------------------------------------------------------------------------------
 
     async def administer(self, name: str, kind: LockKind, slots: int | None, enabled: bool | None) -> LockView:
-        """Create a lock, or change it. None: keep the present value; a new lock has one slot and is enabled.
+        """Create or change a lock. None keeps the current value. By default, a new lock has one slot and is enabled.
 
-        Raises: InvalidRequest, Conflict (it is of another kind), LockHeld, BrokerUnavailable, StateUnavailable.
+        Raises: InvalidRequest, Conflict (the lock is of another kind), LockHeld, BrokerUnavailable, StateUnavailable.
         """
         self._raise_if_stopping()
         async with self._definitions.changes(name):
@@ -175,7 +177,7 @@ class HostedLocks:
         slots, enabled, waiting = definition.slots, definition.enabled, len(self._waiting.get(name, ()))
         if status is not None:
             waiting = max(waiting, status.waiting)
-            # Another administrator may have changed it over AMQP since.
+            # An administrator may have changed the lock over AMQP after it was defined.
             slots, enabled = len(status.slots), True
             for slot in status.slots:
                 if slot.held and slot.number not in holders:
@@ -185,7 +187,7 @@ class HostedLocks:
         return LockView(name, definition.kind, slots, enabled, [holders[slot] for slot in sorted(holders)], waiting)
 
     def locks(self) -> list[LockView]:
-        """Return all locks by name, as they are defined, with their holders at this proxy."""
+        """Return all defined locks, sorted by name, with their holders at this proxy."""
         return [
             LockView(
                 name,
@@ -199,8 +201,11 @@ class HostedLocks:
         ]
 
     async def delete(self, name: str) -> None:
-        """Delete a lock: its holders lose it, and the waits for it end. Raises: InvalidRequest, LockNotFound, LockHeld,
-        BrokerUnavailable, StateUnavailable. If a call was interrupted, repeat it to finish the deletion."""
+        """Delete a lock. Its holders lose it, and the waits for it end. If a call was interrupted, repeat it to finish
+        the deletion.
+
+        Raises: InvalidRequest, LockNotFound, LockHeld, BrokerUnavailable, StateUnavailable.
+        """
         async with self._definitions.changes(name):
             definition = await self._definitions.latest(name)
             if definition is None:
@@ -211,19 +216,20 @@ class HostedLocks:
                 async with self._definitions.deleting(definition):
                     await self._arbiter.delete(definition)
             finally:
-                for hosted in ended:  # not before: a client that waits at another proxy would get it
+                for hosted in ended:  # not earlier: a client that waits at another proxy would be granted the slot
                     await hosted.grant.release()
         await self._definitions.announce()
 
     async def follow(self) -> None:
-        """Apply changes of other proxies. Holds and waits of deleted locks end here.
+        """Apply changes of other proxies. For deleted locks, end this proxy's held locks and waits.
 
         Raises: StateUnavailable.
         """
         async for gone in self._definitions.follow():
             held = [hosted for hosted in self.grants.of(gone.name) if hosted.definition.kind is gone.kind]
             if gone.by_use and held and gone.name not in self._definitions.known:
-                # It was not deleted on the broker: another proxy that saw no use of it has just forgotten it.
+                # The lock was not deleted on the broker. Another proxy that saw no use of the lock has only forgotten
+                # it.
                 async with self._definitions.changes(gone.name):
                     await self._definitions.add(gone)
                 continue
@@ -232,7 +238,7 @@ class HostedLocks:
                 self.grants.end_soon(hosted, LockEvent.DELETED)
 
     async def force_release(self, name: str, holder: str | None, fencing_token: int | None) -> list[LockHolder]:
-        """Take the lock away from the holders that match all given values, and return them.
+        """Release the lock by force from the holders that match all given values, and return these holders.
 
         Raises: InvalidRequest, LockNotFound, LockHeld, BrokerUnavailable, StateUnavailable.
         """
@@ -255,8 +261,8 @@ class HostedLocks:
     async def acquire(
         self, name: str, holder: str, *, ttl_seconds: float, wait_seconds: float, waiter: LockWaiter
     ) -> tuple[str, HostedGrant] | None:
-        """Acquire the lock. Return its token and grant, or None if others hold it for all of ``wait_seconds``, or
-        ``waiter`` ends.
+        """Acquire the lock. Return its token and grant, or None if other clients hold the lock for all of
+        ``wait_seconds``, or if ``waiter`` ends the wait.
 
         Raises: InvalidRequest, LockNotFound, LockUnavailable, BrokerUnavailable, StateUnavailable.
         """
@@ -278,7 +284,7 @@ class HostedLocks:
             self._definitions.used(name)
         if grant is not None and not waiter.ended:
             return self.grants.add(definition, holder, grant, ttl_seconds)
-        if grant is not None:  # its client left at the same moment
+        if grant is not None:  # the client left at the same moment
             self._background.spawn(grant.release(), name=f"release lock {name}")
         if waiter.error is not None:
             raise waiter.error
@@ -286,14 +292,17 @@ class HostedLocks:
         return None
 
     async def verify(self, name: str, token: str) -> HostedGrant:
-        """Ask the arbiter whether it is still held. Raises: InvalidRequest, LockNotFound, LockLost,
-        StateUnavailable."""
+        """Confirm with the arbiter that the lock is still held, and return its grant.
+
+        Raises: InvalidRequest, LockNotFound, LockLost, StateUnavailable.
+        """
         hosted = await self._found(name, token)
         await self._ask(hosted, hosted.grant.verify)
         return hosted
 
     async def renew(self, name: str, token: str, ttl_seconds: float | None) -> HostedGrant:
-        """Hold the lock for ``ttl_seconds`` from the call on; None: as long as before. Its fencing token may grow.
+        """Hold the lock for ``ttl_seconds`` from the time of this call. None repeats the previous time to live. The
+        fencing token may grow.
 
         Raises: InvalidRequest, LockNotFound, LockLost, StateUnavailable.
         """
@@ -305,8 +314,10 @@ class HostedLocks:
         return hosted
 
     async def release(self, name: str, token: str) -> bool:
-        """Release the lock. Return whether it was held until now. Idempotent. Raises: InvalidRequest, LockNotFound,
-        StateUnavailable."""
+        """Release the lock. Return whether it was held until this call. Idempotent.
+
+        Raises: InvalidRequest, LockNotFound, StateUnavailable.
+        """
         try:
             hosted = await self._found(name, token)
         except LockLost:
@@ -316,7 +327,7 @@ class HostedLocks:
         return was_held
 
     def release_soon(self, hosted: HostedGrant) -> None:
-        """Release, in the background, a lock whose client never got the answer."""
+        """Release, in the background, a lock whose client did not receive the answer."""
         self.grants.end_soon(hosted, LockEvent.RELEASED)
 
     def waiting_by_kind(self) -> Mapping[LockKind, int]:
@@ -330,7 +341,7 @@ class HostedLocks:
     # -- how ------------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> float:
-        """Forget mutexes that were created by use and not used for a day, as the broker does."""
+        """Forget mutexes that were created by use and have not been used for a day. The broker removes them, too."""
         for definition in self._definitions.unused(now):
             if not self.grants.of(definition.name) and definition.name not in self._waiting:
                 self._background.spawn(self._forget(definition), name=f"forget lock {definition.name}")
@@ -340,7 +351,7 @@ class HostedLocks:
         name = definition.name
         try:
             if self._definitions.is_shared and await self._arbiter.status(definition) is not None:
-                self._definitions.used(name)  # by clients of other proxies: look again in a day
+                self._definitions.used(name)  # clients of other proxies use it: check again in a day
                 return
             async with self._definitions.changes(name):
                 is_as_it_was = self._definitions.known.get(name) == definition
@@ -351,7 +362,7 @@ class HostedLocks:
             _log.info("an unused lock could not be deleted yet", extra={"lock": name, "reason": error.detail})
 
     async def _keep_following(self) -> None:
-        """Follow changes that were not announced to this proxy. Endless."""
+        """Apply changes that were not announced to this proxy. Never returns."""
         while True:
             await asyncio.sleep(FOLLOW_SECONDS * random.uniform(0.8, 1.2))
             try:
@@ -376,7 +387,7 @@ class HostedLocks:
                 definition = await self._definitions.latest(name)
                 if definition is None:
                     made = LockDefinition(name=name, kind=LockKind.MUTEX, by_use=True)
-                    await self._arbiter.set_slots(made)  # once, for all clients that come first
+                    await self._arbiter.set_slots(made)  # only once, for all clients that use the name first
                     definition = await self._definitions.add(made)
         return definition or await self._definitions.find(name)
 
@@ -386,12 +397,12 @@ class HostedLocks:
         return self.grants.find(name, token)
 
     async def _ask(self, hosted: HostedGrant, question: Callable[[], Awaitable[object]]) -> None:
-        """Ask the arbiter about a lock. Raises: LockLost, also if the lock ended while the arbiter was asked."""
+        """Ask the arbiter about a lock. Raises: LockLost, also if the lock ended during the call."""
         name = hosted.definition.name
         try:
             await question()
         except LockLost:
-            # If it was released meanwhile, that end stays on record.
+            # If the lock ended during the call (for example by a release), its first recorded reason stays.
             self.grants.end_soon(hosted, LockEvent.LOST)
         self.grants.still_held(name, hosted.digest)
 

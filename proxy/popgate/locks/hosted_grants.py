@@ -1,12 +1,12 @@
-"""The locks that this proxy holds for its clients, by token, and how each of them ends.
+"""Holds the grants of this proxy's clients, by token, and records how each grant ends.
 
     acquired --> HELD --> released | expired (its ttl) | lost (its slot, or the connection to the broker, is gone)
                   | ^              | force_released | deleted (the lock)
                 renewed
 
-A token consists of the name of this proxy, so that other proxies know the one that holds the lock, and a secret of 256
-bits. Only its digest is stored, so that the time of a look-up reveals nothing. The reason why a lock ended is
-remembered for a while, for its client.
+A token consists of the name of this proxy and a secret of 256 bits. By the name, other proxies find the proxy that
+holds the lock. Only the token's digest is stored, so that the duration of a look-up reveals nothing about valid tokens.
+The reason why a lock ended is kept for a while, because its client may still ask.
 """
 
 import secrets
@@ -25,11 +25,11 @@ from popgate.runtime.deadlines import NEVER, Deadlines
 
 TOKEN_BYTES = 32
 ENDED_MAX = 10_000
-"""Maximum number of tokens for which the reason of their end is remembered."""
+"""Maximum number of ended tokens for which the reason of the end is kept."""
 
 
 class LockEvent(StrEnum):
-    """The counted events of locks. The last five end a lock."""
+    """An event of a lock that the metrics count. The last five end a lock."""
 
     ACQUIRED = "acquired"
     NOT_ACQUIRED = "not_acquired"
@@ -100,8 +100,7 @@ class HostedGrant:
 
 
 class HostedGrants:
-    """Holds all grants of this proxy. Decisions are synchronous; the release at the broker follows in the
-    background."""
+    """Holds all grants of this proxy. Decisions are synchronous. The release at the broker follows in the background."""
 
     def __init__(self, clock: Clock, deadlines: Deadlines, background: Background, instance: InstanceId) -> None:
         self._instance = instance
@@ -111,7 +110,7 @@ class HostedGrants:
         self._by_digest: dict[bytes, HostedGrant] = {}
         self._by_lock: dict[str, list[HostedGrant]] = {}
         self._ended: OrderedDict[bytes, tuple[str, str]] = OrderedDict()
-        """The lock of each ended token, and why it ended."""
+        """The name of the lock of each ended token, and the reason why it ended."""
         self.counts: dict[tuple[LockEvent, LockKind], int] = {}
 
     def __len__(self) -> int:
@@ -121,7 +120,7 @@ class HostedGrants:
         self.counts[event, kind] = self.counts.get((event, kind), 0) + 1
 
     def add(self, definition: LockDefinition, holder: str, grant: Grant, ttl_seconds: float) -> tuple[str, HostedGrant]:
-        """Add a grant that is held from now on. Return the token for its client, and the grant."""
+        """Add a grant that is held from now on. Return the client's token, and the grant."""
         token = f"{self._instance}.{secrets.token_urlsafe(TOKEN_BYTES)}"
         digest, acquired_at = _digest(token), self._clock.wall()
         hosted = HostedGrant(definition, holder, grant, digest=digest, acquired_at=acquired_at, look=self._look_at)
@@ -132,11 +131,14 @@ class HostedGrants:
         return token, hosted
 
     def find(self, lock: str, token: str) -> HostedGrant:
-        """Return the grant of a token, still held as far as this proxy knows. Raises: LockLost, with the reason."""
+        """Return the grant of a token if the lock is still held as far as this proxy knows.
+
+        Raises: LockLost, with the reason why the lock ended.
+        """
         return self.still_held(lock, _digest(token))
 
     def still_held(self, lock: str, digest: bytes) -> HostedGrant:
-        """Return the grant with the digest of a token. Otherwise as ``find``."""
+        """Do the same as ``find``, but by the digest of the token."""
         hosted = self._by_digest.get(digest)
         if hosted is not None and hosted.definition.name == lock:
             self._look_at(hosted)
@@ -146,20 +148,20 @@ class HostedGrants:
         raise LockLost(lost_detail(lock, reason if ended_lock == lock else _UNKNOWN))
 
     def knows(self, lock: str, token: str) -> bool:
-        """Whether the token belongs, or belonged, to this lock."""
+        """Return whether the token belongs to this lock, or belonged to it before it ended."""
         digest = _digest(token)
         hosted = self._by_digest.get(digest)
         return (hosted is not None and hosted.definition.name == lock) or self._ended.get(digest, ("",))[0] == lock
 
     def prolong(self, hosted: HostedGrant, ttl_seconds: float, *, since: float) -> None:
-        """Let the grant end ``ttl_seconds`` after ``since`` (monotonic)."""
+        """Set the end of the grant to ``ttl_seconds`` after ``since`` (monotonic)."""
         hosted.ttl_seconds = ttl_seconds
         hosted.ends_at = since + ttl_seconds
         hosted.expires_at = self._clock.wall() + hosted.ends_at - self._clock.monotonic()
         self._deadlines.schedule(hosted.ends_at, hosted)
 
     def end(self, hosted: HostedGrant, event: LockEvent) -> bool:
-        """End a grant; the caller has to free its slot. Return False if it had ended before."""
+        """End a grant. The caller has to release its slot. Return False if the grant had already ended."""
         if self._by_digest.pop(hosted.digest, None) is None:
             return False
         name = hosted.definition.name
@@ -175,12 +177,13 @@ class HostedGrants:
         return True
 
     def end_soon(self, hosted: HostedGrant, event: LockEvent) -> None:
-        """End a grant, and free its slot in the background."""
+        """End a grant, and release its slot in the background."""
         if self.end(hosted, event):
             self._background.spawn(hosted.grant.release(), name=f"release lock {hosted.definition.name}")
 
     def of(self, lock: str) -> list[HostedGrant]:
-        """Return the grants of one lock, by slot. Grants known to be lost are ended first."""
+        """Return the grants of one lock, sorted by slot. Grants that are known to be lost, or have expired, are ended
+        first."""
         for hosted in list(self._by_lock.get(lock, ())):
             self._look_at(hosted)
         return sorted(self._by_lock.get(lock, ()), key=lambda hosted: hosted.slot)
@@ -191,7 +194,7 @@ class HostedGrants:
         return list(self._by_digest.values())
 
     def _look_at(self, hosted: HostedGrant) -> None:
-        """End a grant if its slot is known to be lost, or if its time is over and the timer is late."""
+        """End a grant if its slot is known to be lost, or if its time to live has passed (the timer may be late)."""
         if hosted.grant.lost.is_set():
             self.end_soon(hosted, LockEvent.LOST)
         elif self._clock.monotonic() >= hosted.ends_at:
@@ -199,7 +202,7 @@ class HostedGrants:
 
 
 def holder_of(token: str) -> InstanceId | None:
-    """Return the proxy that holds the lock of ``token``; None: it is not a token of popgate."""
+    """Return the proxy that holds the lock of ``token``, or None if this is not a token of popgate."""
     instance, dot, _ = token.partition(".")
     return InstanceId(instance) if instance and dot else None
 

@@ -1,4 +1,4 @@
-"""Two ways to observe a lock: ``Probe`` asks about its queues, and ``TokenListener`` waits for tokens from them."""
+"""Two ways to observe a lock: ``Probe`` queries its queues, and ``TokenListener`` waits for tokens from them."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,7 @@ from popgate.ports.lock_driver import LockChannel, LockDriver, LockListener, Que
 
 
 class TokenListener:
-    """Listens for tokens on one channel, and hands them to the waiting task; later to an heir."""
+    """Receives the tokens of one channel, and hands them to the waiting task or, after ``forward_to``, to an heir."""
 
     def __init__(self) -> None:
         self._heir: LockListener | None = None
@@ -19,7 +19,7 @@ class TokenListener:
         self._changed = asyncio.Event()
 
     async def token(self, seconds: float) -> Token | None:
-        """Return the next token, or None if none comes in time. Raises: LockUnavailable, if the channel has ended."""
+        """Return the next token, or None if none arrives in time. Raises: LockUnavailable if the channel has ended."""
         try:
             async with asyncio.timeout(seconds):
                 while not self._tokens:
@@ -32,7 +32,7 @@ class TokenListener:
         return self._tokens.popleft()
 
     def left(self, queue: str) -> None:
-        """Forget the tokens of a queue whose line was left: they have been returned already."""
+        """Discard the tokens of a queue whose line the client has left. These tokens have already been returned."""
         self._tokens = deque(token for token in self._tokens if token.queue != queue)
 
     def forward_to(self, heir: LockListener) -> None:
@@ -57,7 +57,7 @@ class TokenListener:
 
 
 class Probe:
-    """A channel for questions. It is opened when needed, and again after an answer has ended it."""
+    """A channel for queries. It is opened when it is needed. If a query ends it, the next query opens another one."""
 
     def __init__(self, driver: LockDriver) -> None:
         self._driver = driver
@@ -75,7 +75,7 @@ class Probe:
             await channel.close()
 
     def forget(self) -> None:
-        """Ask the next question on another channel, because one was not answered."""
+        """Abandon the channel, because a query on it was not answered. The next query opens another one."""
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.abandon()
@@ -87,7 +87,7 @@ class Probe:
         return self._channel
 
     def forwarded(self) -> tuple[LockChannel, TokenListener]:
-        """Hand the channel over to a grant."""
+        """Transfer the channel to a grant."""
         channel, self._channel = self._channel, None
         assert channel is not None, "the lock was taken on it"
         return channel, self._listener

@@ -1,7 +1,7 @@
-"""Locks that RabbitMQ arbitrates: the proxy is one more program that acquires them over AMQP.
+"""Locks that RabbitMQ arbitrates: the proxy acquires them over AMQP, like any other program.
 
-So they exclude programs that use the same names over ``popgate.amqp_locks``, and other proxies. Held locks end with the
-connection; a new connection holds none.
+So a lock excludes other proxies and programs that use the same name over ``popgate.amqp_locks``. Held locks end with
+the connection. A new connection holds none.
 """
 
 import contextlib
@@ -20,8 +20,11 @@ from popgate.runtime.background import Background
 
 
 class BrokerArbiter:
-    """Acquires locks on the broker. ``renew_seconds``: time between two renewals of a held lock, well within the
-    broker's consumer_timeout."""
+    """Acquires locks on the broker.
+
+    ``renew_seconds`` is the time between two renewals of a held lock. It must be well below the broker's
+    consumer_timeout.
+    """
 
     def __init__(self, connection: LockConnection, clock: Clock, background: Background, renew_seconds: float) -> None:
         self._connection = connection
@@ -65,7 +68,7 @@ class BrokerArbiter:
                 return None
 
     async def force_release(self, definition: LockDefinition, number: int) -> None:
-        with _translated(), contextlib.suppress(LockNotFound):  # its slot is gone, and so is its holder
+        with _translated(), contextlib.suppress(LockNotFound):  # the slot no longer exists, so it has no holder
             await self._administration().force_release(definition.name, definition.kind, number)
 
     async def delete(self, definition: LockDefinition) -> None:

@@ -1,12 +1,14 @@
-"""Unfenced locks, as amqp-locks describes them: for drivers that can't consume, and programs that need no token.
+"""Acquires unfenced locks, as amqp-locks describes them: for drivers that can't consume, and programs that need no
+token.
 
-The holder of a slot is the client that has its exclusive queue. Other clients find out whether that queue exists by a
-publish to it, which is answered "no route" if it does not exist. So a failed attempt usually ends no channel; only if
-two clients are equally fast, one of them loses its channel. The broker keeps no line: a waiting client asks again, less
-and less often, and others may overtake it.
+The holder of a slot is the client whose connection has declared the slot's exclusive queue. Other clients check whether
+that queue exists by publishing to it: if it does not exist, the broker reports that the message has no route. So a
+failed attempt usually ends no channel. Only if two clients take the slot at the same moment, one of them loses its
+channel. The broker keeps no line of waiting clients: a waiting client tries again at growing intervals, and other
+clients may overtake it.
 
-An exclusive queue belongs to a connection, and a lock ends only with that. A resource is not protected from a holder
-that is suspended while it loses the lock.
+An exclusive queue belongs to a connection and outlives its channel. So a lock that is not released ends only with the
+connection. The protected resource can't refuse a holder that is suspended while it loses the lock.
 """
 
 import asyncio
@@ -21,11 +23,11 @@ from popgate.ports.lock_driver import LockDriver
 from popgate.runtime.background import Background
 
 ASK_SECONDS, ASK_SECONDS_MAX = 0.01, 0.25
-"""First and maximum pause, in seconds, of a waiting client before it asks again."""
+"""First and maximum pause, in seconds, before a waiting client tries again."""
 
 
 class UnfencedLock:
-    """One lock for this client."""
+    """Acquires one lock for this client."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class UnfencedLock:
         self._chance = chance
 
     async def acquire(self, wait_seconds: float = 0.0) -> UnfencedGrant | None:
-        """Acquire the lock. Return None if others hold all slots for all of ``wait_seconds``.
+        """Acquire the lock. Return None if other clients hold all slots for all of ``wait_seconds``.
 
         Raises: LockNotFound, LockUnavailable.
         """
@@ -65,7 +67,7 @@ class UnfencedLock:
             async with Probe(self._driver) as probe:
                 grant = await self._first_free(probe)
         except BaseException:
-            if grant is not None:  # the caller will not know of it
+            if grant is not None:  # the caller will not receive it
                 await grant.release()
             raise
         return grant
@@ -87,7 +89,7 @@ class UnfencedLock:
         return None
 
     async def _take(self, slot: Slot, probe: Probe) -> UnfencedGrant | None:
-        """Take a slot on the probe's own channel: another channel would cost as much as all other steps."""
+        """Take a slot on the probe's own channel, because another channel would cost as much as all other steps."""
         if not await (await probe.channel()).take(slot.held_queue):
             probe.forget()
             return None
@@ -95,7 +97,7 @@ class UnfencedLock:
         grant = UnfencedGrant(slot, channel, self._background)
         listener.forward_to(grant)
         try:
-            if self.kind is not LockKind.MUTEX:  # the slot may have been removed meanwhile
+            if self.kind is not LockKind.MUTEX:  # the slot may have been removed in the meantime
                 await grant.verify()
         except LockLost:
             return None
