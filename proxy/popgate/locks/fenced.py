@@ -170,7 +170,7 @@ class FencedLock:
                 await channel.put(slot.holder_queue, says)
 
     async def _look_for_slots(self, attempt: "_Attempt") -> None:
-        """Count the slots whose numbers follow each other from 1 on. Create the slot of a mutex if it does not exist."""
+        """Count the slots whose numbers follow each other from 1 on. Create the slot of a mutex if it is missing."""
         if self._slot_count and self.kind is not LockKind.SEMAPHORE:
             return
         slot = Slot(self.lock, self.kind, self._slot_count + 1)

@@ -160,7 +160,7 @@ class FencedGrant(ChannelGrant):
         return token_value(self._token)
 
     async def renew(self) -> int:
-        """Make the broker deliver the token again, to this client only. Return the new fencing token. Raises: LockLost."""
+        """Make the broker deliver the token again, to this client only. Return the new token. Raises: LockLost."""
         self._raise_if_lost()
         if self._came_back is None:
             self._came_back = asyncio.get_running_loop().create_future()
@@ -220,8 +220,8 @@ class FencedGrant(ChannelGrant):
                 await asyncio.sleep(RETURN_AGAIN_SECONDS)
 
     def _renew_later(self) -> None:
-        """Set the timer for the next renewal. Without renewals, the broker's consumer_timeout
-        would close the channel."""
+        """Set the timer for the next renewal. Without renewals, the broker's consumer_timeout would close the
+        channel."""
         self._timer = asyncio.get_running_loop().call_later(self._renew_seconds, self._renew_soon)
 
     def _renew_soon(self) -> None:

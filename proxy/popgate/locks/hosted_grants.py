@@ -100,7 +100,8 @@ class HostedGrant:
 
 
 class HostedGrants:
-    """Holds all grants of this proxy. Decisions are synchronous. The release at the broker follows in the background."""
+    """Holds all grants of this proxy. Decisions are synchronous. The release at the broker follows in the
+    background."""
 
     def __init__(self, clock: Clock, deadlines: Deadlines, background: Background, instance: InstanceId) -> None:
         self._instance = instance
