@@ -1,13 +1,13 @@
-"""Locks for AMQP programs: over your own aio-pika connection, without a proxy.
+"""Locks for AMQP programs, over their own aio-pika connection and without a proxy.
 
     connection = await aio_pika.connect("amqp://...")
     locks = Locks(connection, holder="billing-7")
     async with locks.mutex("nightly").held(wait_seconds=10) as grant:
         await write_report(fencing_token=grant.fencing_token)
 
-No lock is safe without fencing: a holder that is suspended (a long pause, a cut network) can't know that the broker has
-handed the lock on. So let the protected resource refuse every request with a lower token than it has seen: ``Fence``,
-``RedisFence``.
+No lock is safe without fencing: a holder that is suspended (by a long pause or a cut network) can't know that the
+broker has given the lock to another client. So let the protected resource refuse every request whose token is lower
+than one that the resource has seen. ``Fence`` and ``RedisFence`` do this.
 """
 
 import contextlib
@@ -48,23 +48,23 @@ __all__ = [
 
 
 class Lock:
-    """One lock. It may be acquired repeatedly, and by several tasks."""
+    """A lock of one connection. It may be acquired repeatedly, and by several tasks."""
 
     def __init__(self, lock: FencedLock | UnfencedLock) -> None:
         self._lock = lock
 
     async def acquire(self, wait_seconds: float = 0.0) -> Grant | None:
-        """Acquire the lock. Return None if others hold it for all of ``wait_seconds``.
+        """Acquire the lock. Return None if other clients hold it for all of ``wait_seconds``.
 
-        Raises: LockNotFound (an administrator has to set its slots), LockUnavailable (RabbitMQ can't be asked).
+        Raises: LockNotFound (an administrator has to set its slots), LockUnavailable (RabbitMQ does not answer).
         """
         return await self._lock.acquire(wait_seconds)
 
     @contextlib.asynccontextmanager
     async def held(self, wait_seconds: float = 0.0) -> AsyncGenerator[Grant]:
-        """Hold the lock inside the block; ``grant.lost`` is set if it is lost there.
+        """Hold the lock inside the block. If the lock is lost there, ``grant.lost`` is set.
 
-        Raises: LockHeld, if others hold it for all of ``wait_seconds``; LockNotFound, LockUnavailable.
+        Raises: LockHeld if other clients hold it for all of ``wait_seconds``; LockNotFound, LockUnavailable.
         """
         grant = await self.acquire(wait_seconds)
         if grant is None:
@@ -76,9 +76,10 @@ class Lock:
 
 
 class Locks:
-    """Gives access to locks over one connection. ``holder``: the client's name for administrators.
+    """Provides locks over one connection. ``holder`` is the client's name for administrators.
 
-    ``fenced=False`` names another lock: one without a token and without a line (``locks.unfenced``).
+    A lock with ``fenced=False`` is not the same lock as the fenced one of that name. It has neither a fencing token nor
+    a line of waiting clients (``locks.unfenced``).
     """
 
     def __init__(
@@ -97,15 +98,15 @@ class Locks:
         return self._made(name, LockKind.MUTEX, fenced)
 
     def semaphore(self, name: str, *, fenced: bool = True) -> Lock:
-        """Return a semaphore: it has as many holders as an administrator allows. Raises: InvalidRequest."""
+        """Return a semaphore, which can have as many holders as an administrator allows. Raises: InvalidRequest."""
         return self._made(name, LockKind.SEMAPHORE, fenced)
 
     def persistent_mutex(self, name: str, *, fenced: bool = True) -> Lock:
-        """Return a mutex that an administrator enables, by setting one slot. Raises: InvalidRequest."""
+        """Return a mutex that an administrator enables by setting one slot. Raises: InvalidRequest."""
         return self._made(name, LockKind.PERSISTENT_MUTEX, fenced)
 
     async def close(self) -> None:
-        """End the background tasks. Held locks end with their connection, or when they are released."""
+        """End the background tasks. Held locks end when they are released, or with the connection."""
         await self._background.stop()
 
     def _made(self, name: str, kind: LockKind, fenced: bool) -> Lock:

@@ -1,4 +1,4 @@
-"""The decisions and actions of a keeper: each is counted for the metrics, kept for requests, and logged once."""
+"""Records the decisions and actions of a keeper: each is counted for the metrics, kept for requests, and logged once."""
 
 import logging
 from collections import Counter, deque
@@ -16,13 +16,14 @@ class KeeperEvent(StrEnum):
     TERM_BEGAN = "term_began"
     TERM_ENDED = "term_ended"
     BLIND = "blind"
-    """RabbitMQ did not answer, or no proxy answered about its groups."""
+    """RabbitMQ did not answer, or no proxy reported the replica settings of its groups."""
     DECIDED = "decided"
-    """A queue's verdict has changed since the last look."""
+    """A queue's verdict has changed since the last observation."""
     STARTED = "started"
     DONE = "done"
     DROPPED = "dropped"
-    """Another administrator was faster, or the last look before the change showed that it is no longer right."""
+    """Another administrator was faster, or the last check before the change showed that the change is no longer right.
+    """
     FAILED = "failed"
 
 
@@ -35,7 +36,7 @@ LEVELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedEvent:
-    """An event. ``at`` in Unix seconds. ``what``: the change's kind, or the verdict."""
+    """An event. ``at`` is in Unix seconds. ``what`` is the kind of the change, or the verdict."""
 
     at: float
     event: KeeperEvent
@@ -47,7 +48,7 @@ class RecordedEvent:
 
 
 class KeeperRecord:
-    """Holds the latest events. ``counts``: by event and ``what``."""
+    """Holds the latest events. ``counts`` contains the number of events by event and ``what``."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()

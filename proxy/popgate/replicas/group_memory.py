@@ -1,7 +1,7 @@
-"""The numbers of replicas for popgate's groups; while no proxy answers, the last known ones are used.
+"""Provides the numbers of replicas for popgate's groups. While no proxy answers, the last known numbers are used.
 
-A keeper must not stop its repairs because no proxy answers. It must not guess either: before the first answer it does
-not know the number for any of popgate's queues.
+A keeper must not stop its repairs because no proxy answers. But before the first answer it knows the number for none of
+popgate's queues, and it must not guess.
 """
 
 import logging
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class RememberedGroups:
-    """Remembers the last answer of ``groups``. None: there are no proxies to ask."""
+    """Holds the last answer of ``groups``, which is None if there are no proxies to ask."""
 
     def __init__(self, groups: ReplicaGroups | None) -> None:
         self._groups = groups
@@ -23,7 +23,10 @@ class RememberedGroups:
         self._is_old = False
 
     async def asking(self) -> Sequence[GroupReplicas]:
-        """Return the present or the last known answer. Raises: PeerUnavailable, if no proxy has answered yet."""
+        """Return the current answer, or the last known one if no proxy answers.
+
+        Raises: PeerUnavailable if no proxy has answered yet.
+        """
         if self._groups is None:
             return ()
         try:

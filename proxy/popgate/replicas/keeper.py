@@ -1,4 +1,4 @@
-"""The keeper: waits for the lock, and keeps the replicas while it holds it. The package describes the theory."""
+"""Waits for the lock, and maintains the replicas while it holds the lock. The package describes the theory."""
 
 import asyncio
 import contextlib
@@ -25,23 +25,27 @@ from popgate.replicas.term import Term
 _log = logging.getLogger(__name__)
 
 CAPABILITIES_SECONDS = 60.0
-"""Seconds until the broker's capabilities are read again: a tool of the broker that failed may work by then."""
+"""Seconds until the broker's capabilities are read again. A broker's tool that failed may work by that time."""
 LINE_SECONDS = 60.0
-"""Maximum seconds of one wait for the lock."""
+"""Maximum seconds of one attempt to acquire the lock."""
 PAUSE_SECONDS_MIN = 0.5
 PAUSE_SECONDS_MAX = 10.0
 TICK_SHARE = 0.1
-"""Share of the interval: queues whose moments are that close together are looked at together."""
+"""Share of the interval. Queues whose checks are due within this share are checked together."""
 TICK_SECONDS_MAX = 3.0
 IN_TIME = frozenset({Verdict.WAITING, Verdict.LIMITED})
-"""Verdicts on changes that are made when their time comes: recorded as one verdict."""
+"""Verdicts on changes that are made after a delay. Both are recorded as WAITING."""
 _ENDED = {Ending.DROPPED: "been dropped", Ending.FAILED: "failed"}
 
 
 class ReplicaKeeper:
-    """Keeps replicas: ``run`` it, ``apply`` the changes that are needed now, or only ``survey``. ``record`` has the
-    events, and ``latest`` the last survey; None while the broker can't be asked, or the keeper is not active.
-    ``groups``: knows the numbers of replicas for popgate's groups; None: groups are not considered."""
+    """Maintains the replicas: call ``run`` for this, ``apply`` to make the changes that are needed now, or ``survey``
+    to change nothing.
+
+    ``record`` contains the events. ``latest`` is the last survey, or None while the broker does not answer or the
+    keeper is not active. ``groups`` returns the numbers of replicas for popgate's groups. If it is None, groups are not
+    considered.
+    """
 
     def __init__(
         self,
@@ -75,7 +79,7 @@ class ReplicaKeeper:
 
     @property
     def fencing_token(self) -> int | None:
-        """The token of the lock while the keeper is active; otherwise None."""
+        """The fencing token of the lock while the keeper is active, otherwise None."""
         return None if self._term is None else self._term.fencing_token
 
     @property
@@ -98,23 +102,26 @@ class ReplicaKeeper:
         return self._capabilities
 
     async def at_work(self) -> KeeperAtWork | None:
-        """Return the keeper that holds the lock, this one or another. Raises: BrokerUnavailable, LockUnavailable."""
+        """Return the keeper that holds the lock (this one or another), or None. Raises: BrokerUnavailable,
+        LockUnavailable."""
         try:
             return await self._lock.holder()
         except LockNotFound:
             return None
 
     async def survey(self) -> Survey:
-        """Look, and plan without the waiting times; change nothing. Raises: BrokerUnavailable, PeerUnavailable."""
+        """Observe the broker, and plan without the waiting times. Change nothing. Raises: BrokerUnavailable,
+        PeerUnavailable."""
         surveyor = self._surveyor(patient=False)
         capabilities = await self.capabilities()
         return await surveyor.plan(await surveyor.look(), capabilities, busy=self.under_way)
 
     async def apply(self) -> Survey:
-        """Make all changes that are needed now, until no more are possible. A failed change is not tried again, and its
-        row has the reason.
+        """Make all changes that are needed now, until no more are possible. Return the last survey.
 
-        Raises: BrokerUnavailable, PeerUnavailable, LockUnavailable, LockHeld (another keeper is at work).
+        A failed change is not tried again. The row of its queue contains the reason.
+
+        Raises: BrokerUnavailable, PeerUnavailable, LockUnavailable, LockLost, LockHeld (another keeper is active).
         """
         grant = await self._lock.acquire(0.0)
         if grant is None:
@@ -144,7 +151,7 @@ class ReplicaKeeper:
         raise AssertionError("a lost lock does not verify")
 
     async def run(self) -> None:
-        """Keep the replicas until this is cancelled. Errors are recorded, and the work is tried again."""
+        """Maintain the replicas until this is cancelled. Errors are recorded, and the work is tried again."""
         pause = PAUSE_SECONDS_MIN
         while True:
             try:
@@ -154,7 +161,7 @@ class ReplicaKeeper:
                     await self._serve(grant)
             except PopgateError as error:
                 self._note(KeeperEvent.BLIND, error.detail)
-            except Exception as error:  # a keeper in a proxy must not end it
+            except Exception as error:  # a keeper beside a proxy must not stop the proxy
                 _log.exception("the replica keeper has failed, and starts again")
                 self._note(KeeperEvent.BLIND, repr(error))
             else:
@@ -165,7 +172,7 @@ class ReplicaKeeper:
     # -- at work -------------------------------------------------------------------------------------------------------
 
     async def _serve(self, grant: Grant) -> None:
-        """Work for one term, until the lock is lost."""
+        """Work until the lock is lost."""
         schedule = CheckSchedule(self._options.check_interval_seconds, self._chance)
         surveyor = self._surveyor(patient=True)
         is_over = asyncio.create_task(grant.lost.wait(), name="popgate replica keeper's lock")
@@ -243,7 +250,7 @@ class ReplicaKeeper:
         for row in plan.rows:
             now = self._verdicts[row.ref]
             is_news = now is not before.get(row.ref, Verdict.ENOUGH)
-            if not is_news or now is Verdict.BUSY:  # the start of the change was recorded
+            if not is_news or now is Verdict.BUSY:  # the start of the change was already recorded
                 continue
             self.record.note(
                 RecordedEvent(

@@ -1,6 +1,6 @@
-"""The lock of the keeper that is at work: a fenced mutex of the locks library, on the broker itself.
+"""The lock of the active keeper: a fenced mutex of the locks library, on the broker that the keeper observes.
 
-In a partition only the side that has a majority of the broker's nodes can hold it.
+If the broker is partitioned, only the side with a majority of its nodes can hold the lock.
 """
 
 import random
@@ -20,7 +20,7 @@ LOCK_NAME = "replica-keeper"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperAtWork:
-    """The keeper that holds the lock. ``since`` in Unix seconds."""
+    """The keeper that holds the lock. ``since`` is in Unix seconds."""
 
     holder: str
     fencing_token: int | None
@@ -29,8 +29,10 @@ class KeeperAtWork:
 
 class KeeperLock(Protocol):
     async def acquire(self, wait_seconds: float) -> Grant | None:
-        """Acquire the lock. Return None if another keeper holds it all the time. Raises: BrokerUnavailable,
-        LockUnavailable."""
+        """Acquire the lock. Return None if another keeper holds it for the whole time.
+
+        Raises: BrokerUnavailable, LockUnavailable.
+        """
         ...
 
     async def holder(self) -> KeeperAtWork | None:
@@ -39,7 +41,7 @@ class KeeperLock(Protocol):
 
 
 class BrokerKeeperLock:
-    """Holds the lock on the broker. ``holder``: this keeper's name for operators."""
+    """Holds the lock on the broker. ``holder`` is this keeper's name for operators."""
 
     def __init__(
         self, connection: LockConnection, clock: Clock, background: Background, *, holder: str, renew_seconds: float

@@ -8,7 +8,8 @@ from popgate.domain.replica_wanted import ReplicaPolicies
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperOptions:
-    """Options of a keeper. ``lag_max``: maximum number of log entries by which a member that keeps up may be behind."""
+    """Options of a keeper. ``lag_max`` is the maximum number of log entries by which a member may be behind and still
+    counts as caught up."""
 
     policies: ReplicaPolicies = field(default_factory=ReplicaPolicies)
     limits: ReplicaLimits = field(default_factory=ReplicaLimits)

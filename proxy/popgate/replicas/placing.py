@@ -15,16 +15,19 @@ _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 1.0
 THINKING_SECONDS_MAX = 3.0
-"""Maximum seconds for all its answers together: a look at hundreds of queues must end before the next one is due."""
+"""Maximum seconds for the plug-in's answers together: an observation of hundreds of queues must end before the next one
+is due."""
 THINKING_SHARE = 0.1
-"""Share of elapsed time that is added to the time left for its answers."""
+"""Share of elapsed time that is added to the plug-in's remaining time."""
 NAMES_MAX = 1_000
-"""Maximum number of names taken from an answer: it may be endless."""
+"""Maximum number of names that are read from an answer, because an answer may be endless."""
 
 
 class GuardedPlacement:
-    """Calls ``place`` as long as it works. If it fails or has used its time, the built-in placement answers. If a call
-    does not end, ``place`` is not called again. ``failures`` counts."""
+    """Calls ``place`` as long as it works. If it fails or has used up its time, the built-in placement answers.
+
+    If a call does not end, ``place`` is not called again. ``failures`` is the number of failed calls.
+    """
 
     def __init__(self, place: Placement, name: str) -> None:
         self._place = place
@@ -51,16 +54,16 @@ class GuardedPlacement:
     def _answer(
         self, replica_queue: ReplicaQueue, members: Sequence[ReplicaNode], nodes: Sequence[ReplicaNode]
     ) -> tuple[list[str] | None, str]:
-        """Return the names that it gives; or None, and the reason."""
+        """Return the names that the plug-in returns, or None and the reason why it failed."""
         answers: queue.SimpleQueue[tuple[list[str] | None, str]] = queue.SimpleQueue()
 
         def ask() -> None:
             try:
                 answers.put((_names(self._place(replica_queue, members, nodes)), ""))
-            except BaseException as error:  # a plug-in may also exit
+            except BaseException as error:  # a plug-in may also raise SystemExit
                 answers.put((None, _told(error)))
 
-        # A daemon thread: if the plug-in hangs, it must not delay the exit.
+        # A daemon thread, because a plug-in that hangs must not delay the exit.
         threading.Thread(target=ask, name=f"popgate placement {self._name}", daemon=True).start()
         try:
             return answers.get(timeout=ANSWER_SECONDS)
@@ -69,7 +72,7 @@ class GuardedPlacement:
             return None, f"no answer within {ANSWER_SECONDS:g} s; it is not asked again"
 
     def _has_time(self) -> bool:
-        """Whether it has time left; if so, it is called now."""
+        """Return whether the plug-in has time left. If so, the caller calls it immediately."""
         now = time.monotonic()
         earned = (now - self._asked_at) * THINKING_SHARE
         self._thinking_left_seconds = min(THINKING_SECONDS_MAX, self._thinking_left_seconds + earned)

@@ -1,4 +1,4 @@
-"""The contents of a survey as plain rows: the same on the command line and over HTTP."""
+"""Converts a survey to plain rows, which are the same on the command line and over HTTP."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from popgate.domain.replicas import Change, Observation
 
 
 def queue_rows(plan: ReplicaPlan) -> Sequence[dict[str, Any]]:
-    """Return one row for each queue, the most endangered first."""
+    """Return one row for each queue, the most endangered queue first."""
     return [
         {
             "queue": row.ref.name,
@@ -32,7 +32,7 @@ def change_row(change: Change) -> dict[str, Any]:
 
 
 def node_rows(seen: Observation) -> Sequence[dict[str, Any]]:
-    """Return one row for each node. ``replicas``: the number of observed queues that have a member there."""
+    """Return one row for each node. ``replicas`` is the number of observed queues that have a member on the node."""
     return [
         {
             "node": node.name,

@@ -1,4 +1,4 @@
-"""One look at the broker, and the plan that follows from it."""
+"""Observes the broker once, and makes the plan that follows from the observation."""
 
 import asyncio
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from popgate.replicas.options import KeeperOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """A look and its plan. ``at`` in Unix seconds."""
+    """An observation and its plan. ``at`` is in Unix seconds."""
 
     at: float
     seen: Observation
@@ -23,8 +23,8 @@ class Survey:
 
 
 class Surveyor:
-    """Looks at the broker, and knows how long each problem has lasted. ``patient=False``: plans without waiting
-    times."""
+    """Observes the broker, and tracks how long each problem has lasted. With ``patient=False``, it plans without
+    waiting times."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Surveyor:
         self._absent: AgeBook[str] = AgeBook(gap)
 
     async def look(self) -> Observation:
-        """Observe the broker. Raises: BrokerUnavailable; PeerUnavailable, if the numbers for groups are not known."""
+        """Observe the broker. Raises: BrokerUnavailable; PeerUnavailable if the replica settings of groups are unknown."""
         groups = await self._groups.asking()
         return as_groups_ask(await self._broker.observe(), groups)
 
@@ -61,7 +61,7 @@ class Surveyor:
         busy: Collection[Change] = (),
         only: Collection[QueueRef] | None = None,
     ) -> Survey:
-        """Make the plan, in a thread because a placement plug-in may be slow."""
+        """Make the plan, in a thread, because a placement plug-in may be slow."""
         now = self._clock.monotonic()
         ages = Ages(
             short=self._short.note(now, short_queues(seen, self._options.policies)),

@@ -1,4 +1,5 @@
-"""The changes of a keeper while it holds the lock: each is a task, and a queue has at most one at a time."""
+"""Runs the changes of a keeper while it holds the lock. Each change is a task. A queue has at most one change at a
+time."""
 
 import asyncio
 import logging
@@ -19,7 +20,7 @@ EVENTS = {Ending.DONE: KeeperEvent.DONE, Ending.DROPPED: KeeperEvent.DROPPED, En
 
 
 class Term:
-    """Carries out changes. ``ended`` is called with each change that has ended, and its outcome."""
+    """Carries out changes. When a change has ended, ``ended`` is called with the change and its outcome."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Term:
         return [change for change, _ in self._under_way.values()]
 
     def begin(self, change: Change) -> None:
-        """Start a change, unless one of the same queue is under way."""
+        """Start a change, unless another change of the same queue is in progress."""
         if change.queue in self._under_way:
             return
         self._record.note_change(KeeperEvent.STARTED, self._clock.wall(), change, change.reason, self.fencing_token)
@@ -54,7 +55,7 @@ class Term:
         self._under_way[change.queue] = (change, task)
 
     async def wait(self, seconds: float) -> None:
-        """Wait until a change ends, at most for ``seconds``."""
+        """Wait until a change ends, for at most ``seconds``."""
         tasks = [task for _, task in self._under_way.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -62,7 +63,7 @@ class Term:
             await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        """Cancel the changes under way. Requests that were sent to the broker may still take effect."""
+        """Cancel the changes in progress. Requests that were already sent to the broker may still take effect."""
         tasks = [task for _, task in self._under_way.values()]
         for task in tasks:
             task.cancel()
@@ -71,13 +72,13 @@ class Term:
     async def _carry_out(self, change: Change) -> None:
         ending, reason = Ending.FAILED, "cancelled, because the keeper stops"
         try:
-            # Not by ``verify``: a node that is cut off from the others would confirm it.
+            # ``verify`` is not sufficient: a node that is cut off from the others would confirm the lock.
             ending, reason = await carry_out(change, self._broker, self._options, self._clock, self.grant.renew)
         except LockLost as error:
             ending, reason = Ending.DROPPED, error.detail
         except PopgateError as error:
             reason = error.detail
-        except Exception as error:  # an unforeseen answer must not end the keeper
+        except Exception as error:  # an unforeseen answer must not stop the keeper
             _log.exception("a change of replicas has failed")
             reason = repr(error)
         finally:

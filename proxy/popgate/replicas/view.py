@@ -1,4 +1,4 @@
-"""The view of the replicas for requests to this process: cached, so that not each request asks the broker."""
+"""Shows the replicas to requests of this process. The view is cached, so that not every request queries the broker."""
 
 import asyncio
 from typing import NamedTuple
@@ -9,18 +9,18 @@ from popgate.replicas.keeper_lock import KeeperAtWork
 from popgate.replicas.survey import Survey
 
 FRESH_SECONDS = 2.0
-"""Maximum age, in seconds, of the view."""
+"""Maximum age of the view, in seconds."""
 
 
 class ReplicaView(NamedTuple):
-    """A survey. ``at_work``: the keeper that holds the lock, in this process or another."""
+    """A survey, and the keeper that holds the lock, in this process or another (``at_work``)."""
 
     survey: Survey
     at_work: KeeperAtWork | None
 
 
 class CachedReplicaView:
-    """Answers questions about replicas, also while this process's keeper only waits for the lock."""
+    """Caches the latest survey. It works even if this process's keeper is only waiting for the lock."""
 
     def __init__(self, keeper: ReplicaKeeper, clock: Clock) -> None:
         self.keeper = keeper
@@ -30,7 +30,7 @@ class CachedReplicaView:
         self._asking = asyncio.Lock()
 
     async def view(self) -> ReplicaView:
-        """Return the present view. Raises: BrokerUnavailable, LockUnavailable."""
+        """Return the current view. Raises: BrokerUnavailable, PeerUnavailable, LockUnavailable."""
         async with self._asking:
             if self._latest is None or self._clock.monotonic() - self._looked_at > FRESH_SECONDS:
                 self._latest = ReplicaView(await self.keeper.survey(), await self.keeper.at_work())
