@@ -18,7 +18,7 @@ class AgeBook(Generic[T]):
         self._looked_at = 0.0
 
     def note(self, now: float, are_so: Collection[T]) -> dict[T, float]:
-        """Return the ages, in seconds, of the conditions ``are_so``, which hold now. All other conditions have ended."""
+        """Return the ages, in seconds, of the conditions ``are_so``, which hold now. All others have ended."""
         if now - self._looked_at > self._gap:
             self._since.clear()
         self._looked_at = now

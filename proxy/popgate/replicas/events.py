@@ -1,4 +1,4 @@
-"""Records the decisions and actions of a keeper: each is counted for the metrics, kept for requests, and logged once."""
+"""Records the decisions and actions of a keeper. Each is counted for the metrics, kept for requests, and logged."""
 
 import logging
 from collections import Counter, deque

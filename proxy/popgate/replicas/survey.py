@@ -49,7 +49,7 @@ class Surveyor:
         self._absent: AgeBook[str] = AgeBook(gap)
 
     async def look(self) -> Observation:
-        """Observe the broker. Raises: BrokerUnavailable; PeerUnavailable if the replica settings of groups are unknown."""
+        """Observe the broker. Raises: BrokerUnavailable; PeerUnavailable if the groups' settings are unknown."""
         groups = await self._groups.asking()
         return as_groups_ask(await self._broker.observe(), groups)
 
