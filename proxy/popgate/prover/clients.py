@@ -1,6 +1,6 @@
-"""One client of the lock in a worker process: it reconnects after a failure, and prints every call before and after.
+"""One client of the lock in a worker process. It reconnects after a failure, and prints every call before and after it.
 
-This module owns the lines that the parent reads, and the choice of the broker's node.
+This module owns the format of the lines that the parent reads, and chooses the broker's node.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ T = TypeVar("T")
 
 
 class Lines:
-    """Writes the lines that the parent reads: one JSON object per line, complete even if the process is killed."""
+    """Writes the lines that the parent reads: one JSON object per line. A line is complete even if the process is
+    killed."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -46,7 +47,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The answer to a call, and its cost. ``error`` is empty if there was an answer."""
+    """The answer to a call, and its cost. ``error`` is empty if the call was answered."""
 
     outcome: OperationOutcome
     held: Held | None = None
@@ -62,10 +63,10 @@ class LockClient:
     def __init__(
         self, name: str, connect: Connect, urls: Sequence[str], lock: str, kind: LockKind, lines: Lines
     ) -> None:
-        """Make a client that is not connected yet.
+        """Create a client that is not connected yet.
 
-        ``urls``: the broker's nodes, the preferred one first. Each entry may be several URLs with commas between them,
-        which the client uses together.
+        ``urls`` are the URLs of the broker's nodes, the preferred one first. An entry may contain several URLs with
+        commas between them, all of which the client uses at the same time.
         """
         self.name = name
         self._connect = connect
@@ -83,8 +84,10 @@ class LockClient:
         return self._target is not None
 
     async def connect(self) -> None:
-        """Connect to the first node that works. Raises: any exception of the implementation, from the last node
-        tried."""
+        """Connect to the first node that accepts the connection.
+
+        Raises: any exception of the implementation, from the last node that was tried.
+        """
         for _ in range(len(self._urls) - 1):
             with contextlib.suppress(Exception):
                 return await self._connect_to_first()
@@ -113,7 +116,7 @@ class LockClient:
             target.on_doubt = self._on_doubt
 
     async def close(self) -> None:
-        """Close the connection, which releases all locks that this client holds."""
+        """Close the connection. This releases all locks that this client holds."""
         target, self._target = self._target, None
         if target is not None:
             with contextlib.suppress(Exception):
@@ -122,7 +125,7 @@ class LockClient:
         self._cut()
 
     def cut(self) -> None:
-        """Cut the client's connections, and report the time."""
+        """Cut the client's connections, and report the time of the cut."""
         start = time.monotonic()
         self._cut()
         how = CUT_OFF if self._ends_by_time else "connection cut"
@@ -159,7 +162,8 @@ class LockClient:
         return await self._call(Action.SET_SLOTS, lambda target: target.set_slots(slots), _done, number=slots)
 
     async def count_held(self, *, patience_seconds: float) -> Call:
-        """Count the held slots, as soon as there are none, or after ``patience_seconds``."""
+        """Count the held slots repeatedly, until none is held or ``patience_seconds`` have passed. Return the last
+        number."""
 
         async def count(target: LockTarget) -> int:
             deadline = time.monotonic() + patience_seconds
@@ -177,7 +181,7 @@ class LockClient:
             await self._target.remove()
 
     async def write(self, held: Held, ask: Callable[[int], Awaitable[bool]]) -> bool:
-        """Write to the protected resource; ``ask`` waits for its answer to the operation of that number."""
+        """Write to the protected resource. ``ask`` waits for its answer to the operation with the given number."""
         number = self._begin(Action.WRITE, held)
         admitted = await ask(number)
         self._end(number, Call(OperationOutcome.DONE if admitted else OperationOutcome.REFUSED, held))

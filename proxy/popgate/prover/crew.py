@@ -1,6 +1,7 @@
-"""The worker processes from their parent's side: it starts, instructs, stops, kills and replaces them.
+"""Controls the worker processes from their parent: starts, instructs, stops, kills and replaces them.
 
-A worker's place has a number. The worker there gets a new name after each kill, so that a history tells them apart.
+A worker works at a numbered place. After a kill, the new worker at the place has another name, so that a history
+distinguishes the two.
 """
 
 import asyncio
@@ -22,7 +23,8 @@ from popgate.prover.worker import WAIT_SECONDS_MAX, WorkerSettings, settings_lin
 
 READY_SECONDS = 60.0
 REST_SECONDS = WAIT_SECONDS_MAX + 20.0
-"""Seconds that a worker may take to rest. After that it hangs in an operation, which the history shows."""
+"""Seconds that a worker may take to finish its work. After that, it is considered hanging in an operation, which the
+history shows."""
 END_SECONDS = 5.0
 STOPPED, CUT = "stopped", "connection cut"
 STDERR_LINES = 15
@@ -56,7 +58,7 @@ class Worker:
         self._write({"do": do, **fields})
 
     async def hear(self, what: str, seconds: float) -> dict[str, Any]:
-        """Wait for the next line of that kind. Raises: ProverFailed, TimeoutError."""
+        """Wait for the next line of kind ``what``. Raises: ProverFailed, TimeoutError."""
         async with asyncio.timeout(seconds):
             while True:
                 line = await self._said.get()
@@ -78,7 +80,7 @@ class Worker:
         self.is_stopped = False
 
     async def kill(self) -> None:
-        """Kill the process; return when it is dead and all its output has been read."""
+        """Kill the process. Return when it is dead and all of its output has been read."""
         if self._process is not None:
             await self._process.kill()
         if self._listening is not None:
@@ -86,7 +88,7 @@ class Worker:
         self._stderr.close()
 
     async def end(self) -> None:
-        """End the process, in order if possible."""
+        """End the process by closing its input. Kill it if it does not end in time."""
         if self._process is not None and self._listening is not None:
             self._process.end_input()
             await asyncio.wait([self._listening], timeout=END_SECONDS)
@@ -125,7 +127,7 @@ class Worker:
 
 
 class Crew:
-    """The workers at their places, and an administrator."""
+    """The workers at their places, and an administrator, which is another worker process."""
 
     def __init__(
         self,
@@ -136,7 +138,8 @@ class Crew:
         fork_server: ForkServer,
         chance: random.Random,
     ) -> None:
-        """Make a crew of ``size`` workers. ``made`` returns the settings for a name, a place (from 0) and a seed."""
+        """Create a crew of ``size`` workers. ``made`` returns the settings of a worker for a name, a place (from 0) and
+        a seed."""
         self.record = record
         self._made = made
         self._fork_server = fork_server
@@ -146,7 +149,7 @@ class Crew:
         self.workers: list[Worker] = [self._worker(place) for place in range(size)]
         self.administrator = Worker(made("admin", size, 0), record, fork_server)
         self.busy: set[int] = set()
-        """Places whose worker is being disturbed."""
+        """The places whose worker is currently being disturbed."""
 
     async def start(self) -> None:
         """Start all processes. Raises: ProverFailed."""
@@ -157,8 +160,11 @@ class Crew:
             worker.tell("work")
 
     async def rest(self) -> None:
-        """Let all workers release and rest. A worker that hangs is killed, and its operation stays unanswered.
-        Raises: ProverFailed."""
+        """Let all workers release their locks and pause. A worker that hangs is killed, and its operation stays
+        unanswered.
+
+        Raises: ProverFailed.
+        """
         for worker in self.workers:
             worker.tell("rest")
         await _all([self._rested(place) for place in range(len(self.workers))])
@@ -169,7 +175,7 @@ class Crew:
         self.administrator.tell(do, request=self._requests, **fields)
         async with asyncio.timeout(seconds):
             while (done := await self.administrator.hear("done", seconds))["request"] != self._requests:
-                pass  # late answer to a request that was given up
+                pass  # a late answer to an earlier request, for which the crew no longer waits
         return done
 
     async def end(self) -> None:
@@ -188,7 +194,7 @@ class Crew:
         await worker.start()
 
     async def stop(self, place: int, seconds: float) -> None:
-        """Pause a worker."""
+        """Pause a worker for ``seconds``."""
         worker, at = self.workers[place], time.monotonic()
         worker.stop()
         try:
@@ -198,7 +204,7 @@ class Crew:
             self.record.disturb(worker.name, STOPPED, at)
 
     def cut(self, place: int) -> None:
-        """Cut a worker's connection; the worker reports the time itself."""
+        """Cut a worker's connection. The worker itself reports the time."""
         self.workers[place].tell("cut")
 
     def _worker(self, place: int) -> Worker:
@@ -215,7 +221,7 @@ class Crew:
 
 
 async def _all(work: Sequence[Awaitable[T]]) -> None:
-    """Wait for all; then raise the first failure."""
+    """Wait for all. After that, raise the first failure."""
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

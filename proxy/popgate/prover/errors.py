@@ -4,7 +4,7 @@ from popgate.domain.errors import PopgateError
 
 
 class ProverFailed(PopgateError):
-    """Nothing can be proven: the implementation does not work undisturbed, or a process failed."""
+    """Nothing can be proven, because the implementation does not work undisturbed, or a process failed."""
 
     code = "prover_failed"
 

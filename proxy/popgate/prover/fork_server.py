@@ -1,19 +1,20 @@
-"""Starts workers: one process imports what they need, and forks each of them.
+"""Starts workers: one process imports the modules that they need, and forks each of them.
 
-Theory of operation. Starting Python and importing an AMQP client takes longer than most of a worker's tasks, and a
+Theory of operation. A start of Python with an import of an AMQP client takes longer than most of a worker's tasks. A
 proof starts dozens of workers. So the parent starts one **fork server** (``python -m popgate.prover.fork_server``),
-which runs no thread and no event loop. To get a worker, the parent sends it a request with three descriptors, which
-become the worker's standard streams; the answer is the worker's process id. Each worker is a separate process with its
-own connections, which can be stopped and killed. The fork server imports no implementation except popgate's, so
-anything that a module decides at import, such as its identity, is decided in each worker.
+which runs no thread and no event loop. To get a worker, the parent sends the fork server a request with three
+descriptors, which become the worker's standard streams. The answer is the worker's process id. Each worker is a
+separate process with its own connections, and can be stopped and killed. The fork server imports no implementation
+except popgate's. So a value that a module of an implementation sets at import, such as an identity, is set separately
+in each worker.
 
     parent --"fork", 3 descriptors--> fork server --fork--> worker
       <------------- pid ---------------|                    |
       |---- signals, standard streams -----------------------|
       |----------- "reap" pid --------> fork server: wait until it is dead
 
-A worker's process id is not reused until the worker is reaped. The fork server ends with its parent, and workers with
-their input.
+A worker's process id is not reused until the worker is reaped. The fork server ends when its parent ends. A worker ends
+when its input ends.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ READY_SECONDS = 60.0
 
 
 class Child:
-    """A worker's process, from its parent's side; ``said`` is its standard output."""
+    """A worker's process, as its parent sees it. ``said`` is its standard output."""
 
     def __init__(
         self, pid: int, said: asyncio.StreamReader, told: asyncio.WriteTransport, fork_server: "ForkServer"
@@ -55,7 +56,7 @@ class Child:
         self._told.write(line)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless the process is reaped."""
+        """Send a signal, unless the process has been reaped."""
         if not self._is_reaped:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, number)
@@ -64,7 +65,7 @@ class Child:
         self._told.close()
 
     async def kill(self) -> None:
-        """Kill the process; return when it is dead. Idempotent. Raises: ProverFailed."""
+        """Kill the process. Return when it is dead. Idempotent. Raises: ProverFailed."""
         self.signal(signal.SIGKILL)
         self._told.close()
         if not self._is_reaped:
@@ -73,7 +74,7 @@ class Child:
 
 
 class ForkServer:
-    """The process that forks, from its parent's side."""
+    """The process that forks workers, as its parent sees it."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -91,7 +92,7 @@ class ForkServer:
         await self.end()
 
     async def start(self) -> None:
-        """Start the process. It may not be ready yet; the first ``fork`` waits for it."""
+        """Start the process. It may not be ready when this returns. The first ``fork`` waits for it."""
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         with theirs:
@@ -105,7 +106,7 @@ class ForkServer:
             )
 
     async def fork(self, stderr: int) -> Child:
-        """Fork a worker, whose standard error goes to the descriptor ``stderr``. Raises: ProverFailed."""
+        """Fork a worker. Its standard error is written to the descriptor ``stderr``. Raises: ProverFailed."""
         loop = asyncio.get_running_loop()
         input_theirs, input_ours = os.pipe()
         output_ours, output_theirs = os.pipe()
@@ -116,7 +117,7 @@ class ForkServer:
             try:
                 pid = await self._ask(FORK, 0, (input_theirs, output_theirs, stderr))
             except BaseException:
-                told.close()  # ends a worker that may have been forked
+                told.close()  # the end of its input ends a worker that may have been forked
                 raise
         finally:
             os.close(input_theirs)
@@ -124,11 +125,11 @@ class ForkServer:
         return Child(pid, said, told, self)
 
     async def reap(self, pid: int) -> None:
-        """Wait until a killed worker is dead; its process id may be reused then. Raises: ProverFailed."""
+        """Wait until a killed worker is dead. After that, its process id may be reused. Raises: ProverFailed."""
         await self._ask(REAP, pid)
 
     async def end(self) -> None:
-        """End the process. Workers go on as long as they have input. Idempotent; safe before start."""
+        """End the process. Workers continue as long as their input is open. Idempotent, and safe before ``start``."""
         if self._socket is not None:
             self._socket.close()
         process, self._process = self._process, None
@@ -138,8 +139,10 @@ class ForkServer:
             await process.wait()
 
     async def _ask(self, what: int, pid: int, descriptors: tuple[int, ...] = ()) -> int:
-        """Send a request and return its answer. A cancelled caller's answer is still read, or the next request would
-        get it."""
+        """Send a request and return its answer.
+
+        If the caller is cancelled, the answer is still read. Otherwise the next request would receive it.
+        """
         asking = asyncio.create_task(self._asked(what, pid, tuple(os.dup(one) for one in descriptors)), name="fork")
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
@@ -199,7 +202,7 @@ def _become_worker(connection: socket.socket, descriptors: list[int]) -> NoRetur
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(status)  # even if the implementation left threads running
+        os._exit(status)  # even if the implementation has left threads running
 
 
 if __name__ == "__main__":

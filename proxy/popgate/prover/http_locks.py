@@ -1,8 +1,8 @@
 """Locks over HTTP for the prover: through one proxy, or through several proxies in turn.
 
-A held lock is renewed in the background. The client trusts it for its time to live, counted from when the last
-successful renewal was sent, and reports when this time passes without another one. No request is sent twice: the
-handling of lost answers is part of the proof.
+A held lock is renewed in the background. The client trusts the lock for its time to live, measured from the moment when
+it sent the last successful renewal. If this time passes without another successful renewal, the client reports the lock
+as doubtful. No request is sent twice, because the handling of lost answers is part of the proof.
 """
 
 import asyncio
@@ -25,13 +25,14 @@ HOLDER = "prover"
 
 
 class HttpError(Exception):
-    """A proxy answered with an error, or not at all."""
+    """A proxy answered with an error, or did not answer."""
 
 
 class HttpLock:
     """One client of one lock.
 
-    ``urls`` are those of the proxies. ``on_doubt`` is called when a renewal was refused, or came too late.
+    ``urls`` are the URLs of the proxies. ``on_doubt`` is called when a renewal is refused, or when the time to live
+    passes without a successful renewal.
     """
 
     ttl_seconds = TTL_SECONDS
@@ -82,7 +83,7 @@ class HttpLock:
         await self._ask("DELETE", "", accept=HTTPStatus.NOT_FOUND)
 
     async def close(self) -> None:
-        """Release all held locks, if a proxy answers; any other lock ends after its time to live."""
+        """Release all held locks if a proxy answers. A lock that can't be released ends after its time to live."""
         for token in list(self._renewing):
             self._stop_renewing(token)
             with contextlib.suppress(OSError, HttpError):
@@ -91,9 +92,9 @@ class HttpLock:
             proxy.close()
 
     async def _keep(self, token: str, believed_from: float) -> None:
-        """Renew until the lock is lost, or its time passes without an answer."""
+        """Renew the lock until it is lost, or until its time to live passes without an answer."""
         while True:
-            if time.monotonic() < believed_from + RENEW_SECONDS:  # not after a long wait, which used up time
+            if time.monotonic() < believed_from + RENEW_SECONDS:  # not after a long wait, which has used up time
                 await asyncio.sleep(RENEW_SECONDS)
             sent_at = time.monotonic()
             try:

@@ -1,7 +1,7 @@
-"""Injects faults into a lock and its holders, on a schedule that follows from the seed.
+"""Injects faults into a lock and its holders. The seed determines the schedule.
 
-This module decides when, and which worker. It never disturbs more than half of the workers at a time, so that enough
-workers can show whether the lock excludes.
+This module decides when a fault happens, and to which worker. It never disturbs more than half of the workers at the
+same time, so that the others can show whether the lock still excludes.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ class Fault(StrEnum):
     KILL = "kill"
     """A worker is killed with SIGKILL."""
     STOP = "stop"
-    """A worker is paused (SIGSTOP), mostly for longer than the broker waits for it."""
+    """A worker is paused (SIGSTOP), in most cases for longer than the broker waits for its heartbeats."""
     CUT = "cut"
     """A worker's connection is aborted."""
     ADMIN = "admin"
-    """Slots are removed, and added again."""
+    """Slots are removed and added again."""
     NODE = "node"
-    """A node of the broker is killed, and restarted."""
+    """A node of the broker is killed and restarted."""
 
 
 PAUSE_SECONDS = 0.2, 1.2
@@ -35,16 +35,17 @@ ADMIN_SECONDS_MAX = 30.0
 HOLDER_SHARE = 0.7
 """Probability of choosing a worker that holds the lock, if there is one."""
 STALLS = 3.2
-"""Number of heartbeats that a stopped worker misses; over HTTP, longer than the lock's time to live."""
+"""Minimum length of a long stop of a worker, in heartbeat intervals. Over HTTP, this is longer than the lock's time to
+live."""
 LONG_STOP_SHARE = 0.7
 SHORT_STOP_SECONDS = 0.1, 1.0
 NODE_LOST = "node killed"
 NODE_LOST_SECONDS = 3.0
-"""Seconds after which the other nodes have noticed the loss."""
+"""Seconds after which the other nodes have noticed the loss of a node."""
 NODE_DOWN_SECONDS = 1.0, 5.0
 NODE_BACK_SECONDS = 5.0
 SETTLED_SECONDS = 1.0
-"""Seconds to wait before and after the loss of a node. RabbitMQ 3.10 loses a quorum queue for good if its node is
+"""Seconds to wait before and after the loss of a node. RabbitMQ 3.10 permanently loses a quorum queue if its node is
 killed within half a second of its declaration."""
 WEIGHTS = {Fault.KILL: 3, Fault.STOP: 2, Fault.CUT: 4}
 
@@ -71,8 +72,10 @@ class Nemesis:
         self._administering = asyncio.Lock()
 
     async def disturb(self, seconds: float, stopping: asyncio.Event) -> None:
-        """Inject faults for ``seconds``, or until ``stopping``; return when everything works again. Raises:
-        ProverFailed."""
+        """Inject faults for ``seconds``, or until ``stopping`` is set. Return when everything works again.
+
+        Raises: ProverFailed.
+        """
         ending = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._disturb_workers(ending, tasks), name="disturb workers")
@@ -94,7 +97,8 @@ class Nemesis:
             tasks.create_task(self._disturb(place, fault), name=f"{fault} at {place}")
 
     def _victim(self) -> int | None:
-        """Choose a worker that is not being disturbed, mostly a holder; return None while too many are."""
+        """Choose a worker that is not being disturbed, preferably a holder. Return None while too many workers are
+        disturbed."""
         crew = self._crew
         if len(crew.busy) >= max(1, len(crew.workers) // 2):
             return None
@@ -122,7 +126,8 @@ class Nemesis:
         return self._chance.uniform(*SHORT_STOP_SECONDS)
 
     async def _change_slots(self, ending: asyncio.Event) -> None:
-        """Change the number of slots, which mostly is the proper one: without slots, no holder could lose anything."""
+        """Change the number of slots. Most of the time, all slots exist, because without slots no worker would hold a
+        lock."""
         most = self._slots + 1 if self._kind is LockKind.SEMAPHORE else 1
         pause, number = ADMIN_PAUSE_SECONDS, self._slots
         while not await _wait(ending, self._chance.uniform(*pause)):
@@ -154,7 +159,7 @@ class Nemesis:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> bool:
-    """Return whether the event is set within ``seconds``."""
+    """Return whether the event is set before ``seconds`` have passed."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,4 +1,4 @@
-"""Kills nodes of the broker, and restarts them, with the user's commands or a test harness."""
+"""Kills and restarts nodes of the broker, with the user's commands or a test harness."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,24 +11,24 @@ COMMAND_SECONDS_MAX = 180.0
 
 
 class Nodes(Protocol):
-    """Kills and starts the broker's nodes, which are counted from 0."""
+    """Kills and starts the broker's nodes. The first node has number 0."""
 
     @property
     def count(self) -> int: ...
 
     async def kill(self, node: int) -> None:
-        """Kill a node; return when it is gone."""
+        """Kill a node. Return when it has ended."""
         ...
 
     async def start(self, node: int) -> None:
-        """Start a node; return when it serves clients again, as a member of its cluster."""
+        """Start a node. Return when it serves clients again, as a member of its cluster."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CommandNodes:
-    """Runs ``stop_command`` and ``start_command`` in the shell, with the node's number (from 1) in place of
-    ``{node}``."""
+    """Runs ``stop_command`` and ``start_command`` in the shell. ``{node}`` stands for the node's number, which is 1 for
+    the first node."""
 
     count: int
     stop_command: str

@@ -1,4 +1,4 @@
-"""popgate's own locks for the prover: used through their public interface, each client on a plain connection."""
+"""Offers popgate's own locks to the prover: through their public interface, with one plain connection per client."""
 
 import aio_pika
 from aio_pika.abc import AbstractConnection
@@ -7,8 +7,8 @@ from popgate.amqp_locks import Grant, Lock, LockKind, LockLost, LockNotFound, Lo
 from popgate.prover.target import Connect, Held, LockTarget
 
 RENEW_SECONDS = 0.5
-"""Seconds between two renewals, short enough to put renewals into the history; in normal use they are ten minutes
-apart."""
+"""Seconds between two renewals. This is short, so that the history contains renewals. In normal use, renewals are ten
+minutes apart."""
 
 
 class OwnLock:
@@ -66,13 +66,13 @@ class OwnLock:
 
 
 def granted(held: Held) -> Grant:
-    """Return the grant behind ``held``, which came from ``acquire``."""
+    """Return the grant of ``held``, which ``acquire`` returned."""
     grant: Grant = held.grant  # type: ignore[assignment]  # acquire put it there
     return grant
 
 
 async def connect(amqp_url: str, lock: str, kind: LockKind) -> OwnLock:
-    """Return a client on its own connection."""
+    """Return a client with its own connection."""
     return OwnLock(await aio_pika.connect(amqp_url), lock, kind)
 
 

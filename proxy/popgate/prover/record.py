@@ -1,6 +1,6 @@
-"""Combines the workers' output and the injected faults into a history, and provides the protected resource.
+"""Combines the workers' output and the injected faults into a history, and acts as the protected resource.
 
-This module knows no processes: it receives lines and faults.
+This module does not deal with processes: it receives lines and faults.
 """
 
 import re
@@ -15,9 +15,9 @@ from popgate.domain.lock_history import AWAY, KILLED, Action, Disturbance, Opera
 from popgate.locks.fence import Fence
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|(?<=:)\d{4,5}\b")
-"""Matches the numbers by which otherwise equal errors differ."""
+"""Matches the numbers in which otherwise equal error texts differ."""
 ERRORS_MAX = 50
-"""Maximum number of different errors that are counted by text."""
+"""Maximum number of different error texts that are counted."""
 
 
 class Record:
@@ -29,7 +29,7 @@ class Record:
         """Number of faults and other disturbances, by name."""
         self.errors: Counter[str] = Counter()
         self.holders: set[str] = set()
-        """Clients that believe that they hold the lock, as far as they have reported."""
+        """The clients that believe that they hold the lock, according to the lines that they have printed."""
         self._completed: list[Operation] = []
         self._open: dict[tuple[str, int], Operation] = {}
         self._fences: dict[int, Fence] = {}
@@ -47,7 +47,7 @@ class Record:
         return [*self._completed, *self._open.values()]
 
     def outcomes(self) -> dict[str, dict[str, int]]:
-        """Count the operations by action and outcome."""
+        """Return the number of operations by action and outcome."""
         counted: dict[str, dict[str, int]] = {}
         for one in self.operations():
             by_outcome = counted.setdefault(one.action, {})
@@ -55,7 +55,10 @@ class Record:
         return counted
 
     def disturb(self, client: str, what: str, at: float, until: float | None = None) -> None:
-        """Record that ``what`` was done to ``client`` (empty: the broker) between ``at`` and ``until`` (None: now)."""
+        """Record that ``what`` happened to ``client`` between ``at`` and ``until``.
+
+        An empty ``client`` stands for the broker. If ``until`` is None, the disturbance ends now.
+        """
         done = time.monotonic() if until is None else until
         self.disturbances.append(Disturbance(client=client, at=at, what=what, until=done))
         if what != AWAY:
@@ -106,7 +109,7 @@ class Record:
             self.errors[error] += 1
 
     def slots_set(self) -> int | None:
-        """Return the number of slots that was set last: -1 if that failed, None if it was never set."""
+        """Return the number of slots that was set last, -1 if the last change failed, or None if it was never set."""
         changes = [one for one in self.operations() if one.action is Action.SET_SLOTS]
         last = max(changes, key=lambda change: change.invoked, default=None)
         if last is None:
@@ -114,7 +117,7 @@ class Record:
         return last.number if last.outcome is OperationOutcome.DONE else -1
 
     def waits(self) -> Iterator[float]:
-        """Yield the seconds of each acquire that was allowed to wait and got the lock."""
+        """Yield the duration, in seconds, of each successful acquire that was allowed to wait."""
         for one in self._completed:
             if one.action is Action.ACQUIRE and one.outcome is OperationOutcome.DONE and one.wait_seconds:
                 yield one.completed - one.invoked

@@ -1,9 +1,8 @@
-"""A relay between one client and the broker or a proxy: it counts the client's requests, and cuts the connection on
-demand.
+"""Relays data between one client and the broker or a proxy, counts the round trips, and cuts the connections on demand.
 
-This module owns a thread with its own event loop, so that an implementation that blocks is relayed, too. It reads the
-frames of AMQP 0-9-1, which show round trips and new channels with any client library. For HTTP it counts each piece of
-data as a request or an answer. Plain TCP only.
+This module runs a thread with its own event loop, so that it can also relay for an implementation that blocks. It reads
+the frames of AMQP 0-9-1, which show round trips and new channels with any client library. For HTTP, it treats each
+piece of data as a request or an answer. Only plain TCP is supported.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ CONNECTION_CLOSE = (b"\x00\x0a\x00\x32", b"\x00\x0a\x00\x33")
 
 @dataclass(slots=True)
 class Traffic:
-    """The traffic so far. A round trip: the client sent something, and then the broker did."""
+    """The traffic so far. A round trip is counted when the broker sends data after the client has sent data."""
 
     round_trips: int = 0
     channels: int = 0
@@ -43,9 +42,9 @@ class Traffic:
 
 
 class Relay:
-    """Relays every connection to ``broker_url``, which may be changed.
+    """Relays every connection to ``broker_url``. ``lead_to`` changes this URL.
 
-    When the broker ends an AMQP connection without closing it properly, ``on_lost`` is called with the time, in the
+    If the broker ends an AMQP connection without closing it properly, ``on_lost`` is called with the time, in the
     relay's thread.
     """
 
@@ -67,12 +66,12 @@ class Relay:
 
     @property
     def url(self) -> str:
-        """The broker's URL through this relay."""
+        """The URL at which this relay stands for the broker."""
         credentials, at, _ = self._broker.netloc.rpartition("@")
         return urlunsplit(self._broker._replace(netloc=f"{credentials}{at}127.0.0.1:{self._port}"))
 
     def cut(self) -> None:
-        """Abort all connections, and return when that is done."""
+        """Abort all connections. Return when this is done."""
 
         async def cut() -> None:
             for link in list(self._links):
@@ -105,7 +104,7 @@ class Relay:
 
 
 class _Link:
-    """One connection, both ways."""
+    """One relayed connection, in both directions."""
 
     def __init__(
         self, traffic: Traffic, client: asyncio.StreamWriter, broker: asyncio.StreamWriter, *, has_frames: bool
@@ -117,7 +116,7 @@ class _Link:
         self._asked = False
         self._has_frames = has_frames
         self._ending = not has_frames
-        """Whether a connection may now end without a loss, as an idle HTTP connection may."""
+        """Whether the connection may end now without being reported as lost. An idle HTTP connection may always end."""
 
     async def carry(self, client: asyncio.StreamReader, broker: asyncio.StreamReader) -> None:
         """Relay data until either side ends the connection."""
@@ -168,7 +167,7 @@ class _Link:
 
 
 class Pieces:
-    """Treats each piece of data as one frame."""
+    """Treats each piece of received data as one frame."""
 
     def __init__(self, on_frame: Callable[[int, bytes], None]) -> None:
         self._on_frame = on_frame
@@ -180,7 +179,8 @@ class Pieces:
 class Frames(Pieces):
     """Splits a stream of bytes into AMQP frames.
 
-    ``on_frame`` gets each frame's type and the beginning of its payload: the class and the method of a method frame.
+    ``on_frame`` receives each frame's type and the first bytes of its payload. In a method frame, these bytes are the
+    class and the method.
     """
 
     def __init__(self, on_frame: Callable[[int, bytes], None], *, after_header: bool = False) -> None:

@@ -1,6 +1,6 @@
-"""The report of a proof: the verdict, its evidence, and the smallest excerpt of the history that shows a violation.
+"""Reports a proof: the verdict, its evidence, and the smallest excerpt of the history that shows a violation.
 
-This module owns the texts and the JSON form; it prints nothing.
+This module defines the texts and the JSON form. It prints nothing.
 """
 
 from collections import Counter
@@ -22,12 +22,12 @@ class Verdict(StrEnum):
     PASS = "pass"
     VIOLATIONS = "violations"
     NOTHING = "nothing proven"
-    """No client ever got the lock, or the run ended before a result."""
+    """No client ever acquired the lock, or the run ended before there was a result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The cost of one operation on an uncontended lock: medians, and the slowest."""
+    """The cost of one operation on an uncontended lock: the medians, and the slowest call."""
 
     milliseconds: float
     milliseconds_max: float
@@ -36,7 +36,7 @@ class Cost:
 
     @classmethod
     def of(cls, calls: Sequence[tuple[float, int, int]]) -> "Cost":
-        """Summarize ``calls``: seconds, round trips and channels of each."""
+        """Summarize ``calls``, which contain the seconds, round trips and channels of each call."""
         return cls(
             milliseconds=round(1000 * median(call[0] for call in calls), 2),
             milliseconds_max=round(1000 * max(call[0] for call in calls), 2),
@@ -47,7 +47,7 @@ class Cost:
 
 @dataclass(slots=True, kw_only=True)
 class KindReport:
-    """The results for one kind of lock. ``started``: the monotonic time from which excerpts count."""
+    """The results for one kind of lock. ``started`` is the monotonic time that excerpts show as 0."""
 
     kind: LockKind
     slots: int
@@ -55,7 +55,7 @@ class KindReport:
     seconds: float = 0.0
     rounds: int = 0
     is_whole: bool = False
-    """Whether it ran for its full time, or until a violation was found."""
+    """Whether the proof ran for its full time, or until a violation was found."""
     operations: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     faults: Mapping[str, int] = field(default_factory=Counter[str])
     errors: Mapping[str, int] = field(default_factory=Counter[str])
@@ -94,7 +94,7 @@ class Report:
 
 
 def lines(report: Report) -> Iterator[str]:
-    """Yield the lines of the report for people."""
+    """Yield the lines of the report for human readers."""
     for kind in report.kinds:
         yield from _kind_lines(kind)
     interrupted = ", interrupted: results so far" if report.was_interrupted else ""
@@ -102,7 +102,7 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def round_line(kind: KindReport) -> str:
-    """Describe the state after a round in one line."""
+    """Describe the state after a round, in one line."""
     found = f"{len(kind.violations)} violations" if kind.violations else "nothing found"
     faults = ", ".join(f"{count} {what}" for what, count in sorted(kind.faults.items()))
     return f"{kind.kind}, round {kind.rounds}, {kind.seconds:.0f} s: {kind.grants} grants, {faults}: {found}"
@@ -157,7 +157,7 @@ def _one_line(one: Operation | Disturbance, started: float) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return the report for programs; times are seconds since the start of their kind."""
+    """Return the report for programs. Times are in seconds since the proof of their kind of lock started."""
     return {
         "verdict": report.verdict,
         "interrupted": report.was_interrupted,

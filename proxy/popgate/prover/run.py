@@ -1,5 +1,5 @@
-"""Runs one proof: for each kind of lock, rounds of disturbed work. Each round ends with a count, and with a check of
-the whole history."""
+"""Runs one proof. For each kind of lock, the proof consists of rounds in which workers are disturbed. Each round ends
+with a count of the slots and a check of the whole history."""
 
 import asyncio
 import contextlib
@@ -24,13 +24,13 @@ from popgate.prover.target import load
 from popgate.prover.worker import WorkerSettings
 
 ROUND_SECONDS, ROUND_SECONDS_MAX = 4.0, 30.0
-"""Seconds of the first round, and of the longest. Serious faults show at once; each round is twice as long as the
-one before."""
+"""Seconds of the first round, and of the longest one. Each round is twice as long as the previous one, because serious
+faults show in a short round."""
 ROUND_SECONDS_MIN = 1.0
 HEARTBEAT_SECONDS = 2.0
 STALL_SECONDS = 1.0
 """Seconds that a client over HTTP may be paused without a report, well below a lock's time to live. On AMQP, the
-heartbeat is used instead."""
+heartbeat interval is used instead."""
 MEASURE_SECONDS_MAX = 120.0
 ADMIN_SECONDS_MAX = 60.0
 ADMIN_ATTEMPTS_MAX = 10
@@ -43,8 +43,8 @@ TELL_SECONDS = 0.5
 class ProveOptions:
     """The options of a proof.
 
-    ``urls``: one for each node of the broker or, if ``over_http``, for each proxy. ``duration_seconds`` is shared among
-    ``kinds``; ``slots`` applies to semaphores.
+    ``urls`` contains one URL for each node of the broker or, if ``over_http``, for each proxy. ``duration_seconds`` is
+    divided equally among ``kinds``. ``slots`` applies to semaphores only.
     """
 
     implementation: str
@@ -60,8 +60,8 @@ class ProveOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressListener:
-    """Callbacks for progress: ``counted`` gets the number of operations every half second, ``round_ended`` each
-    round's report."""
+    """Callbacks for progress. ``counted`` receives the number of operations every half second. ``round_ended`` receives
+    the report after each round."""
 
     counted: Callable[[int], None]
     round_ended: Callable[[KindReport], None]
@@ -70,7 +70,8 @@ class ProgressListener:
 async def prove(
     options: ProveOptions, nodes: Nodes | None, listener: ProgressListener, stopping: asyncio.Event
 ) -> Report:
-    """Run the proof and return the report; if ``stopping`` is set meanwhile, the report covers what was seen so far.
+    """Run the proof and return the report. If ``stopping`` is set before the end, the report covers the time until
+    then.
 
     Raises: StartupError for invalid options; BrokerMissing; ProverFailed if the implementation fails undisturbed, or if
     a node does not restart.
@@ -99,8 +100,10 @@ async def prove(
 
 
 def client_urls(urls: Sequence[str], *, over_http: bool) -> list[str]:
-    """Return the URLs for clients, the preferred one first. Each client uses one node of a broker, or all proxies in
-    turn, starting with a different one. Raises: StartupError."""
+    """Return the URLs for the clients, the preferred one first. Raises: StartupError.
+
+    A client uses one node of a broker, or all proxies in turn. The clients start with different proxies.
+    """
     if not over_http:
         return [broker_url(url) for url in urls]
     proxies = [proxy_url(url) for url in urls]
@@ -108,8 +111,10 @@ def client_urls(urls: Sequence[str], *, over_http: bool) -> list[str]:
 
 
 def broker_url(url: str) -> str:
-    """Return the URL with a heartbeat, so that the broker closes the connection of a paused client. Raises:
-    StartupError."""
+    """Return the URL with a heartbeat interval, so that the broker closes the connection of a paused client.
+
+    Raises: StartupError.
+    """
     if not _has_address(url, "amqp"):
         raise StartupError("--amqp-url: must be amqp://user:password@host:port/; TLS is not supported")
     parts = urlsplit(url)
@@ -119,7 +124,7 @@ def broker_url(url: str) -> str:
 
 
 def proxy_url(url: str) -> str:
-    """Check the URL of a proxy. Raises: StartupError."""
+    """Check the URL of a proxy, and return it. Raises: StartupError."""
     if not _has_address(url, "http") or "," in url:
         raise StartupError("--http-url: must be http://host:port of one proxy; TLS is not supported")
     return url
@@ -178,7 +183,7 @@ class _Proof:
         self.report = KindReport(kind=kind, slots=self._slots, started=time.monotonic())
 
     async def run(self) -> PopgateError | None:
-        """Run the proof; return the failure, because a task group would wrap it."""
+        """Run the proof. Return the failure instead of raising it, because a task group would wrap it."""
         try:
             await self._prepare()
             await self._rounds()
@@ -230,7 +235,9 @@ class _Proof:
         await self._nemesis.disturb(seconds, self._stopping)
         await self._crew.rest()
         if self._record.slots_set() not in (None, self._slots):
-            await self._set_slots()  # only after a change: setting the slots again would repair what may be lost
+            await (
+                self._set_slots()
+            )  # only after a change: setting the slots again would repair slots that the lock may have lost
         with contextlib.suppress(TimeoutError):  # the history then shows that there was no answer
             await self._crew.administer("count_held", ADMIN_SECONDS_MAX, patience_seconds=FREED_SECONDS)
             await self._administer("count_free")
@@ -245,7 +252,7 @@ class _Proof:
         report.violations = await asyncio.to_thread(check, operations, record.disturbances, slots=self._slots)
 
     async def _set_slots(self) -> None:
-        """Set the number of slots, also after a round that changed it."""
+        """Set the proper number of slots at the start, and after a round that changed it."""
         if self._kind is LockKind.MUTEX:
             return
         try:
@@ -256,9 +263,9 @@ class _Proof:
             raise ProverFailed(f"the slots could not be set: {error}")
 
     async def _administer(self, do: str) -> str:
-        """Run ``do`` with the proper number of slots, and retry if it fails: a node may be restarting.
+        """Run ``do`` with the proper number of slots. Retry if it fails, because a node may be restarting.
 
-        Returns the last attempt's error, or an empty text. Raises: TimeoutError.
+        Return the last attempt's error, or an empty text. Raises: TimeoutError.
         """
         error = ""
         for attempt in range(ADMIN_ATTEMPTS_MAX):

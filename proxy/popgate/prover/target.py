@@ -1,11 +1,12 @@
-"""The interface of a lock implementation to be proven: one small protocol, and a function that makes it.
+"""The interface of a lock implementation that is to be proven: a small protocol, and a function that creates its
+clients.
 
     async def connect(amqp_url: str, lock: str, kind: LockKind) -> LockTarget: ...
 
     popgate prove locks --implementation my_locks:connect
 
-Several processes call it at a time, and each acts as one client. The URL leads through a relay, which counts the
-traffic, and may be cut at any moment.
+Several processes call the function, and each of them acts as one client. The URL leads through a relay, which counts
+the traffic and may cut the connection at any moment.
 """
 
 import importlib
@@ -21,9 +22,9 @@ from popgate.domain.locks import LockKind
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A held lock. ``slot`` counts from 1. ``token`` is its fencing token, or None if the lock has none.
+    """A held lock. ``slot`` is at least 1. ``token`` is its fencing token, or None if the lock has none.
 
-    ``grant`` is anything that the implementation needs to identify it again.
+    ``grant`` is any object by which the implementation recognizes this held lock.
     """
 
     slot: int
@@ -32,9 +33,10 @@ class Held:
 
 
 class LockTarget(Protocol):
-    """One client of one lock, on its own connection.
+    """One client of one lock, with its own connection.
 
-    It gets one call at a time. A call that raises has an unknown outcome; the client is then closed and replaced.
+    Only one method is called at a time. A call that raises has an unknown outcome. After it, the client is closed and
+    replaced.
     """
 
     async def acquire(self, wait_seconds: float) -> Held | None:
@@ -46,7 +48,7 @@ class LockTarget(Protocol):
         ...
 
     async def release(self, held: Held) -> None:
-        """Release the lock. Do nothing if it is lost."""
+        """Release the lock. Do nothing if it has been lost."""
         ...
 
     async def set_slots(self, slots: int) -> None:
@@ -54,36 +56,39 @@ class LockTarget(Protocol):
         ...
 
     async def count_held(self) -> int:
-        """Return how many slots are held by all clients together."""
+        """Return the number of slots that all clients together hold."""
         ...
 
     async def remove(self) -> None:
-        """Remove what the lock has left on the broker."""
+        """Remove the queues or records that the lock has left on the broker."""
         ...
 
     async def close(self) -> None:
-        """Close the connection, which releases all locks of this client. May be cancelled."""
+        """Close the connection. This releases all locks of this client. The call may be cancelled."""
         ...
 
 
 @runtime_checkable
 class Doubting(Protocol):
-    """Also implemented by a target whose locks end after a time, and not with its connection."""
+    """The additional interface of a target whose locks end after a time to live, and not with its connection."""
 
     on_doubt: Callable[[float], None]
-    """Call this when a lock is no longer renewed, with the monotonic time at which the refused renewal was sent or,
-    if no renewal was answered in time, that of the last successful one."""
+    """The target must call this when it no longer renews a lock.
+
+    The argument is a monotonic time. If a renewal was refused, it is the time at which that renewal was sent. If no
+    renewal was answered in time, it is the time of the last successful one.
+    """
 
 
 Connect: TypeAlias = Callable[[str, str, LockKind], Awaitable[LockTarget]]
 
 BUILT_IN = "popgate.prover.own_locks:connect"
 OVER_HTTP = "popgate.prover.http_locks:connect"
-"""popgate's own locks, as proxies hold them: the URLs are those of proxies."""
+"""popgate's own locks, as proxies hold them. The URLs are those of proxies."""
 
 
 def load(implementation: str) -> Connect:
-    """Import the function ``module:function``; modules are also looked up in the current folder. Raises:
+    """Import the function ``module:function``. Modules are also searched in the current folder. Raises:
     StartupError."""
     module_name, colon, name = implementation.partition(":")
     if not module_name or not colon or not name:
@@ -100,4 +105,4 @@ def load(implementation: str) -> Connect:
     connect: object = getattr(module, name, None)
     if not callable(connect):
         raise StartupError(f"--implementation: {module_name} has no function {name}")
-    return cast("Connect", connect)  # the proof shows whether it behaves as a `Connect` should
+    return cast("Connect", connect)  # the proof shows whether it behaves as a `Connect` must

@@ -1,7 +1,7 @@
-"""A worker process: the fork server forks it, and its parent sends it instructions as lines on standard input.
+"""Runs in a worker process. The fork server forks it, and its parent sends it instructions as lines on standard input.
 
-The first line has its settings. Then follow ``work`` until ``rest``, or a single instruction such as ``set_slots``. The
-worker ends when its standard input ends, so it never outlives its parent.
+The first line contains its settings. The next lines are ``work`` and later ``rest``, or single instructions such as
+``set_slots``. The worker ends when its standard input ends, so it never outlives its parent.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ STEPS_MAX = 3
 LONG_HOLD_SHARE = 0.15
 VERIFY_AFTER_SHARE = 0.2
 TRY_AFTER_SHARE = 0.3
-"""Share of releases after which the client tries to acquire at once. The lock is then free, unless another client
-was faster."""
+"""Share of releases after which the client tries to acquire again immediately. The lock is then free, unless another
+client was faster."""
 FREE_WAIT_SECONDS = 3.0
 MEASURED, UNMEASURED = 15, 3
 MEASURED_MIN, MEASURE_SECONDS = 5, 3.0
-"""Minimum number of measurements, and the seconds after which a slow broker is measured no further."""
+"""Minimum number of measurements, and seconds after which a slow broker is not measured any longer."""
 TICK_SECONDS = 0.1
 
 
@@ -43,8 +43,8 @@ TICK_SECONDS = 0.1
 class WorkerSettings:
     """The settings of a worker.
 
-    ``stall_seconds``: the worker reports every pause of the process that was longer. ``is_replacement``: it replaces a
-    killed worker, and waits for a broker or proxy that is down for a while.
+    ``stall_seconds``: the worker reports every pause of its process that is longer than this. ``is_replacement``: the
+    worker replaces a killed one, and waits if the broker or proxy is temporarily down.
     """
 
     implementation: str
@@ -124,7 +124,7 @@ class Worker:
         self._lines.say("resting")
 
     async def _hold(self, held: Held) -> None:
-        """Use the lock for a while. Stop using it when it is lost, or when the answer is lost."""
+        """Use the lock for a while. Stop when the lock is lost or a call is not answered."""
         step = LONG_STEP_SECONDS if self._chance.random() < LONG_HOLD_SHARE else STEP_SECONDS
         for _ in range(self._chance.randint(0, STEPS_MAX)):
             await asyncio.sleep(self._chance.uniform(*step))
@@ -154,7 +154,7 @@ class Worker:
         self._lines.say("done", request=line["request"], error=call.error)
 
     async def _count_free(self, line: dict[str, Any]) -> None:
-        """Count how many new clients get a slot, up to the proper number of slots."""
+        """Count how many new clients can acquire a slot. Try no more clients than there should be slots."""
         number: int = line["number"]
         operation = self._lines.number()
         self._lines.say("begin", id=operation, client=self.client.name, action=Action.COUNT_FREE, at=time.monotonic())
@@ -201,14 +201,14 @@ class Worker:
 
     async def _remove(self, line: dict[str, Any]) -> None:
         await self.client.connect_again()
-        with contextlib.suppress(Exception):  # anything left on the broker does no harm
+        with contextlib.suppress(Exception):  # anything that stays on the broker does no harm
             await self.client.remove()
         self._lines.say("done", request=line["request"])
         await self.client.close()
 
 
 def watch_for_stalls(settings: WorkerSettings, lines: Lines) -> None:
-    """Report every pause of the whole process: the broker may have closed its connection."""
+    """Report every long pause of the whole process, because the broker may have closed its connection."""
 
     def watch() -> None:
         last = time.monotonic()
@@ -244,7 +244,7 @@ async def _run(lines: Lines) -> None:
 
 
 def settings_line(settings: WorkerSettings) -> dict[str, Any]:
-    """Return the first line that a worker reads."""
+    """Return the first line that a worker receives, which contains its settings."""
     return asdict(settings)
 
 
