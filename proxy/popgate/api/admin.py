@@ -1,5 +1,7 @@
-"""The admin interface for topics and groups (decision 1). It translates to the engine's registry, and decides
-nothing."""
+"""Serves the admin interface for topics and groups (decision 1).
+
+It translates requests to calls of the engine's registry, and decides nothing.
+"""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -96,7 +98,7 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
     async def put_group(
         topic: TopicInPath, group: GroupInPath, response: Response, change: PolicyChange | None = None
     ) -> GroupAnswer:
-        """Create a group or change its policy. This also declares its queues again, if they were deleted."""
+        """Create a group or change its policy. Queues of the group that were deleted are declared again."""
         policy = None
         if change is not None:
             present = engine.topics.served.get((topic, group))  # type: ignore[call-overload]  # a plain pair is equal

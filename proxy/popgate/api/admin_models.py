@@ -1,4 +1,5 @@
-"""The requests and answers of the admin interface as pydantic models: the control plane's schemas and limits."""
+"""Defines the requests and answers of the admin interface as pydantic models, with the control plane's schemas and
+limits."""
 
 from typing import Annotated, Literal
 
@@ -18,7 +19,7 @@ from popgate.domain.topics import (
 
 MULTIPLIER_MAX = 100
 ADOPTABLE_PATTERN = r"^[A-Za-z0-9_.:@#,/+ -]{1,255}$"
-"""Names that AMQP libraries accept; RabbitMQ itself accepts any."""
+"""Names that AMQP libraries accept. RabbitMQ itself accepts any name."""
 PATTERNS_IN_WORDS = {
     NAME_PATTERN: f"must be 1 to {NAME_LENGTH_MAX} characters of A-Z a-z 0-9 . _ -",
     ADOPTABLE_PATTERN: "must be 1 to 255 characters of A-Z a-z 0-9 _ . : @ # , / + - and the space",
@@ -69,7 +70,7 @@ class RetryChange(_Input):
     max_seconds: Annotated[float, Field(ge=0, le=RELEASE_DELAY_SECONDS_MAX)] = _DEFAULT.retry.max_seconds
 
     def applied_to(self, present: RetryPolicy) -> RetryPolicy:
-        """Apply this change to a policy. Raises: InvalidRequest if the first delay would be longer than the longest."""
+        """Apply this change to a policy. Raises: InvalidRequest if the initial delay would exceed the maximum delay."""
         named = self.model_fields_set
         retry = RetryPolicy(
             initial_seconds=self.initial_seconds if "initial_seconds" in named else present.initial_seconds,
@@ -87,7 +88,8 @@ class RetryChange(_Input):
 
 
 class PolicyChange(_Input):
-    """Fields that are left out keep their values; in a new group they get their defaults."""
+    """The fields of a policy to change. Omitted fields keep their values. In a new group, they are set to their
+    defaults."""
 
     invisibility_seconds: Annotated[
         float,
@@ -130,8 +132,10 @@ class PolicyChange(_Input):
     ] = _DEFAULT.min_replicas
 
     def applied_to(self, present: Policy) -> Policy:
-        """Apply this change to a policy. Raises: InvalidRequest if leases would be longer than they may become by
-        extensions."""
+        """Apply this change to a policy.
+
+        Raises: InvalidRequest if the initial length of leases would exceed the maximum length.
+        """
         named = self.model_fields_set
         policy = Policy(
             invisibility_seconds=(

@@ -1,6 +1,6 @@
-"""The bodies of data plane answers. One definition serves both the encoding and the OpenAPI schema.
+"""Defines the bodies of data plane answers. One definition determines both the encoding and the OpenAPI schema.
 
-Times are Unix seconds. A field that is UNSET is left out of the answer.
+Times are Unix seconds. A field that is UNSET is omitted from the answer.
 """
 
 from base64 import b64encode
@@ -35,11 +35,11 @@ GivenTime: TypeAlias = (
 ModeName: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": ["pop", "draining", "pull"]})]
 
 ESCAPED_LENGTH_MAX = 6
-"""Maximum length of an escaped character: JSON writes a control character as ``\\u0000``."""
+"""Maximum length of an escaped character, because JSON writes a control character as ``\u0000``."""
 PLAIN_BYTES_MAX = 4 * 1024
-"""Size in bytes up to which a body is not scanned: 256 such bodies fit into any answer, however they are escaped."""
+"""Size in bytes up to which a body is not scanned. Even fully escaped, 256 bodies of this size fit into an answer."""
 FIELDS_BYTES_MAX = 1024
-"""Maximum size in bytes of a popped message's fields besides body and headers: names, a receipt handle, ids,
+"""Maximum size in bytes of a popped message's fields except for its body and headers: names, receipt handle, ids,
 numbers."""
 _CONTROLS = bytes(byte for byte in range(0x20))
 
@@ -218,7 +218,7 @@ ShownT = TypeVar("ShownT", bound=_Shown)
 
 
 def in_json(shown: ShownT, body: bytes) -> ShownT:
-    """Set the body as text, or in base64 if it is not UTF-8; return ``shown``."""
+    """Set the body of ``shown`` as text, or in base64 if it is not UTF-8. Return ``shown``."""
     try:
         shown.body = body.decode()
     except UnicodeDecodeError:
@@ -233,7 +233,7 @@ def packed_bytes(message: Message) -> int:
 
 
 def json_bytes(message: Message) -> int:
-    """Return the maximum size of a message in a JSON answer, with a binary body in base64 and a text with its
+    """Return the maximum size of a message in a JSON answer, where binary bodies are base64 and texts contain
     escapes."""
     body = message.body
     size = len(body)

@@ -1,8 +1,8 @@
 """The HTTP interface as one ASGI application, with the data plane first.
 
 Theory of operation. The data plane is a raw ASGI dispatcher: it splits the path, reads the body, calls one handler and
-answers with two sends. Neither a framework nor middleware nor a task of ours stands between a client and the engine.
-Everything else goes to the FastAPI application of ``control``. Both answer errors from the same table in ``problems``.
+answers with two sends. Between a client and the engine there is no framework, no middleware and no additional task. All
+other requests are passed to the FastAPI application of ``control``. Both use the same table of errors in ``problems``.
 """
 
 import asyncio
@@ -61,8 +61,11 @@ class ApiOptions:
 
 
 class ClusterFace(NamedTuple):
-    """The interface to other proxies: ``face`` answers them, ``peers`` sends to them, and ``locks`` passes on
-    requests about locks that they hold."""
+    """The interface to other proxies.
+
+    ``face`` answers the other proxies, ``peers`` sends requests to them, and ``locks`` forwards requests about locks
+    that they hold.
+    """
 
     face: PeerFace
     peers: Peers
@@ -134,7 +137,8 @@ class PopgateApp:
             route, path = self._routes.find(scope["method"], scope["path"])
             operation = route.operation
             query = query_values(scope["query_string"], *route.query) if route.query is not None else _NONE
-            # A request for another instance is always refused: this proxy may lack that one's state.
+            # A request that is addressed to another instance is always refused, because only that instance may know its
+            # state.
             forwarding = self._cluster.face.forwarding(given) if self._cluster is not None else None
             form = negotiate(given)
             body = await read_body(receive, given, self._limit)
@@ -183,7 +187,7 @@ _NONE: dict[str, Any] = {}
 
 
 def _forwarding(engine: Engine, cluster: ClusterFace | None) -> Callable[[ASGIApp], ASGIApp]:
-    """Return a wrapper of the control plane that passes requests about dead letters on to the proxy that owns them."""
+    """Return a wrapper of the control plane that forwards requests about dead letters to the proxy that owns them."""
     if cluster is None:
         return lambda app: app
     face, peers = cluster.face, cluster.peers
@@ -192,8 +196,11 @@ def _forwarding(engine: Engine, cluster: ClusterFace | None) -> Callable[[ASGIAp
 
 
 async def _send_stream(answer: Streamed, send: Send, connection: Connection | None, operation: str) -> None:
-    """Send the parts of an answer. If one fails, the answer has no proper end, and the server closes the connection,
-    so that no client takes the sent part for the whole."""
+    """Send the parts of an answer.
+
+    If a part fails, the answer is not ended properly, and the server closes the connection. So no client mistakes the
+    sent parts for the whole answer.
+    """
     headers = [answer.content_type]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:
@@ -223,11 +230,12 @@ def build_app(
 ) -> ASGIApp:
     """Build the application. The engine journals to ``counters``, which /metrics reads.
 
-    ``cluster``: the interface to the other proxies, if there are any. ``offered``: the features that clients may use.
-    ``journal``: returns the journal's figures for /metrics. ``replicas``: set if the proxy has a replica keeper.
-    ``requests``: counts of requests that the server refuses before the application.
+    ``cluster`` is the interface to the other proxies, or None if there are none. ``offered`` lists the features that
+    clients may use. ``journal`` returns the journal's figures for /metrics. ``replicas`` is set if the proxy has a
+    replica keeper. ``requests`` counts the requests that the server refuses before they reach the application.
 
-    Serve it with ``server.server_config``; only then does it notice that a client has gone.
+    Serve the application with ``server.server_config``. With another configuration, it does not notice that a client
+    has disconnected.
     """
     app = PopgateApp(engine, locks, counters, options or ApiOptions(), cluster, offered, journal, replicas, requests)
     return app if set(ALL_FEATURES) <= set(offered) else FeatureFilter(app, offered)

@@ -1,8 +1,8 @@
 """Lease groups as Arrow IPC streams (``accept: application/vnd.apache.arrow.stream``).
 
-This module owns the schema and the columns. nanoarrow, of the Apache Arrow project, does the encoding; pyarrow would do
-the same at fifty times the size. A stream consists of the schema, a record batch for each part, and the end-of-stream
-marker. Every reader notices if the marker is missing because the stream was interrupted.
+This module owns the schema and the columns. nanoarrow, of the Apache Arrow project, encodes them. pyarrow could do
+this, too, but is fifty times as large. A stream consists of the schema, a record batch for each part, and the
+end-of-stream marker. If a stream was interrupted, the marker is missing, which every reader notices.
 """
 
 from array import array
@@ -39,7 +39,7 @@ SCHEMA = nanoarrow.struct(_FIELDS, nullable=False)
 class ArrowEncoder:
     """Encodes one slice, part by part.
 
-    ``as_text`` converts header values that JSON can't express; ``failed`` is called for messages that can't be encoded.
+    ``as_text`` converts header values that JSON can't express. ``failed`` is called for messages that can't be encoded.
     """
 
     def __init__(self, as_text: Callable[[object], object], failed: Failed) -> None:
@@ -50,12 +50,12 @@ class ArrowEncoder:
         self._has_begun = False
 
     def write(self, data: bytes) -> int:
-        """Collect written bytes; called by the writer."""
+        """Collect written bytes. The stream writer calls this."""
         self._written += data
         return len(data)
 
     def part(self, messages: Sequence[GroupMessage]) -> bytes:
-        """Return the bytes of one record batch, with the schema before the first one."""
+        """Return the bytes of one record batch. The first batch is preceded by the schema."""
         self._has_begun = True
         try:
             columns = self._columns(messages)
@@ -65,7 +65,7 @@ class ArrowEncoder:
         return self._take()
 
     def end(self) -> bytes:
-        """Return the last bytes; a stream without messages has one record batch without rows."""
+        """Return the last bytes of the stream. A stream without messages contains one record batch without rows."""
         start = b"" if self._has_begun else self.part([])
         self._writer.close()
         return start + self._take()
@@ -110,7 +110,7 @@ def _texts(field: str, values: Sequence[bytes | None]) -> CArray:
 
 
 def _validity(values: Iterable[object]) -> bytes | None:
-    """Return one bit per value, the lowest first; None if all values are present."""
+    """Return one bit per value, the first value in the lowest bit, or None if all values are present."""
     bits = 0
     length = 0
     for value in values:

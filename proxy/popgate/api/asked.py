@@ -1,4 +1,4 @@
-"""Checks of the method and the query of a data plane request, and of whole numbers."""
+"""Checks the method and the query of a data plane request, and whole numbers."""
 
 from urllib.parse import parse_qsl
 
@@ -8,7 +8,7 @@ from popgate.domain.errors import InvalidRequest
 
 
 def allow(method: str, *allowed: str) -> None:
-    """Check the method. Raises: MethodNotAllowed."""
+    """Check that the method is allowed. Raises: MethodNotAllowed."""
     if method not in allowed:
         raise MethodNotAllowed(", ".join(allowed))
 
@@ -28,7 +28,8 @@ def query_values(query: bytes, *known: str) -> dict[str, str]:
 
 
 def whole(value: float, field: str) -> int:
-    """Return a float without a fraction as an int: JSON has one type of number. Raises: InvalidRequest."""
+    """Convert a float without a fraction to an int, because JSON has only one type of number. Raises:
+    InvalidRequest."""
     if value != int(value):
         raise InvalidRequest(f"{field} must be a whole number", field=field)
     return int(value)

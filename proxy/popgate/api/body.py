@@ -14,7 +14,10 @@ class ClientGone(Exception):
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
-    """Return the whole body. Raises: MessageTooLarge without reading beyond ``limit``; ClientGone."""
+    """Return the whole body.
+
+    Raises: MessageTooLarge, without reading more than ``limit`` bytes; ClientGone.
+    """
     announced = headers.get(b"content-length", b"")
     if announced.isdigit() and (len(announced) > _DIGITS_MAX or int(announced) > limit):
         raise _too_large(limit)

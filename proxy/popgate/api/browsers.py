@@ -1,13 +1,14 @@
-"""Keeps pages of other sites in a browser from using the proxy, with two rules for every path that read only the head.
+"""Prevents pages of other sites in a browser from using the proxy, by two rules for all paths. Both read only the head.
 
-A browser lets every page send anything that an HTML form could send to any server, and only hides the answer from the
-page. So a request that changes something must come from a page of this proxy's own origin, or name a content type that
-no form can send. A browser asks (OPTIONS) before it sends such a type to another origin, and popgate never agrees.
-Other clients send neither ``Origin`` nor ``Sec-Fetch-Site``, and may omit the content type.
+A browser lets every page send any request that an HTML form can send, to any server. It only hides the answer from the
+page. So a request that changes something must come from a page of this proxy's own origin, or must have a content type
+that no form can send. Before a browser sends such a type to another origin, it asks that server for permission
+(OPTIONS), and popgate never grants it. Clients other than browsers send neither ``Origin`` nor ``Sec-Fetch-Site``, and
+may omit the content type.
 
-If a page's name is redirected to this machine after the page was loaded (DNS rebinding), the browser takes the page for
-one of the proxy's own origin. The browser still sends the page's name as ``Host``, so ``Host`` must be one of the
-proxy's names.
+If a page's host name is redirected to this machine after the page was loaded (DNS rebinding), the browser treats the
+page as one of the proxy's own origin. The browser still sends the page's host name as ``Host``. So ``Host`` must be one
+of the proxy's names.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,18 +20,22 @@ from popgate.domain.hosts import ANY_HOST, is_address, is_localhost
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _NO_FORM_SENDS = MSGPACK_TYPES | {JSON}
 _OWN_SITE = (b"same-origin", b"none")
-"""``Sec-Fetch-Site`` for the proxy's own page and for typed addresses. All ports of one host count as the same site."""
+"""Values of ``Sec-Fetch-Site`` for the proxy's own page and for typed addresses. Browsers treat all ports of a host as
+the same site, so ``same-site`` is not sufficient."""
 
 
 class BrowserGuard:
-    """Checks requests. ``allowed_hosts``: the proxy's names, besides localhost and IP addresses, which DNS can't
-    redirect."""
+    """Checks requests of browsers.
+
+    ``allowed_hosts`` lists the proxy's names, besides localhost and IP addresses, which are always allowed because DNS
+    can't redirect them.
+    """
 
     def __init__(self, allowed_hosts: Collection[str] = (ANY_HOST,)) -> None:
         self._allowed = frozenset(allowed_hosts)
         self._any_host = ANY_HOST in self._allowed
         self._remembered: set[bytes] = set()
-        """``Host`` headers that were accepted."""
+        """The ``Host`` headers that have already been accepted."""
 
     def check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
         """Check a request. Raises: HostNotAllowed, UnsupportedMediaType."""
@@ -55,7 +60,7 @@ class BrowserGuard:
 def _is_own_page(headers: Mapping[bytes, bytes]) -> bool:
     """Return whether the request comes from the proxy's own page.
 
-    Browsers send the site only to trustworthy servers (https, loopback), and the origin to all.
+    Browsers send ``Sec-Fetch-Site`` only to trustworthy servers (https, loopback), but ``Origin`` to all servers.
     """
     site = headers.get(b"sec-fetch-site")
     if site is not None:

@@ -1,4 +1,4 @@
-"""``GET /v1/admin/cluster``: members, versions, owners of queues, and moves. It decides nothing."""
+"""``GET /v1/admin/cluster``: shows members, versions, owners of queues, and moves. It decides nothing."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -9,8 +9,11 @@ from popgate.engine.engine import Engine
 
 
 class MemberAnswer(BaseModel):
-    """A proxy. ``queues``: number of queues that it owns. ``asked`` and ``passed_on`` count what the answering proxy
-    has sent it since its start: its own messages, and clients' requests."""
+    """A proxy. ``queues`` is the number of queues that it owns.
+
+    ``asked`` and ``passed_on`` count the requests that the answering proxy has sent to it since the answering proxy's
+    start: ``asked`` its own messages, ``passed_on`` clients' requests.
+    """
 
     instance: str
     address: str
@@ -22,7 +25,7 @@ class MemberAnswer(BaseModel):
 
 
 class OwnedQueueAnswer(BaseModel):
-    """A queue; ``owner`` is null while no proxy consumes it. ``moves_to``: its next owner."""
+    """A queue. ``owner`` is null while no proxy consumes the queue. ``moves_to`` is its next owner."""
 
     topic: str
     group: str
@@ -33,9 +36,11 @@ class OwnedQueueAnswer(BaseModel):
 
 
 class ClusterAnswer(BaseModel):
-    """The cluster as the answering proxy sees it. A proxy that runs alone has no members beside it, and owns all
-    queues. ``protocol``: the version in which the members speak to each other now, the highest that all of them
-    support; null for a proxy that runs alone."""
+    """The cluster as the answering proxy sees it. A proxy that runs alone is the only member, and owns all queues.
+
+    ``protocol`` is the version that the members currently use between each other, the highest one that all of them
+    support. It is null for a proxy that runs alone.
+    """
 
     instance: str
     protocol: int | None

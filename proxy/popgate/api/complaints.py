@@ -1,6 +1,6 @@
-"""Explains why a body could not be read, with the field and the remedy.
+"""Explains why a body could not be read, and names the field and the remedy.
 
-It translates msgspec's messages. The types in ``requests`` decide what is allowed.
+This module translates msgspec's messages. The types in ``requests`` define which values are allowed.
 """
 
 import re
@@ -42,11 +42,11 @@ _SIGNS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 
 class UnreadableBody(InvalidRequest):
-    """The body is not valid JSON or MessagePack at all."""
+    """The body is neither valid JSON nor valid MessagePack."""
 
 
 def complaint(error: Exception, request_type: type[Struct], body: bytes, *, packed: bool) -> InvalidRequest:
-    """Return the error to answer when decoding ``body`` as ``request_type`` raised ``error``."""
+    """Return the error for the client, after decoding ``body`` as ``request_type`` has raised ``error``."""
     if packed and body[:1] == b"{":
         return UnreadableBody(
             "the body is not valid MessagePack: it looks like JSON; set content-type accordingly", field=""

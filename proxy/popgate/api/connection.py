@@ -1,15 +1,16 @@
-"""A client's connection, as a handler sees it: what is leased for a client that has gone is returned at once.
+"""Represents a client's connection to handlers. If the client has gone, messages that were leased for it are returned
+at once.
 
-Theory of operation. A connection that ends while a pop is parked ends the pop: its ``Presence`` leaves. A pop's answer
+Theory of operation. If a connection ends while a pop is parked, the pop ends: its ``Presence`` leaves. A pop's answer
 is *unproved* until a later request on the connection proves that the client has read it. If the client ends the
-connection before that, the kernel knows how many bytes the client's kernel has acknowledged (TCP_INFO). If the last
-byte of an answer is not among them, its leases are undone.
+connection before that, the kernel reports how many bytes the client's kernel has acknowledged (TCP_INFO). If the last
+byte of an answer is not acknowledged, the answer's leases are undone.
 
-A program that closes its socket with unread bytes makes its kernel send RST instead of FIN. So an RST within
-``UNREAD_SECONDS`` of an acknowledged answer counts as unread. A later RST does not: machines in between reset idle
-connections while their clients work. If the server closes the connection in order, nothing is undone: the leases of a
-client that did not read run to their deadlines. Without Linux, and under TLS, only bytes that are still in this process
-count as not acknowledged.
+If a program closes its socket with unread bytes, its kernel sends RST instead of FIN. So the newest answer counts as
+unread if an RST arrives within ``UNREAD_SECONDS`` after it was written, even if its bytes are acknowledged. A later RST
+does not count, because machines between client and server reset idle connections while their clients work. If the
+server closes the connection in order, nothing is undone: the leases of a client that did not read run until their
+deadlines. Without Linux, and under TLS, only the bytes that are still in this process count as not acknowledged.
 """
 
 import asyncio
@@ -27,18 +28,21 @@ from popgate.engine.lease.pop_request import Presence
 EXTENSION = "popgate.connection"
 """The key in ``scope["extensions"]`` under which a handler finds its ``Connection``."""
 UNPROVED_MAX = 64
-"""Maximum number of unproved answers of one pipelining client; beyond it the oldest counts as delivered."""
+"""Maximum number of unproved answers of one pipelining client. Beyond it, the oldest answer counts as delivered."""
 UNREAD_SECONDS = 1.0
-"""Seconds after an answer within which an RST means that it was not read."""
+"""Seconds after an answer within which an RST means that the client has not read the answer."""
 
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _BYTES_ACKED = struct.Struct("120xQ")
-"""Linux' tcp_info up to tcpi_bytes_acked (4.1 and newer)."""
+"""The layout of Linux' tcp_info up to tcpi_bytes_acked (since Linux 4.1)."""
 
 
 class Connection:
-    """One connection. ``presence`` belongs to the pop that is being served. ``on_shutdown`` is called when the server
-    begins to stop; only requests that would delay it need it."""
+    """One connection of a client.
+
+    ``presence`` belongs to the pop that is being served. ``on_shutdown`` is called when the server begins to stop. Only
+    requests that would delay the stop set it.
+    """
 
     __slots__ = ("_acked_before", "_undo", "_unproved", "gone", "on_shutdown", "presence", "transport")
 
@@ -50,26 +54,29 @@ class Connection:
         self._acked_before = self._bytes_acked() or 0
         self._undo: Callable[[], None] | None = None
         self._unproved: deque[tuple[int, float, Callable[[], None]]] = deque(maxlen=UNPROVED_MAX)
-        """For each answer: the number of bytes written up to its end, the time, and the function that undoes it."""
+        """One entry per answer: the number of bytes written up to its end, the time, and the function that undoes
+        it."""
 
     # -- called by handlers ---------------------------------------------------------------------------------------
 
     def answering(self, undo: Callable[[], None]) -> None:
-        """Note that the next answer has leases; ``undo`` is called, once, if it is not delivered."""
+        """Record that the next answer contains leases. ``undo`` is called once if the answer is not delivered."""
         if self.gone:
             undo()
         else:
             self._undo = undo
 
     def writes(self, size: int) -> None:
-        """Note that an answer with a body of ``size`` bytes is written next, head and body right after each other."""
+        """Record that an answer with a body of ``size`` bytes is written next. Its head and body follow each other
+        directly."""
         self.transport.is_corked = True
         if self._undo is not None:
             self._unproved.append((self.transport.written + size, time.monotonic(), self._undo))
             self._undo = None
 
     def was_written(self) -> None:
-        """Note that the answer has been written. Its head was held back if no body came, as for HEAD."""
+        """Record that the answer has been written. If no body followed (as for HEAD), this sends the head, which was
+        held back."""
         self.transport.uncork()
 
     # -- called by the protocol -----------------------------------------------------------------------------------
@@ -79,14 +86,16 @@ class Connection:
         return self.transport.inner.get_write_buffer_size()
 
     def request_began(self) -> None:
-        """Note another request: the client has read the earlier answers, unless it pipelines."""
+        """Record another request. It proves that the client has read the earlier answers, unless the client
+        pipelines."""
         if self._unproved and self._reached() >= self._unproved[-1][0]:
             self._unproved.clear()
 
     def ended(self, *, by_client: bool, abruptly: bool = False, is_cut: bool = False) -> None:
-        """Undo what was not delivered, if the client ended the connection. Idempotent.
+        """Undo the answers that were not delivered, if the client ended the connection. Idempotent.
 
-        ``abruptly``: by RST. ``is_cut``: the server ends it without sending the rest, which is undone.
+        ``abruptly``: the connection ended by RST. ``is_cut``: the server ends the connection without sending the rest.
+        Answers that are not completely sent are then undone.
         """
         if self.gone:
             return
@@ -102,7 +111,7 @@ class Connection:
         self._unproved.clear()
 
     def _reached(self) -> int:
-        """Return the number of written bytes that the client's kernel has acknowledged, as far as it is known."""
+        """Return the number of written bytes that the client's kernel has acknowledged, as far as this is known."""
         acked = self._bytes_acked()
         if acked is None:
             return self.transport.written - self.unsent_bytes()

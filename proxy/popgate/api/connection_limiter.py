@@ -1,24 +1,26 @@
 """Limits what the clients of one process may use: connections, time, and memory for bodies in transfer.
 
-Theory of operation. A connection is in at most one of these lists. Expired entries are at the front of a list, so
-looking for them costs nothing; only the bodies, which are few, are checked one by one.
+Theory of operation. A connection is in at most one of these lists. Expired entries are at the front of a list, so they
+are found without a search. Only the bodies, which are few, are checked one by one.
 
     silent --a part--> heads --a whole head--> (is served) --answered--> idle --a part of a head--> heads
       | idle_seconds    | head_seconds            |                       | idle_seconds
       v                 v                         |                       v
     closed             408                        +--in several reads--> bodies --too slow--> 408
 
-In addition, a connection whose client does not read its answer is ``unread``, until the answer is written or, without
-any progress, aborted. A head that arrives in one read with its body costs one entry in ``idle``, and no timer.
+In addition, a connection whose client does not read its answer is in ``unread``. It stays there until the answer is
+written, or until the connection is aborted because the client makes no progress. A request whose head and body arrive
+in one read costs one entry in ``idle``, and no timer.
 
-If there are more connections than allowed, one that waits for its client is closed to make room. The order is: the
-connection that has waited longest with a partial head or without any request; else the one that has been idle longest;
-else a body that is too slow, whose grace period applies only while no other client needs its place; else the oldest
-connection of the first kind, even a new one. If all are being served, or were a moment ago, the new connection is
-answered 503; if many more arrive, none is accepted (``room``).
+If there are more connections than allowed, one that waits for its client is closed to make room. The first of these
+that exists is closed: (1) the connection that has waited longest with a partial head or without any request, (2) the
+connection that has been idle longest, (3) a connection whose body is too slow, even within its grace period, (4) the
+oldest connection of the first kind, even if it is new. New connections are not considered in (1) and (2). If all
+connections are being served, or were until a moment ago, the new connection is answered with 503. If many more arrive,
+no connection is accepted until others have ended (``room``).
 
-If bodies take too much memory, the one that has held most memory for the longest time is refused (503): bodies that
-arrive fast are complete soon.
+If bodies take too much memory, the one with the highest product of memory and time is refused (503), because bodies
+that arrive fast are complete soon.
 """
 
 import asyncio
@@ -35,25 +37,27 @@ from popgate.domain.errors import PopgateError
 _log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75
-"""Seconds that an idle connection is kept: longer than the 60 s for which common proxies and clients reuse one."""
+"""Seconds that an idle connection is kept. This is longer than the 60 s for which common proxies and clients reuse a
+connection."""
 SWEEP_SECONDS = 0.5
-"""Seconds between two checks of the time limits, and so their maximum delay."""
+"""Seconds between two checks of the time limits. A limit is enforced at most this much too late."""
 REFUSED_MAX = 64
-"""Maximum number of connections beyond the limit that are answered with the error at one time; at most an eighth of
-the limit."""
+"""Maximum number of connections beyond the limit that are accepted at the same time, to be answered with the error. It
+is at most an eighth of the limit."""
 NEW_SECONDS = 0.5
-"""Seconds for which a waiting connection counts as new: most clients send their next request sooner."""
+"""Seconds for which a waiting connection counts as new. Most clients send their next request sooner."""
 WARN_SECONDS = 60.0
 """Minimum number of seconds between two warnings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Limits on what clients may use of one process."""
+    """Limits on the resources of one process that clients may use."""
 
     connections_max: int = 20_000
     connection_idle_seconds: float = KEEP_ALIVE_SECONDS
-    """Seconds that a connection may be without a request, or its client may read nothing of an answer."""
+    """Maximum seconds without a request on a connection, and maximum seconds in which a client reads nothing of an
+    answer."""
     head_bytes_max: int = 32 << 10
     head_fields_max: int = 100
     path_bytes_max: int = 8 << 10
@@ -61,19 +65,20 @@ class HttpLimits:
     head_seconds: float = 10.0
     """Maximum seconds from the first byte of a request to the end of its head."""
     body_bytes_per_second_min: int = 1 << 10
-    """Minimum average rate of a body, after its first ``head_seconds``."""
+    """Minimum average rate of a body, checked after its first ``head_seconds``."""
     bodies_bytes_max: int = 256 << 20
-    """Maximum size of all unanswered bodies that arrived in several reads, together."""
+    """Maximum total size of all unanswered bodies that arrived in several reads."""
 
 
 class LimitedConnection(Protocol):
-    """A connection, as the limiter knows it."""
+    """The interface of a connection that the limiter uses."""
 
     body: "Body | None"
 
     @property
     def reads(self) -> bool:
-        """Whether it reads from its client; it does not while the application has enough to do."""
+        """Whether the connection reads from its client. It does not read while the application is busy with earlier
+        data."""
         ...
 
     def refuse(self, error: PopgateError) -> None:
@@ -81,20 +86,21 @@ class LimitedConnection(Protocol):
         ...
 
     def retire(self) -> bool:
-        """Close the idle connection; return False if it must wait for its client."""
+        """Close the idle connection. Return False if it must stay open because its client is still reading an
+        answer."""
         ...
 
     def is_stuck(self) -> bool:
-        """Return whether its client has read nothing of its answer since the last call."""
+        """Return whether the connection's client has read nothing of its answer since the last call."""
         ...
 
     def abort(self) -> None:
-        """Close the connection, and discard what was not sent."""
+        """Close the connection, and discard unsent data."""
         ...
 
 
 class Body:
-    """A body that took more than one read. ``held``: its bytes in memory, as far as they are counted."""
+    """A body that took more than one read. ``held`` is the number of its bytes that count as held in memory."""
 
     __slots__ = ("began", "held", "received")
 
@@ -104,7 +110,8 @@ class Body:
 
 
 class ConnectionLimiter:
-    """The connections of one process, or of its peers. ``count`` gets the status of each refusal."""
+    """Tracks the connections of clients of one process, or those of its peers. ``count`` receives the status of each
+    refusal."""
 
     def __init__(self, limits: HttpLimits, count: Callable[[int], None] = lambda _: None) -> None:
         self.limits = limits
@@ -125,12 +132,12 @@ class ConnectionLimiter:
 
     @property
     def present(self) -> int:
-        """Number of present connections."""
+        """Number of open connections."""
         return self._present
 
     @property
     def room(self) -> int:
-        """Number of further connections to accept."""
+        """Number of further connections that may be accepted."""
         return self._full_at - self._present
 
     # -- what connections say ---------------------------------------------------------------------------------------
@@ -153,30 +160,30 @@ class ConnectionLimiter:
         self.on_left()
 
     def began_head(self, connection: LimitedConnection) -> None:
-        """A part of a head has arrived, and no earlier request is in progress."""
+        """Record that a part of a head has arrived, and no earlier request is in progress."""
         if connection not in self._heads:
             self.is_served(connection)
             self._heads[connection] = self._loop.time()
 
     def is_served(self, connection: LimitedConnection) -> None:
-        """The head is complete."""
+        """Record that the head is complete."""
         if self._idle.pop(connection, None) is None and self._silent.pop(connection, None) is None:
             self._heads.pop(connection, None)
 
     def is_idle(self, connection: LimitedConnection) -> None:
-        """The answer has been sent."""
+        """Record that the answer has been sent."""
         self._idle[connection] = self._loop.time()
 
     def must_wait(self, connection: LimitedConnection) -> None:
-        """The client does not read what was written."""
+        """Record that the client does not read the written data."""
         self._unread[connection] = self._loop.time()
 
     def was_read(self, connection: LimitedConnection) -> None:
-        """All written bytes have been handed to the kernel."""
+        """Record that all written bytes have been passed to the kernel."""
         self._unread.pop(connection, None)
 
     def body_grew(self, connection: LimitedConnection, size: int, *, is_kept: bool) -> None:
-        """``size`` bytes of an incomplete body have arrived; unless ``is_kept``, they were discarded."""
+        """Record that ``size`` bytes of an incomplete body have arrived. Unless ``is_kept``, they were discarded."""
         body = connection.body
         if body is None:
             connection.body = body = self._bodies[connection] = Body(self._loop.time())
@@ -188,11 +195,11 @@ class ConnectionLimiter:
                 pass
 
     def body_ended(self, connection: LimitedConnection) -> None:
-        """The body is complete. It still counts, because processing it takes as much memory."""
+        """Record that the body is complete. Its memory still counts, because processing it takes as much memory."""
         self._bodies.pop(connection, None)
 
     def body_answered(self, connection: LimitedConnection) -> None:
-        """The body is no longer in memory; if more of it may arrive, it is still watched."""
+        """Record that the body is no longer in memory. If more of it may arrive, the body's rate is still checked."""
         if connection.body is not None:
             self._bodies_bytes -= connection.body.held
             connection.body.held = 0
@@ -202,7 +209,7 @@ class ConnectionLimiter:
     # -- room -------------------------------------------------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Close a connection to make room; return whether there was one to close."""
+        """Close a connection to make room. Return whether one could be closed."""
         self._warn("there are as many connections as allowed: those that wait for their clients are closed")
         before = self._loop.time() - NEW_SECONDS
         unproven = [next(iter(waiting.items())) for waiting in (self._heads, self._silent) if waiting]
@@ -223,7 +230,7 @@ class ConnectionLimiter:
         return True
 
     def _shed(self) -> bool:
-        """Refuse the incomplete body that has held most memory for longest; return whether there was one."""
+        """Refuse the incomplete body with the highest product of memory and time. Return whether there was one."""
         now = self._loop.time()
         held = [(body.held * (now - body.began), connection) for connection, body in self._bodies.items() if body.held]
         if not held:
@@ -280,7 +287,7 @@ class ConnectionLimiter:
 
 
 def _due(waiting: OrderedDict[LimitedConnection, float], before: float) -> list[LimitedConnection]:
-    """Remove and return all entries that have waited since ``before`` or longer."""
+    """Remove and return all entries that have waited since ``before`` or an earlier time."""
     due: list[LimitedConnection] = []
     while waiting:
         connection, since = next(iter(waiting.items()))

@@ -1,7 +1,7 @@
-"""The consume mode of a group: switch, preview, and state of all proxies (decision 10).
+"""Serves the consume mode of a group: switch, preview, and the state of all proxies (decision 10).
 
-The shared state holds the decided mode; only each proxy knows which mode it serves, so all proxies are asked. A proxy
-that is asked by another one answers for itself only.
+The shared state holds the decided mode. Only each proxy itself knows which mode it serves, so the answering proxy asks
+all others. A proxy that is asked by another one reports only its own mode.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from popgate.engine.subscription.mode_status import ModeStanding
 from popgate.ports.peers import ForwardedRequest, Peers
 
 ASKED_SECONDS = 2.0
-"""Seconds that a proxy may take to report which mode it serves; after that it counts as unreachable."""
+"""Maximum seconds to wait until a proxy reports which mode it serves. After that, the proxy counts as unreachable."""
 _OK = 200
 
 ModeName = Literal["pop", "draining", "pull"]
@@ -31,8 +31,10 @@ GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
 class OtherProxies(NamedTuple):
-    """The other proxies of the cluster. ``forwarding`` returns how another proxy forwarded a request with these
-    headers, or None."""
+    """The other proxies of the cluster.
+
+    ``forwarding`` returns how another proxy forwarded a request with the given headers, or None for a client's request.
+    """
 
     peers: Peers
     forwarding: Callable[[Mapping[bytes, bytes]], Forwarding | None]
@@ -64,8 +66,10 @@ class QueueLeasesAnswer(BaseModel):
 
 
 class ProxyModeAnswer(BaseModel):
-    """The mode that one proxy serves. ``mode`` and ``generation`` are null if it does not answer. ``pollers``:
-    number of pops or pulls that wait there; ``queues``: the queues that it owns."""
+    """The mode that one proxy serves. ``mode`` and ``generation`` are null if the proxy does not answer.
+
+    ``pollers`` is the number of pops or pulls that wait at the proxy. ``queues`` lists the queues that it owns.
+    """
 
     proxy: str
     mode: ModeName | None
@@ -76,16 +80,19 @@ class ProxyModeAnswer(BaseModel):
 
 
 class DrainAnswer(BaseModel):
-    """The progress of a drain. ``leases_left`` counts the proxies that answer."""
+    """The progress of a drain. ``leases_left`` includes only the proxies that answer."""
 
     leases_left: int
     seconds_left: float
 
 
 class PreviewAnswer(BaseModel):
-    """The effect of a switch. ``steps``: the modes that would follow, in order; empty if there is nothing to do.
-    ``drain_timeout_seconds`` is null without a drain. ``pollers`` (waiting pops), ``pull_clients`` and ``leases``
-    (by queue in ``queues``) are affected."""
+    """The effect of a switch. ``steps`` lists the modes that would follow, in order. It is empty if there is nothing to
+    do.
+
+    ``drain_timeout_seconds`` is null if there is no drain. ``pollers`` (waiting pops or pulls), ``pull_clients`` and
+    ``leases`` (by queue in ``queues``) are the numbers of clients and leases that are affected.
+    """
 
     steps: list[ModeName]
     drain_timeout_seconds: float | None
@@ -96,8 +103,12 @@ class PreviewAnswer(BaseModel):
 
 
 class ConsumeModeAnswer(BaseModel):
-    """The consume mode of a group. ``wanted``: the mode after a drain, else the present mode. ``converged``: that
-    mode is reached, and every proxy serves it. ``preview`` is set for a dry run only."""
+    """The consume mode of a group. ``wanted`` is the mode that follows a drain, or the present mode if there is no
+    drain.
+
+    ``converged`` is true if the wanted mode is reached and every proxy serves it. ``preview`` is set for a dry run
+    only.
+    """
 
     topic: str
     group: str
@@ -111,13 +122,13 @@ class ConsumeModeAnswer(BaseModel):
 
 
 def consume_mode_router(engine: Engine, others: OtherProxies | None) -> APIRouter:
-    """Return the routes of S'/consume-mode. ``others``: None for a proxy that runs alone."""
+    """Return the routes of S'/consume-mode. ``others`` is None for a proxy that runs alone."""
     router = APIRouter(tags=["admin"], responses=problem_responses(400, 404, 503))
     path = "/v1/admin/topics/{topic}/groups/{group}/consume-mode"
 
     async def answer(topic: str, group: str, request: Request, standing: ModeStanding) -> ConsumeModeAnswer:
-        """Return the present state. ``standing`` is read before the proxies are asked, so that none of them is
-        behind it by chance."""
+        """Return the present state. ``standing`` must be read before the proxies are asked. Otherwise a proxy could be
+        behind it only because it was asked earlier."""
         here = engine.mode_here(topic, group)
         proxies = [ProxyModeAnswer.model_validate({**here._asdict(), "queues": [], "converged": True})]
         proxies[0].queues = [QueueLeasesAnswer(queue=queue, leases=leases) for queue, leases in here.queues]
@@ -151,8 +162,7 @@ def consume_mode_router(engine: Engine, others: OtherProxies | None) -> APIRoute
 
 
 async def _ask(peers: Peers, member: InstanceId, path: str) -> ProxyModeAnswer:
-    """Ask another proxy about its mode. Without an answer, or if it does not know the group yet, its values are
-    null."""
+    """Ask another proxy about its mode. If it does not answer, or does not know the group yet, its values are null."""
     try:
         async with asyncio.timeout(ASKED_SECONDS):
             answer = await peers.forward(member, ForwardedRequest("GET", path, b"", [], b""), wait_seconds=0.0)
@@ -165,7 +175,7 @@ async def _ask(peers: Peers, member: InstanceId, path: str) -> ProxyModeAnswer:
 
 def _answer(standing: ModeStanding, proxies: Sequence[ProxyModeAnswer]) -> ConsumeModeAnswer:
     spec = standing.spec
-    for proxy in proxies:  # a proxy that is ahead has heard of the next step already
+    for proxy in proxies:  # a proxy that is ahead has already applied the next step
         proxy.converged = proxy.generation is not None and proxy.generation >= spec.mode_generation
     drain = None
     if standing.seconds_left is not None:

@@ -1,7 +1,7 @@
-"""The control plane: everything except the data plane, on FastAPI.
+"""Serves the control plane on FastAPI: everything except the data plane.
 
-This module owns the small routes (index, health, metrics), and gives the framework's errors the same form as all
-others.
+This module defines the small routes (index, health, metrics), and gives the framework's errors the same form as all
+other errors.
 """
 
 import asyncio
@@ -65,11 +65,11 @@ _OPERATIONS = {
 
 
 class ControlPlane:
-    """FastAPI behind a wrapper that limits bodies, counts answers and lets no exception escape.
+    """Wraps FastAPI, limits bodies, counts answers, and lets no exception escape.
 
-    ``around`` wraps the framework. ``others`` is None for a proxy that runs alone. ``offered`` are the features in GET
-    /v1. ``journal`` returns the journal's figures, if there is a journal. ``replicas`` is None for a proxy without a
-    replica keeper.
+    ``around`` wraps the framework. ``others`` is None for a proxy that runs alone. ``offered`` lists the features that
+    GET /v1 shows. ``journal`` returns the journal's figures, or is None if there is no journal. ``replicas`` is None
+    for a proxy without a replica keeper.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ControlPlane:
             await self._app(scope, receive, counting_send)
         except ClientGone:
             return
-        except asyncio.CancelledError:  # the proxy stops, and this took too long: say so before it ends
+        except asyncio.CancelledError:  # this request took too long while the proxy stops: answer it first
             if not started:
                 cut_off = BrokerUnavailable("popgate is shutting down", outcome_unknown=scope["method"] not in _READS)
                 await _send_problem(problem_answer(cut_off), counting_send)
@@ -129,7 +129,7 @@ class ControlPlane:
             await _send_problem(problem_answer(error), counting_send)
         except Exception as error:
             if _ANSWERED in scope:
-                return  # the framework raises again what it has had answered
+                return  # already answered: the framework raises the error again
             answer = internal_problem(error, operation=operation)
             if not started:
                 await _send_problem(answer, counting_send)
@@ -266,7 +266,7 @@ def _as_response(answer: ProblemAnswer) -> Response:
 
 
 def _first_complaint(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """Convert pydantic's first error to the data plane's form."""
+    """Convert pydantic's first error to the form of the data plane's errors."""
     first = errors[0]
     field = ""
     for step in first["loc"][1:]:

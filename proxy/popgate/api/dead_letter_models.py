@@ -1,4 +1,4 @@
-"""The requests and answers about dead letters and purges, as pydantic models."""
+"""Defines the requests and answers about dead letters and purges, as pydantic models."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ from popgate.domain.topics import WAIT_SECONDS_MAX
 
 LISTED_DEFAULT = 32
 NAMED_MAX = 1_000
-"""Maximum number of letters that a request names one by one."""
+"""Maximum number of letters that a request may name individually."""
 ID_LENGTH_MAX = 255
 RATE_MAX = 100_000
 SECONDS_MAX = 10 * 365 * 86_400
@@ -39,7 +39,7 @@ _NOT_BOTH: dict[str, Any] = {
         "properties": {"ids": {"type": "array"}, "message_ids": {"type": "array"}},
     }
 }
-"""A null counts as absent, even if the other field is set."""
+"""A field that is null counts as absent, so that the other field may be set."""
 
 
 class _Input(BaseModel):
@@ -47,7 +47,8 @@ class _Input(BaseModel):
 
 
 class RedriveRequest(_Input):
-    """At most one of ``ids`` and ``message_ids``; without either, all letters that exist now."""
+    """At most one of ``ids`` and ``message_ids`` may be set. Without both, the request applies to all letters that
+    exist now."""
 
     model_config = ConfigDict(json_schema_extra=_NOT_BOTH)
 
@@ -71,7 +72,8 @@ class RedriveRequest(_Input):
 
 
 class PurgeRequest(_Input):
-    """At most one of ``ids`` and ``message_ids``; without either, all letters that exist now."""
+    """At most one of ``ids`` and ``message_ids`` may be set. Without both, the request applies to all letters that
+    exist now."""
 
     model_config = ConfigDict(json_schema_extra=_NOT_BOTH)
 
@@ -84,7 +86,7 @@ class PurgeRequest(_Input):
 
 
 class DeadLetterAnswer(BaseModel):
-    """A message, and why it is a dead letter. Unknown values are absent."""
+    """A message, and the reason why it is a dead letter. Unknown values are omitted."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["body"]}, {"required": ["body_base64"]}]})
 
@@ -144,7 +146,7 @@ class PurgedGroupAnswer(BaseModel):
 
 
 class ListQuery(BaseModel):
-    """The query of a list, in which numbers are texts."""
+    """The query of a list. Numbers arrive as texts."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 

@@ -1,5 +1,7 @@
-"""The admin interface for dead letters, and the purge of a group (decision 1). It translates and decides
-nothing."""
+"""Serves the admin interface for dead letters, and the purge of a group (decision 1).
+
+It translates requests to engine calls, and decides nothing.
+"""
 
 import asyncio
 import contextlib
@@ -49,14 +51,16 @@ LetterInPath = Annotated[str, Path(min_length=1, max_length=ID_LENGTH_MAX)]
 def dead_letters_router(engine: Engine) -> APIRouter:
     """Return the routes below S'/dead-letters, and S'/purge."""
     router = APIRouter(tags=["admin"], responses=problem_responses(400, 404, 409, 503))
-    _add_redrives(router, engine)  # before the letters, whose ids have the same position in the path
+    _add_redrives(router, engine)  # first, because the ids of letters have the same position in the path
     _add_letters(router, engine)
     _add_purges(router, engine)
     return router
 
 
 def dead_letters_proxy(engine: Engine, scope: Scope) -> InstanceId | None:
-    """Return which other proxy answers a request about dead letters; None: this proxy does, or it is another request.
+    """Return the other proxy that has to answer a request about dead letters.
+
+    None means that this proxy answers, or that the request is not about dead letters.
 
     Raises: PeerUnavailable.
     """
@@ -76,7 +80,7 @@ def _add_letters(router: APIRouter, engine: Engine) -> None:
     async def list_dead_letters(
         topic: TopicInPath, group: GroupInPath, query: Annotated[ListQuery, Query()]
     ) -> Response:
-        """List the dead letters of a group in the order in which they died, a page at a time. Changes nothing."""
+        """List the dead letters of a group in the order in which they died, one page at a time. Changes nothing."""
         limit = query.body_bytes_max
         request = PageRequest(
             max_messages=query.max_messages,
@@ -134,7 +138,7 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
 
     @router.delete(path, responses=answers)
     async def cancel_redrive(topic: TopicInPath, group: GroupInPath, response: Response) -> RedriveAnswer:
-        """Cancel the running redrive. Moved letters stay moved, the others stay dead letters."""
+        """Cancel the running redrive. Moved letters stay moved. The others stay dead letters."""
         redrive = await _dead_letters(engine, topic, group).cancel()
         response.status_code = 202 if redrive.is_running else 200
         return _progress(redrive)
@@ -145,7 +149,7 @@ def _add_purges(router: APIRouter, engine: Engine) -> None:
     async def purge_dead_letters(
         topic: TopicInPath, group: GroupInPath, request: PurgeRequest | None = None
     ) -> PurgedLettersAnswer:
-        """Delete dead letters for good: all, the named ones, or the old ones."""
+        """Permanently delete dead letters: all, the named ones, or the old ones."""
         request = request or PurgeRequest()
         choice = _choice(request.ids, request.message_ids)
         if request.older_than_seconds is not None:
@@ -155,14 +159,14 @@ def _add_purges(router: APIRouter, engine: Engine) -> None:
 
     @router.post(f"{_PATH}/purge")
     async def purge_group(topic: TopicInPath, group: GroupInPath) -> PurgedGroupAnswer:
-        """Delete the visible messages of a group for good. Leased messages, and those that wait for their retry,
+        """Permanently delete the visible messages of a group. Leased messages and messages that wait for a retry
         stay."""
         purged = await engine.purge(topic, group)
         return PurgedGroupAnswer(purged=purged.purged, complete=purged.complete)
 
 
 def _choice(ids: list[str] | None, message_ids: list[str] | None) -> LetterChoice:
-    """Return the choice of dead letters. Raises: InvalidRequest."""
+    """Return the selection of dead letters. Raises: InvalidRequest."""
     if ids is not None and message_ids is not None:
         raise InvalidRequest("give either ids or message_ids", field="message_ids")
     return LetterChoice(
@@ -172,7 +176,7 @@ def _choice(ids: list[str] | None, message_ids: list[str] | None) -> LetterChoic
 
 
 def _cut(message: Message, limit: int | None) -> Message:
-    """Return the message with a shortened body, without splitting the last character of a text."""
+    """Return the message with a body of at most ``limit`` bytes. In a text, the last character is not split."""
     body = message.body
     if limit is None or len(body) <= limit:
         return message
@@ -191,8 +195,8 @@ def _is_text(body: bytes) -> bool:
 
 
 def _letter_json(shown: ListedLetter) -> orjson.Fragment:
-    """Return a letter as JSON. One that can't be encoded is shown without its contents, so that the others can be
-    shown."""
+    """Return a letter as JSON. If it can't be encoded, it is shown without its contents, so that the page's other
+    letters are still shown."""
     try:
         return orjson.Fragment(orjson.dumps(_letter(shown), default=str))
     except Exception as error:
@@ -244,5 +248,5 @@ def _progress(redrive: Redrive) -> RedriveAnswer:
 
 
 def _json(answer: dict[str, Any] | orjson.Fragment) -> Response:
-    """Answer with JSON encoded by orjson, because a page may have 32 MiB."""
+    """Return an answer that is encoded by orjson, because a page may have 32 MiB."""
     return Response(orjson.dumps(answer), media_type=JSON)

@@ -1,4 +1,4 @@
-"""/docs: Swagger UI for /openapi.json, from files of this package. No other server is contacted."""
+"""Serves /docs: Swagger UI for /openapi.json, from files of this package. No other server is contacted."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ MEDIA_TYPES = {
     "start.js": "text/javascript",
     "favicon-32x32.png": "image/png",
 }
-# Swagger UI writes style attributes and draws its icons from data: URLs.
+# Swagger UI writes style attributes, and loads its icons from data: URLs.
 _POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
 _HEADERS = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff"}
 
 
 def add_documentation(app: FastAPI) -> None:
-    """Serve the page and its files; only files in the table above are ever opened."""
+    """Serve the page and its files. Only the files in the table above can be opened."""
 
     async def page() -> FileResponse:
         return FileResponse(FOLDER / "index.html", media_type="text/html; charset=utf-8", headers=_HEADERS)

@@ -1,8 +1,8 @@
-"""A server with some features disabled, which looks like an older version to clients.
+"""Hides disabled features of a server, so that it looks like an older version to clients.
 
-This wraps the whole HTTP interface if a feature is disabled, and only then. Anything that belongs to a disabled feature
-is answered as by a server that never had it: its paths are unknown, its fields are unknown fields, its content type is
-not supported. Requests that other proxies pass on are not affected, because this is for clients only.
+This module wraps the whole HTTP interface, but only if a feature is disabled. A request that uses a disabled feature is
+answered as if the server had never supported the feature: its paths and its fields are unknown, and its content type is
+not supported. Requests that other proxies forward are not affected.
 """
 
 import re
@@ -49,11 +49,11 @@ FIELDS: Mapping[Feature, tuple[str, str]] = {
     Feature.MIN_REPLICAS: (_ADMIN_GROUP, "min_replicas"),
     Feature.PAUSE: (_ADMIN_GROUP, "paused"),
 }
-"""The path and the name of a feature's field. Publish requests have it in each message."""
+"""The path and the name of a feature's field. In publish requests, the field is in each message."""
 
 
 class FeatureFilter:
-    """Serves ``app`` to clients, without the features that are not ``offered``."""
+    """Serves ``app`` to clients, without the features that are not in ``offered``."""
 
     def __init__(self, app: ASGIApp, offered: Collection[Feature]) -> None:
         off = [feature for feature in ALL_FEATURES if feature not in offered]
@@ -77,7 +77,8 @@ class FeatureFilter:
         await self._app(scope, receive, send)
 
     async def _as_before(self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> tuple[Scope, Receive]:
-        """Return the request if it uses no disabled feature. Raises: PopgateError, which answers the client."""
+        """Return the request if it uses no disabled feature. Raises: PopgateError, with which the client is
+        answered."""
         path: str = scope["path"]
         if any(pattern.fullmatch(path) for pattern in self._paths):
             raise NotFound(path)
@@ -97,7 +98,7 @@ class FeatureFilter:
 
 
 def _fields_of(body: bytes, *, packed: bool) -> Iterator[str]:
-    """Yield the fields of a request and of its messages; nothing for an unreadable body, which is reported
+    """Yield the fields of a request and of its messages. Yield nothing for an unreadable body, which is reported
     elsewhere."""
     try:
         request: Any = (msgspec.msgpack if packed else msgspec.json).decode(body)

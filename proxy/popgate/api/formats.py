@@ -1,7 +1,7 @@
-"""JSON and MessagePack: the formats of a request and of its answer, and the readers of both.
+"""Chooses and reads the formats JSON and MessagePack, in which requests arrive and answers are written.
 
 Any content type that is not MessagePack is read as JSON, so that a plain ``curl -d`` works. An answer is written in the
-format of its request unless ``accept`` prefers the other one.
+format of its request, unless ``accept`` prefers the other format.
 """
 
 import json
@@ -19,7 +19,7 @@ from popgate.domain.errors import InvalidRequest
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
-"""Only for the messages of a lease group."""
+"""A content type for the messages of a lease group only."""
 MSGPACK_TYPES = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
 REMEMBERED_MAX = 512
 
@@ -27,9 +27,10 @@ RequestT = TypeVar("RequestT", bound=Struct)
 
 
 class Format(NamedTuple):
-    """The format of one request (``packed``: MessagePack), and of its answer.
+    """The format of one request (``packed``: MessagePack), and the format of its answer.
 
-    ``wants_arrow``: the client prefers Arrow to both, for answers that have it.
+    ``wants_arrow``: the client prefers Arrow to both formats. This applies only to answers that can be written as
+    Arrow.
     """
 
     packed: bool
@@ -40,7 +41,7 @@ class Format(NamedTuple):
 
 
 def as_text(value: Any) -> str:
-    """Convert a header value of a foreign publisher that neither format can express."""
+    """Convert a header value that neither format can express. Such values come from publishers on AMQP."""
     return str(value)
 
 
@@ -50,7 +51,7 @@ _remembered: dict[tuple[bytes, bytes], Format] = {}
 
 
 def negotiate(headers: Mapping[bytes, bytes]) -> Format:
-    """Return the formats of a request with these headers. Raises: UnsupportedMediaType for a compressed body."""
+    """Return the formats for a request with these headers. Raises: UnsupportedMediaType for a compressed body."""
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise UnsupportedMediaType("popgate reads only uncompressed bodies; omit content-encoding")
     key = (headers.get(b"content-type", b""), headers.get(b"accept", b""))
@@ -71,7 +72,7 @@ def media_type(header: bytes) -> str:
 
 
 def _quality(accept: bytes) -> Mapping[str, float]:
-    """Return how much ``accept`` prefers each format; 0 for a format that it does not name."""
+    """Return the preference of ``accept`` for each format, or 0 for a format that ``accept`` does not name."""
     quality = {JSON: 0.0, MSGPACK: 0.0, ARROW: 0.0}
     for part in accept.decode("latin-1").lower().split(","):
         name, *parameters = [piece.strip() for piece in part.split(";")]
@@ -89,7 +90,7 @@ def _quality(accept: bytes) -> Mapping[str, float]:
 
 
 class Reader(Generic[RequestT]):
-    """Reads requests of one type. If a name occurs twice, the last value counts, as in most readers of JSON."""
+    """Reads requests of one type. If a name occurs twice, the last value is used, as in most readers of JSON."""
 
     def __init__(self, request_type: type[RequestT]) -> None:
         self._type = request_type
@@ -97,7 +98,7 @@ class Reader(Generic[RequestT]):
         self._from_msgpack = msgspec.msgpack.Decoder(request_type).decode
 
     def read(self, body: bytes, packed: bool) -> RequestT:
-        """Read a request. Raises: InvalidRequest, naming the field."""
+        """Read a request. Raises: InvalidRequest, which names the field."""
         try:
             return self._from_msgpack(body) if packed else self._from_json(body)
         except (DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -105,10 +106,10 @@ class Reader(Generic[RequestT]):
 
 
 def check_json(body: bytes) -> None:
-    """Refuse JSON that the framework's reader would accept wrongly, or read with another meaning.
+    """Refuse JSON that the framework's reader would wrongly accept or misunderstand. Raises: InvalidRequest.
 
-    That reader guesses the encoding, although RFC 8259 allows only UTF-8. It accepts NaN, and keeps the last value of a
-    repeated name. It rejects other invalid JSON itself. Raises: InvalidRequest.
+    The framework's reader guesses the encoding, although RFC 8259 allows only UTF-8. It accepts NaN, and uses the last
+    value of a repeated name. All other invalid JSON is rejected by that reader itself.
     """
 
     def check(pairs: list[tuple[str, Any]]) -> None:

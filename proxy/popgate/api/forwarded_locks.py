@@ -1,7 +1,7 @@
-"""Passes requests with a lock's token on to the proxy that holds the lock.
+"""Forwards requests that contain a lock's token to the proxy that holds the lock.
 
-A proxy that is no longer a member of the cluster has lost its locks. This proxy then answers, as for any token without
-a lock.
+A proxy that is no longer a member of the cluster has lost its locks. In that case this proxy answers that the token
+belongs to no held lock.
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ from popgate.ports.peers import ForwardedAnswer, Peers
 class LockPeers:
     """The connection from the proxy ``me`` to the other proxies.
 
-    ``is_member`` asks the store in case of doubt; ``sent`` is called with the proxy to which a request goes.
+    ``is_member`` asks the store in case of doubt. ``sent`` is called with the proxy to which a request is sent.
     """
 
     me: InstanceId
@@ -31,9 +31,10 @@ class LockPeers:
     async def answer(
         self, token: str, scope: Scope, body: bytes, connection: Connection | None
     ) -> ForwardedAnswer | None:
-        """Return the answer of the proxy that holds the lock of ``token``; None: this proxy has to answer.
+        """Return the answer of the proxy that holds the lock of ``token``, or None if this proxy has to answer.
 
-        Raises: PeerUnavailable if that proxy does not answer, and may still hold it; StateUnavailable; ClientGone.
+        Raises: PeerUnavailable if the other proxy does not answer but may still hold the lock; StateUnavailable;
+        ClientGone.
         """
         holder = holder_of(token)
         if holder is None or holder == self.me or not await self.is_member(holder):

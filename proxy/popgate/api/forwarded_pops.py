@@ -1,7 +1,8 @@
-"""Pops between the proxies of a cluster: passed on unchanged, and answered with local messages.
+"""Forwards pops to other proxies of a cluster, and answers forwarded pops.
 
-A proxy that has no message for a passed pop reports how many messages have become ready so far (``ARRIVALS``), so that
-it is asked again only when more have arrived.
+A pop is forwarded unchanged, except for its ``client_id``, and is answered with local messages only. If the answering
+proxy has no message, it reports how many messages have become ready so far (``ARRIVALS``). It is asked again only after
+that number has grown.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,7 +29,7 @@ class _Given(Struct):
 
 
 class _Answer(Struct):
-    """The part of a pop's answer that the passing proxy reads."""
+    """The part of a pop's answer that the forwarding proxy reads."""
 
     messages: list[_Given]
 
@@ -44,10 +45,10 @@ _in_json, _packed = json.Decoder(_Answer).decode, msgpack.Decoder(_Answer).decod
 def forwarder(
     peers: Peers, scope: Scope, body: bytes, client_id: ClientId | None = None, retry_after_seconds: float = 1.0
 ) -> Callable[[InstanceId], Awaitable[PeerPop[ForwardedAnswer]]]:
-    """Return a function that lets another proxy answer the pop of ``scope`` at once."""
+    """Return a function that lets another proxy answer the pop of ``scope`` without waiting."""
 
     async def forward(to: InstanceId) -> PeerPop[ForwardedAnswer]:
-        request = forwarded_request(scope, body, scope["headers"])  # here: this proxy answers most pops itself
+        request = forwarded_request(scope, body, scope["headers"])  # only at this point: most pops are not forwarded
         if client_id is not None:
             request = request._replace(client_id=client_id, body=_without_client(body, scope))
         answer = await peers.forward(to, request, wait_seconds=0.0)
@@ -66,14 +67,14 @@ def forwarder(
 
 
 def _without_client(body: bytes, scope: Scope) -> bytes:
-    """Return the pop without its ``client_id``, which is passed on separately."""
+    """Return the pop without its ``client_id``, which is sent separately."""
     form = negotiate(dict(scope["headers"]))
     asked = replace(POP.read(body, form.packed), client_id=UNSET)
     return msgpack.encode(asked) if form.packed else json.encode(asked)
 
 
 def nothing_here(form: Format, body: bytes, arrivals: int) -> ForwardedAnswer:
-    """Return the answer to a passed pop that got no message."""
+    """Return the answer to a forwarded pop that found no message."""
     return ForwardedAnswer(_OK, [form.content_type, (ARRIVALS, b"%d" % arrivals)], body)
 
 

@@ -1,6 +1,6 @@
-"""Passes whole requests on to the proxy that must answer them, and returns its answer to the client.
+"""Forwards whole requests to the proxy that must answer them, and returns the proxy's answer to the client.
 
-The caller decides which proxy that is. A request that was passed on to this proxy is never passed on again.
+The caller decides which proxy must answer. A request that was forwarded to this proxy is never forwarded again.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ class _Problem(Struct):
 _read_problem = json.Decoder(_Problem).decode
 
 TargetOf: TypeAlias = Callable[[Scope], InstanceId | None]
-"""Returns which other proxy must answer a request, or None for this one. Raises: PopgateError, which the client
-gets."""
+"""Returns the other proxy that must answer a request, or None if this proxy answers. Raises: PopgateError, with which
+the client is answered."""
 
 
 def forwarded_request(scope: Scope, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> ForwardedRequest:
-    """Return the request of ``scope`` unchanged. ``headers``: usually the scope's own."""
+    """Return the request of ``scope`` unchanged, with the given ``headers``, which are usually those of the scope."""
     path = scope.get("raw_path") or scope["path"].encode()
     return ForwardedRequest(scope["method"], path.decode("latin-1"), scope["query_string"], list(headers), body)
 
@@ -50,8 +50,10 @@ async def forward_request(
     wait_seconds: float | None = None,
     connection: Connection | None = None,
 ) -> ForwardedAnswer:
-    """Return the answer of ``to``. Raises: PeerUnavailable; ClientGone as soon as the client disconnects, which ends
-    the request to ``to``."""
+    """Return the answer of ``to``. If the client disconnects, the request to ``to`` is cancelled immediately.
+
+    Raises: PeerUnavailable; ClientGone if the client has disconnected.
+    """
     if connection is None:
         return await peers.forward(to, request, wait_seconds=wait_seconds)
     if connection.gone:
@@ -72,7 +74,7 @@ async def forward_request(
 
 
 def is_refused_for_now(answer: ForwardedAnswer) -> bool:
-    """Return whether the other proxy can't answer the request, or can't answer it yet."""
+    """Return whether the other proxy reported that it can't answer the request, or can't answer it yet."""
     if answer.status != _UNAVAILABLE:
         return False
     try:
@@ -88,7 +90,8 @@ async def send_forwarded_answer(
     *,
     undo: Callable[[], None] | None = None,
 ) -> None:
-    """Send the answer to the client. ``undo`` returns the leases if the client does not get it (``Connection``)."""
+    """Send the answer to the client. If the client does not receive it, ``undo`` returns the leases (see
+    ``Connection``)."""
     headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
     if connection is not None and undo is not None:
         connection.answering(undo)
@@ -96,10 +99,11 @@ async def send_forwarded_answer(
 
 
 class ForwardingMiddleware:
-    """ASGI middleware for either plane: the proxy that ``target_of`` returns answers the request.
+    """ASGI middleware for either plane. If ``target_of`` returns a proxy, that proxy answers the request.
 
-    ``forwarding`` is that of the ``PeerFace``; ``sent`` is called with the proxy to which a request goes. A request
-    that stays here costs one call of ``target_of``. HEAD stays here, because no path that is forwarded supports it.
+    ``forwarding`` is the method of the ``PeerFace``. ``sent`` is called with the proxy to which a request is sent. For
+    a request that is not forwarded, this costs one call of ``target_of``. HEAD requests are never forwarded, because no
+    forwarded path supports HEAD.
     """
 
     def __init__(
@@ -126,7 +130,7 @@ class ForwardingMiddleware:
             to = await while_owners_change(partial(self._target, scope)) if may_forward else None
             given = dict(scope["headers"]) if to is not None else {}
             if to is None or self._forwarding_of(given) is not None:
-                await self._app(scope, receive, send)  # one hop: a passed request is answered here
+                await self._app(scope, receive, send)  # one hop: this proxy answers a forwarded request itself
                 return
             self._sent(to)
             request = forwarded_request(scope, await read_body(receive, given, self._limit), scope["headers"])

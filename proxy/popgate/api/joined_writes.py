@@ -1,17 +1,20 @@
-"""The transport of a connection: the head of an answer is written together with its body, and the end in order."""
+"""The transport of a connection. It writes the head and the body of an answer together, and ends connections in
+order."""
 
 import asyncio
 from typing import Any
 
 GOODBYE_SECONDS = 2.0
-"""Seconds that the client of a refused request may take to read the reason."""
+"""Seconds that the client of a refused request has to read the reason."""
 JOINED_BYTES_MAX = 64 * 1024
-"""Size in bytes above which copying the body costs more than a second system call."""
+"""Size of a body in bytes above which copying it costs more than a second system call."""
 
 
 class JoinedWrites:
-    """Wraps asyncio's transport ``inner``, and counts the bytes that are ``written``. Head and body of an answer cost
-    one system call in place of two."""
+    """Wraps asyncio's transport ``inner``, and counts the written bytes (``written``).
+
+    The head and the body of an answer cost one system call instead of two.
+    """
 
     __slots__ = ("_head", "inner", "is_corked", "is_ending", "written")
 
@@ -19,9 +22,9 @@ class JoinedWrites:
         self.inner = inner
         self.written = 0
         self.is_corked = False
-        """Set before the head of an answer is written: it then waits for the body."""
+        """Set to True before the head of an answer is written. The head is then held back until the body is written."""
         self.is_ending = False
-        """Whether FIN was sent, and incoming data is discarded."""
+        """Whether FIN was sent and incoming data is discarded."""
         self._head = b""
 
     def write(self, data: bytes) -> None:
@@ -39,7 +42,7 @@ class JoinedWrites:
         self.inner.write(data)
 
     def uncork(self) -> None:
-        """Write a head whose body does not come."""
+        """Write a head that was held back and has no body."""
         self.is_corked = False
         if self._head:
             head, self._head = self._head, b""
@@ -50,9 +53,10 @@ class JoinedWrites:
         self.inner.close()
 
     def end(self) -> None:
-        """Send FIN after the written bytes, and discard incoming data for a moment.
+        """Send FIN after the written bytes, and discard incoming data for ``GOODBYE_SECONDS``.
 
-        Closing with unread bytes would reset the connection, and the client might never see the last bytes.
+        Without this, closing the connection with unread bytes would reset it, and the client might never receive the
+        last bytes.
         """
         self.uncork()
         if self.is_closing():

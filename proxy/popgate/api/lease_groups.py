@@ -1,6 +1,6 @@
-"""Lease groups over HTTP (decision 12): form, read in slices, ack, extend, release, list.
+"""Serves lease groups over HTTP (decision 12): form, read in slices, ack, extend, release, list.
 
-This module owns the paths below ``S/lease-groups``, and writes a slice part by part while it is read. It decides
+This module defines the paths below ``S/lease-groups``, and writes a slice part by part while it is read. It decides
 nothing.
 """
 
@@ -50,7 +50,7 @@ class LeaseGroupHandlers:
         self._groups = engine.lease_groups
 
     def routes(self) -> Iterator[Route]:
-        """Return the lines of the table."""
+        """Return the routes of lease groups."""
         stream = f"{GROUP}/lease-groups/{{}}"
         yield Route("lease_groups_list", "GET", f"{GROUP}/lease-groups", self.list, query=("stream",))
         yield Route("lease_groups_put", "PUT", f"{stream}/{{}}", self.put)
@@ -88,7 +88,8 @@ class LeaseGroupHandlers:
             _whole_text(epoch, "epoch", EPOCH_MAX),
             _whole_text(number, "slice", EPOCH_MAX),
         )
-        # An error can be answered properly only before the first part. A list: CPython 3.11 fails with a tuple here.
+        # An error can be answered properly only before the first part. This is a list, because CPython 3.11 fails with
+        # a tuple here.
         nothing: list[GroupMessage] = []
         first = await anext(found.parts, nothing)
         failed = partial(self._engine.message_failed, topic, group)

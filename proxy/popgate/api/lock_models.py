@@ -28,7 +28,7 @@ Slot: TypeAlias = Annotated[int, Meta(description="from 1; a mutex has one")]
 
 
 class LockChange(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """Creates or changes a lock. The schema also excludes what a kind does not support."""
+    """A request that creates or changes a lock. The schema also excludes fields that a kind does not support."""
 
     kind: KindName
     slots: (

@@ -1,7 +1,7 @@
-"""Locks over HTTP (decision 1): define, acquire, verify, renew, release. It decides nothing.
+"""Serves locks over HTTP (decision 1): define, acquire, verify, renew, release. It decides nothing.
 
-A client that disconnects while it waits leaves the line; a lock whose answer was not delivered is released
-(``connection``).
+A client that disconnects while it waits leaves the line of waiting clients. A lock whose answer was not delivered is
+released (see ``connection``).
 """
 
 from collections.abc import Iterator
@@ -28,14 +28,15 @@ _FORCE_RELEASE = Reader(models.LockForceReleaseRequest)
 
 
 class LockHandlers:
-    """The handlers for the locks of one proxy. ``peers``: the other proxies of a cluster, which hold locks, too."""
+    """The handlers for the locks of one proxy. ``peers`` are the other proxies of a cluster, which hold locks as
+    well."""
 
     def __init__(self, locks: HostedLocks, peers: LockPeers | None = None) -> None:
         self._locks = locks
         self._peers = peers
 
     def routes(self) -> Iterator[Route]:
-        """Return the lines of the table."""
+        """Return the routes of locks."""
         one = f"{LOCKS}/{{}}"
         yield Route("locks_list", "GET", LOCKS, self.list)
         yield Route("locks_get", "GET", one, self.get)

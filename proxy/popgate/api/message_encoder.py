@@ -1,8 +1,9 @@
-"""Encodes messages in answers: one that can't be encoded is shown without its contents, so that the others can be
+"""Encodes messages in answers. A message that can't be encoded is shown without its contents, so that the others can be
 shown.
 
-The formats can express every header that the brokers' adapters let through. This handles headers that they overlook:
-otherwise one message would fail each pop that takes it, and with it the leases of all messages in the batch.
+The formats can express every header that the brokers' adapters accept. This module handles headers that the adapters
+have overlooked. Otherwise one message would fail each pop that takes it, and with the pop, the leases of all messages
+in the batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from popgate.domain.dead_letter import bare
 from popgate.domain.message import Message
 
 Failed = Callable[[int, Message, Exception], None]
-"""Called with the number of the queue, the message, and the error."""
+"""Called with the queue's number, the message, and the error."""
 
 
 class _HasMessage(Protocol):
@@ -27,7 +28,8 @@ OneT = TypeVar("OneT", bound=_HasMessage)
 
 
 class MessageEncoder:
-    """Encodes messages. ``show`` converts a message for ``encode``; ``failed`` is called for messages that fail."""
+    """Encodes messages. ``show`` converts a message for ``encode``. ``failed`` is called for messages that can't be
+    encoded."""
 
     def __init__(self, show: Callable[[Any], Any], encode: Callable[[Any], bytes], failed: Failed) -> None:
         self._show = show
@@ -35,21 +37,21 @@ class MessageEncoder:
         self._failed = failed
 
     def many(self, found: Sequence[_HasMessage], answer: Callable[[list[Any]], Any]) -> bytes:
-        """Return the encoded answer that ``answer`` makes of all messages."""
+        """Return the encoded answer that ``answer`` creates from all messages."""
         try:
             return self._encode(answer([self._show(one) for one in found]))
         except Exception:
             return self._encode(answer([self._show(self.readable(one)) for one in found]))
 
     def one(self, one: _HasMessage) -> bytes:
-        """Return a message, encoded."""
+        """Return one encoded message."""
         try:
             return self._encode(self._show(one))
         except Exception as error:
             return self._encode(self._show(self._bared(one, error)))
 
     def readable(self, one: OneT) -> OneT:
-        """Return ``one``, without its contents if it can't be encoded."""
+        """Return the message ``one`` or, if it can't be encoded, the message without its contents."""
         try:
             self._encode(self._show(one))
         except Exception as error:

@@ -1,7 +1,7 @@
-"""/metrics: counters and gauges of the process in Prometheus' text format.
+"""Serves /metrics: counters and gauges of the process in Prometheus' text format.
 
-The event counters, the engine and the locks are read at each scrape; no value is kept twice. Each application has its
-own registry, so that two applications in one process don't conflict.
+The event counters, the engine and the locks are read at each scrape, and no value is stored twice. Each application has
+its own registry, so that two applications in one process don't conflict.
 """
 
 from collections import Counter
@@ -107,7 +107,7 @@ class EngineCollector(Collector):
         yield from (ready, in_flight, delayed, blocked, held_bytes, parked, stuck, oldest_lease)
 
     def _named_gauges(self) -> Iterator[SubscriptionGauges]:
-        """Yield the gauges of groups that have their own rows, and the sum of all others."""
+        """Yield the gauges of groups that have their own rows, and the sum of the gauges of all other groups."""
         others: SubscriptionGauges | None = None
         for one in self._engine.gauges():
             if self._counters.named(Subscription(one.topic, one.group)) != OTHER:
@@ -162,7 +162,8 @@ class LockCollector(Collector):
 
 
 class ReplicaCollector(Collector):
-    """Metrics of this proxy's replica keeper, read at scrape time; while it is active, also its latest survey."""
+    """Metrics of this proxy's replica keeper, read at scrape time. While the keeper is active, they include its latest
+    survey."""
 
     def __init__(self, keeper: ReplicaKeeper) -> None:
         self._keeper = keeper

@@ -1,6 +1,6 @@
 """The data plane: publish, pop, ack, release, extend, reject, and the state of a subscription (decision 1).
 
-Each handler reads a body, calls the engine once and encodes the result. Only ``app`` knows ASGI.
+Each handler reads a body, calls the engine once and encodes the result. Only ``app`` handles ASGI.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,15 +27,15 @@ RequestT = TypeVar("RequestT", bound=Struct)
 
 
 class Native:
-    """The handlers of the data plane for one engine. ``peers``: the other proxies of a cluster, which answer pops that
-    this proxy can't."""
+    """The handlers of the data plane for one engine. ``peers`` are the other proxies of a cluster, which answer pops
+    for which this proxy has no messages."""
 
     def __init__(self, engine: Engine, peers: Peers | None = None) -> None:
         self._engine = engine
         self._peers = peers
 
     def routes(self) -> Iterator[Route]:
-        """Return the lines of the table."""
+        """Return the routes of the data plane."""
         yield Route("publish", "POST", f"{TOPIC}/messages", self.publish)
         yield Route("state", "GET", GROUP, self.state, query=None)
         yield Route("pop", "POST", f"{GROUP}/pop", self.pop)
@@ -73,7 +73,7 @@ class Native:
             if connection is not None:
                 connection.presence = None
         if connection is not None and found and request.attempt_id is None:
-            # Until the answer is proved to be read, only the receipts are kept, not the bodies.
+            # Until a later request proves that the answer was read, only the receipts are kept, not the bodies.
             connection.answering(partial(self._engine.abandon_soon, topic, group, _receipts(found, form)))
         if isinstance(found, ForwardedAnswer):
             return found
@@ -116,7 +116,7 @@ class Native:
 
 
 def _receipts(found: "list[Leased] | ForwardedAnswer", form: Format) -> list[str]:
-    """Return the receipt handles that a client is about to get."""
+    """Return the receipt handles in the answer that is sent to the client."""
     if isinstance(found, ForwardedAnswer):
         return receipts_of(found, form)
     return [one.receipt_handle for one in found]
@@ -151,8 +151,8 @@ def popped_in_json(one: Leased) -> answers.PoppedMessage:
 def popped_packed(one: Leased) -> answers.PoppedMessage:
     message = one.message
     return answers.PoppedMessage(
-        # The engine's name for an unidentified message is valid until its channel closes, so no client may see it as an
-        # id.
+        # The engine gives a message without an id a name that is valid only until its channel closes. So clients must
+        # not see this name as an id.
         message_id=message.message_id or UNSET,
         receipt_handle=one.receipt_handle,
         body=message.body,

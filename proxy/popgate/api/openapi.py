@@ -1,7 +1,7 @@
-"""The OpenAPI description of every operation, derived from the code so that it stays correct.
+"""Describes every operation in OpenAPI. The description is derived from the code, so that it stays correct.
 
-FastAPI describes the control plane. This module adds the data plane's paths: their schemas come from the types that
-read requests and write answers, their errors from the table in ``problems``.
+FastAPI describes the control plane. This module adds the data plane's paths. Their schemas are derived from the types
+that read requests and write answers. Their errors are taken from the table in ``problems``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ _OF_MESSAGES = {
     answers.LeaseGroupMessages.__name__: answers.LeaseGroupMessage.__name__,
     pull_models.PullAnswer.__name__: pull_models.PulledMessage.__name__,
 }
-"""Answers that contain messages, and the schema of these messages."""
+"""Maps answers that contain messages to the schema of these messages."""
 _PACKED = "Packed"
-"""Suffix of a schema's name for MessagePack, if it differs from JSON: a popped body is raw bytes."""
+"""Suffix of a schema's name if MessagePack differs from JSON: in MessagePack, a popped body is raw bytes."""
 _ERRORS = {
     400: "invalid_request: a field is missing, unknown or has a wrong value",
     404: "topic_not_found, group_not_found, lease_group_not_found, lock_not_found, dead_letter_not_found, "
@@ -78,7 +78,8 @@ _EXAMPLES: Mapping[str, Any] = {
     "RedriveRequest": {"max_messages": 10, "wait_seconds": 5},
     "PurgeRequest": {"older_than_seconds": 604_800},
 }
-"""Example requests for /docs, by the name of the schema. An example generated from all fields would be refused."""
+"""Example requests for /docs, by the name of the schema. The server would refuse a generated example, which has all
+fields."""
 _LOCK_KINDS: Sequence[Any] = [
     {"properties": {"kind": {"const": "mutex"}, "slots": {"const": 1}, "enabled": {"const": True}}},
     {"properties": {"kind": {"const": "persistent_mutex"}, "slots": {"const": 1}}},
@@ -86,7 +87,7 @@ _LOCK_KINDS: Sequence[Any] = [
 ]
 """The slots and states that each kind of lock accepts."""
 _MAY_BE_EMPTY = frozenset({"PopRequestBody", "LockForceReleaseRequest"})
-"""Requests for which an absent body means a body without fields."""
+"""The requests whose body may be absent, which means the same as a body without fields."""
 _SUBSCRIPTION = "/v1/topics/{topic}/groups/{group}"
 _NAME = {"type": "string", "pattern": NAME_PATTERN}
 _TAG = "data plane"
@@ -133,7 +134,7 @@ def _add_example(operation: dict[str, Any]) -> None:
 def allowed_methods(schema: Mapping[str, Any], path: str) -> str:
     """Return the methods of ``path`` as the ``Allow`` header lists them, or an empty text for an unknown path.
 
-    A path that matches a template literally does not count as a match of a template with a parameter in its place.
+    If ``path`` matches one template literally, templates that have a parameter at the same position are ignored.
     """
     parts = path.split("/")
     methods: set[str] = set()
@@ -197,14 +198,14 @@ _TYPES: Sequence[type[Struct]] = (
     answers.LeaseGroupList,
     Problem,
 )
-"""The bodies of the data plane."""
+"""The types of the bodies of data plane requests and answers."""
 
 
 def _components() -> dict[str, Any]:
     _, components = msgspec.json.schema_components(_TYPES, ref_template=_REF + "{name}")
     for name in ("PublishEntry", *_OF_MESSAGES.values()):
         components[name]["oneOf"] = [{"required": ["body"]}, {"required": ["body_base64"]}]
-    # Read as numbers: 2.0 is whole.
+    # JSON reads these fields as floats, so that 2.0 is accepted as a whole number.
     components["PopRequestBody"]["properties"]["max_messages"]["type"] = "integer"
     components["PullRequest"]["properties"]["max_messages"]["type"] = "integer"
     for name in ("AssignmentRequest", "PullRequest", "CommitRequest"):

@@ -4,8 +4,8 @@
     GET    answers 200 at once, and ends the answer when this proxy begins to stop: if the connection ends without
            that, the proxy was killed
 
-A request with another secret gets 401, before its body is read. A request for another instance, which had this address
-before, gets 421.
+A request with another secret is answered with 401, before its body is read. A request for another instance, which had
+this address before, is answered with 421.
 """
 
 import asyncio
@@ -45,10 +45,10 @@ _log = logging.getLogger(__name__)
 
 
 class Forwarding(NamedTuple):
-    """A client's request that another proxy passed on. This proxy answers it, and does not pass it on again.
+    """A client's request that another proxy forwarded. This proxy answers the request, and does not forward it again.
 
-    ``wait_seconds`` overrides the request's own value, unless it is None. ``client_id``: the client of a pop, if it has
-    one.
+    ``wait_seconds`` overrides the request's own value, unless it is None. ``client_id`` is the client of a pop, or
+    None.
     """
 
     by: InstanceId
@@ -57,7 +57,8 @@ class Forwarding(NamedTuple):
 
 
 class PeerFace:
-    """Answers the peers of the proxy ``me``, which all have ``secret``, in any version that ``codec`` speaks."""
+    """Answers the peers of the proxy ``me``. All peers have the same ``secret``. ``codec`` defines the supported
+    versions."""
 
     def __init__(self, me: InstanceId, secret: bytes, answers: PeerAnswers, codec: Codec = CODEC) -> None:
         self._me = me
@@ -66,11 +67,12 @@ class PeerFace:
         self._codec = codec
 
     def forwarding(self, headers: Mapping[bytes, bytes]) -> Forwarding | None:
-        """Return how a request with these headers was passed on; None for a client's request, even if it imitates a
-        proxy's.
+        """Return how another proxy forwarded a request with these headers, or None for a client's request.
 
-        Raises: NotAPeer if the token is not ours (with another secret, two proxies would pass a request back and forth
-        for ever), WrongInstance.
+        A request without a peer's token is a client's request, even if it has the headers of a forwarded request.
+
+        Raises: NotAPeer if the token is wrong (two proxies with different secrets would otherwise forward a request to
+        each other endlessly); WrongInstance.
         """
         if PASSED_BY not in headers or TOKEN not in headers:
             return None
@@ -84,7 +86,7 @@ class PeerFace:
         )
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> int:
-        """Answer a request for ``PEERS_PATH``; return the status. Raises: ClientGone."""
+        """Answer a request for ``PEERS_PATH``, and return the status. Raises: ClientGone."""
         connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
         headers: Sequence[tuple[bytes, bytes]]
         try:
@@ -114,7 +116,7 @@ class PeerFace:
             raise WrongInstance(to, self._me)
 
     async def _answer(self, body: bytes) -> bytes:
-        """Return the encoded answer, or error. Raises: HttpError if the message can't be read."""
+        """Return the encoded answer, or the encoded error. Raises: HttpError if the message can't be read."""
         try:
             version, sender, message = self._codec.decode_message(body)
         except NotUnderstood as error:
@@ -123,14 +125,14 @@ class PeerFace:
             return self._codec.encode_answer(version, message, await self._answers.answer(sender, message))
         except PopgateError as error:
             return self._codec.encode_error(version, error)
-        except Exception as error:  # our own bug: the peer gets no details
+        except Exception as error:  # a bug of popgate: the peer receives no details
             _log.error("a peer's message failed", exc_info=error, extra={"message_type": type(message).__name__})
             failure = RetryLater(f"proxy {self._me} has failed; its log says more")
             return self._codec.encode_error(version, failure)
 
 
 async def _hold(send: Send, connection: Connection | None) -> None:
-    """Answer, and end the answer when this proxy begins to stop, or when the peer disconnects."""
+    """Start an answer, and end it when this proxy begins to stop or the peer disconnects."""
     ended = asyncio.get_running_loop().create_future()
 
     def end() -> None:
@@ -145,7 +147,7 @@ async def _hold(send: Send, connection: Connection | None) -> None:
             connection.presence = Presence()
             connection.presence.on_leave = end
             await ended
-    finally:  # also when cancelled: the server cancels running requests when it stops
+    finally:  # also if cancelled: the server cancels running requests when it stops
         if connection is not None:
             connection.presence = connection.on_shutdown = None
         await send({"type": "http.response.body", "body": b"leaving\n"})

@@ -1,7 +1,7 @@
-"""Errors as HTTP answers: RFC 9457 problem documents with a stable ``code``.
+"""Converts errors to HTTP answers: RFC 9457 problem documents with a stable ``code``.
 
-One table maps errors to statuses, for the data plane and the admin interface alike. External failures are answered with
-their own text; a bug of popgate is logged once, and answered without any details.
+One table maps errors to statuses, for both the data plane and the admin interface. An external failure is answered with
+its own text. A bug of popgate is logged once, and answered without details.
 """
 
 import logging
@@ -66,7 +66,7 @@ class Problem(Struct, kw_only=True, omit_defaults=True):
 
 
 class HttpError(PopgateError):
-    """An error for which HTTP has a status: an unknown path, a wrong method, an unreadable content type."""
+    """An error for which HTTP defines a status: an unknown path, a wrong method, an unreadable content type."""
 
     def __init__(self, status: int, code: str, detail: str, *, allow: str = "") -> None:
         super().__init__(detail)
@@ -125,13 +125,13 @@ class InternalError(HttpError):
 
 
 class NotReady(RetryLater):
-    """The process can't serve requests now; answer to /readyz."""
+    """The process can't serve requests now. This is an answer to /readyz."""
 
     code = "not_ready"
 
 
 class Overloaded(RetryLater):
-    """Clients use all the connections, or all the memory for large requests, that they may."""
+    """Clients use all connections, or all memory for large requests, that the limits allow."""
 
     code = "overloaded"
 
@@ -185,7 +185,7 @@ TABLE: dict[type[PopgateError], _Kind] = {
 
 
 def kind_of(error: PopgateError) -> _Kind:
-    """Return the row of the nearest class; an error without one is a 500."""
+    """Return the table's row for the error's nearest class. An error without a row is a 500."""
     for family in type(error).__mro__:
         kind = TABLE.get(family)
         if kind is not None:
@@ -202,7 +202,7 @@ class ProblemAnswer(NamedTuple):
 
 
 def problem_answer(error: PopgateError) -> ProblemAnswer:
-    """Return the answer for an error: status, problem document, ``Retry-After`` and ``Allow``."""
+    """Return the answer for an error: the status, the problem document, ``Retry-After`` and ``Allow``."""
     status, title = kind_of(error)
     if isinstance(error, HttpError):
         status = error.status

@@ -1,15 +1,16 @@
-"""uvicorn's HTTP protocol with two additions: it tells handlers about their connection, and enforces the limits of the
-``ConnectionLimiter``.
+"""Extends uvicorn's HTTP protocol in two ways: it informs handlers about their connection, and enforces the limits of
+the ``ConnectionLimiter``.
 
-Theory of operation. uvicorn's parser calls back; between the calls a connection is at a ``Stage``:
+Theory of operation. uvicorn's parser calls methods of the protocol. Between the calls, a connection is at a ``Stage``:
 
     BETWEEN --on_message_begin--> HEAD --on_headers_complete--> BODY --on_message_complete--> BETWEEN
 
 Limits are checked once for each slice of data and once for each head, never for each header. A request that exceeds a
 limit is answered with a problem document, and the connection ends.
 
-The parser gets received data in slices, and none while a request waits for the answer to an earlier one, because each
-waiting request takes a hundred times the memory of its bytes. The rest is kept in ``_held``, and reading stops.
+Received data is passed to the parser in slices. While a request waits for the answer to an earlier one, no data is
+passed, because each waiting request takes a hundred times the memory of its bytes. The remaining data is kept in
+``_held``, and reading stops.
 
 The parser treats data after a head with ``Upgrade`` as another protocol. popgate supports no other protocol, but some
 clients offer one with each request, including those with bodies. Such a head is parsed a second time, without the
@@ -32,8 +33,8 @@ from popgate.api.problems import HeadTooLarge, HttpError, problem_answer
 from popgate.domain.errors import PopgateError
 
 SLICE_BYTES = 1024
-"""Maximum number of bytes that are parsed at a time, because they may contain many requests; for a body of known
-length, all of its remaining bytes."""
+"""Maximum number of bytes that are parsed at a time, because they may contain many requests. For a body of known
+length, all of its remaining bytes are parsed at once."""
 
 
 class Stage(IntEnum):
@@ -48,7 +49,7 @@ _BETWEEN, _HEAD, _BODY = Stage
 
 
 class HeldFlow(FlowControl):
-    """Does not read while the connection holds requests that have not been parsed."""
+    """Stops reading while the connection holds requests that have not been parsed."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -71,7 +72,8 @@ class HeldFlow(FlowControl):
 
 
 class WatchedProtocol(HttpToolsProtocol):
-    """Pass it as ``http=`` to uvicorn.Config, or create it with the ``limiter`` to which its connection belongs."""
+    """The protocol of one connection. Pass the class as ``http=`` to uvicorn.Config, or create an instance with the
+    ``limiter`` of its connection."""
 
     _connection: Connection
     _extensions: dict[str, Any]
@@ -90,11 +92,11 @@ class WatchedProtocol(HttpToolsProtocol):
         self._stage = _BETWEEN
         self._head_bytes = 0
         self._body_bytes = 0
-        """Upper bound of the bytes received of the present body."""
+        """Upper bound for the number of received bytes of the current body."""
         self._held = b""
         self._refusal: PopgateError | None = None
         self._declined = b""
-        """The head of a request that offers another protocol, without the offer."""
+        """The head of a request that offers another protocol, with the offer removed."""
         self._unsent = 0
         """Number of answer bytes that the client had not read at the last check."""
         self.body: Body | None = None
@@ -143,7 +145,7 @@ class WatchedProtocol(HttpToolsProtocol):
         self._take(data)
 
     def _take(self, data: bytes) -> None:
-        """Parse ``data``, but hold everything after a request that has to wait."""
+        """Parse ``data``. Hold all data that follows a request which has to wait."""
         taken = 0
         while taken < len(data) and not self.transport.is_closing():
             if self.pipeline:
@@ -179,7 +181,7 @@ class WatchedProtocol(HttpToolsProtocol):
                 self.refuse(self._too_long(len(self.url) if self._stage is _HEAD else 0))
 
     def _feed(self, data: bytes) -> None:
-        parser: Any = self.parser  # until the connection is lost
+        parser: Any = self.parser  # a parser exists until the connection is lost
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade as offered:
@@ -224,7 +226,8 @@ class WatchedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Do what uvicorn does, except for its timer for each request: the limiter has one for all connections."""
+        """Do the same as uvicorn, but without a timer for each request. The limiter has one timer for all
+        connections."""
         self.server_state.total_requests += 1
         if self.body is not None:
             self._limiter.body_answered(self)
@@ -262,8 +265,10 @@ class WatchedProtocol(HttpToolsProtocol):
         return not self.flow.read_paused and not self._held
 
     def refuse(self, error: PopgateError) -> None:
-        """Answer with ``error``, and close the connection; if an earlier answer is due or has begun, close it
-        without one."""
+        """Answer with ``error``, and close the connection.
+
+        If an earlier answer is due or has begun, close the connection without this answer.
+        """
         if self.transport.is_closing():
             return
         answer = problem_answer(error)
@@ -275,7 +280,7 @@ class WatchedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         elif self._stage is _BODY:
-            self._connection.transport.end()  # it has had its answer
+            self._connection.transport.end()  # the request was already answered
             return
         headers = [*self.server_state.default_headers, *answer.headers, (b"connection", b"close")]
         head = b"".join([STATUS_LINE[answer.status], *(b"%b: %b\r\n" % header for header in headers), b"\r\n"])

@@ -1,4 +1,5 @@
-"""The requests and answers of pull clients. One definition serves the readers, the answers and the OpenAPI schema."""
+"""Defines the requests and answers of pull clients. One definition determines the readers, the answers and the OpenAPI
+schema."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias

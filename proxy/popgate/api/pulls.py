@@ -1,8 +1,8 @@
-"""Pull clients over HTTP (decision 11): assignment, pull, commit, leave.
+"""Serves pull clients over HTTP (decision 11): assignment, pull, commit, leave.
 
-This module owns the paths below ``S/assignment`` and ``S/queues``, and passes requests on to the proxy that has to
-answer: the owner of the queue, or of the first queue for assignments. If the owner changes meanwhile, the request
-follows it; all these requests may be repeated. It decides nothing.
+This module defines the paths below ``S/assignment`` and ``S/queues``, and forwards requests to the proxy that has to
+answer: the owner of the queue or, for assignments, the owner of the first queue. If the owner changes during a request,
+the request is sent to the new owner, because all these requests may be repeated. It decides nothing.
 """
 
 import re
@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"[0-9]{1,3}")
 
 
 class PullHandlers:
-    """The handlers for one engine. ``peers``: the other proxies of a cluster."""
+    """The handlers for one engine. ``peers`` are the other proxies of a cluster."""
 
     def __init__(self, engine: Engine, peers: Peers | None) -> None:
         self._engine = engine
@@ -44,7 +44,7 @@ class PullHandlers:
         self._peers = peers
 
     def routes(self) -> Iterator[Route]:
-        """Return the lines of the table."""
+        """Return the routes of pull clients."""
         yield Route("assignment", "POST", f"{GROUP}/assignment", self.assign)
         yield Route("assignment_leave", "DELETE", f"{GROUP}/assignment/{{}}", self.leave)
         yield Route("pull", "POST", f"{GROUP}/queues/{{}}/pull", self.pull)
@@ -125,8 +125,8 @@ class PullHandlers:
     async def _answered(
         self, call: Call, number: int, here: Callable[[float], Awaitable[bytes]], wait_seconds: float = 0.0
     ) -> bytes | ForwardedAnswer:
-        """Return the answer of the owner of queue ``number``, which may be this proxy. ``here`` takes the time that
-        it may wait."""
+        """Return the answer of the owner of queue ``number``, which may be this proxy. ``here`` receives the time, in
+        seconds, that it may wait."""
         scope, peers, until = call.scope, self._peers, self._engine.monotonic() + wait_seconds
         topic, group, *_ = call.path
         if scope is None or peers is None:
@@ -148,7 +148,7 @@ class PullHandlers:
 
 
 def _number(queue: str) -> int:
-    """Parse the number of a queue. Raises: NotFound."""
+    """Parse a queue's number. Raises: NotFound."""
     if not _NUMBER.fullmatch(queue):
         raise NotFound(f"queues/{queue}")
     return min(int(queue), QUEUES_MAX)

@@ -1,5 +1,7 @@
-"""``GET /v1/admin/replicas``: the present and wanted replicas of each quorum queue and stream, and the planned
-changes; and the groups' own settings. It decides nothing."""
+"""``GET /v1/admin/replicas``: shows the replicas of each quorum queue and stream, and the groups' own settings.
+
+The answer contains the present and wanted replicas, and the planned changes. This module decides nothing.
+"""
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -12,7 +14,7 @@ from popgate.replicas.view import CachedReplicaView
 
 
 class ReplicaChangeAnswer(BaseModel):
-    """``kind`` is "add", "forget" or "lead" (the node's replica becomes the leader)."""
+    """A change of replicas. ``kind`` is "add", "forget" or "lead" (the node's replica becomes the leader)."""
 
     kind: str
     queue: str
@@ -21,8 +23,11 @@ class ReplicaChangeAnswer(BaseModel):
 
 
 class ReplicaQueueAnswer(BaseModel):
-    """A queue. ``asked``: the number of replicas that ``source`` asks for; ``wanted``: limited to the number of
-    nodes. ``verdict`` is what to do, ``reason`` why; ``change``: the change that would be made now."""
+    """A queue.
+
+    ``asked`` is the number of replicas that ``source`` asks for. ``wanted`` is the same, limited to the number of
+    nodes. ``verdict`` is the decision, and ``reason`` its reason. ``change`` is the change that would be made now.
+    """
 
     queue: str
     vhost: str
@@ -38,7 +43,7 @@ class ReplicaQueueAnswer(BaseModel):
 
 
 class ReplicaNodeAnswer(BaseModel):
-    """A node of RabbitMQ. ``unfit_reason``: why it gets no replica; null if it may get one."""
+    """A node of RabbitMQ. ``unfit_reason`` is the reason why the node gets no replica, or null if it may get one."""
 
     node: str
     running: bool
@@ -50,7 +55,7 @@ class ReplicaNodeAnswer(BaseModel):
 
 
 class KeeperAtWorkAnswer(BaseModel):
-    """``since`` is in Unix seconds; ``fencing_token`` only grows."""
+    """The active keeper. ``since`` is in Unix seconds. ``fencing_token`` only grows."""
 
     holder: str
     fencing_token: int | None
@@ -58,7 +63,7 @@ class KeeperAtWorkAnswer(BaseModel):
 
 
 class ReplicaEventAnswer(BaseModel):
-    """A decision or an action of this proxy's keeper; ``at`` is in Unix seconds."""
+    """A decision or an action of this proxy's keeper. ``at`` is in Unix seconds."""
 
     at: float
     event: str
@@ -69,9 +74,12 @@ class ReplicaEventAnswer(BaseModel):
 
 
 class ReplicasAnswer(BaseModel):
-    """``keeps``: whether this proxy has a keeper (--replica-keeper); without one all lists are empty.
-    ``is_at_work``: whether it is the active one; ``at_work``: the active keeper, on any proxy. ``under_way`` and
-    ``events`` belong to this proxy."""
+    """The replicas as this proxy's keeper sees them.
+
+    ``keeps`` is true if this proxy has a keeper (--replica-keeper). Without a keeper, all lists are empty.
+    ``is_at_work`` is true if this proxy's keeper is the active one. ``at_work`` is the active keeper, on any proxy.
+    ``under_way`` and ``events`` belong to this proxy.
+    """
 
     keeps: bool
     is_at_work: bool
@@ -84,7 +92,7 @@ class ReplicasAnswer(BaseModel):
 
 
 class GroupReplicasAnswer(BaseModel):
-    """A group whose policy has a ``min_replicas``. ``queues``: its queues on the broker, including the dead-letter
+    """A group whose policy has a ``min_replicas``. ``queues`` lists its queues on the broker, including its dead-letter
     queue."""
 
     topic: str
@@ -94,7 +102,8 @@ class GroupReplicasAnswer(BaseModel):
 
 
 class ReplicaGroupsAnswer(BaseModel):
-    """``vhost``: the virtual host of these queues; null on the embedded store, whose queues have no replicas."""
+    """The groups with a ``min_replicas``. ``vhost`` is the virtual host of their queues. It is null on the embedded
+    store, whose queues have no replicas."""
 
     vhost: str | None
     groups: list[GroupReplicasAnswer]

@@ -1,7 +1,7 @@
-"""The bodies of data plane requests: field names, types and limits.
+"""Defines the bodies of data plane requests: field names, types and limits.
 
-One definition serves JSON, MessagePack and the OpenAPI schema. ``reading`` checks what a type can't express (bytes of a
-text, one of two fields, header values).
+One definition determines JSON, MessagePack and the OpenAPI schema. ``reading`` checks the rules that a type can't
+express (bytes of a text, one of two fields, header values).
 """
 
 from typing import Annotated, Any, TypeAlias

@@ -1,4 +1,4 @@
-"""The table of the data plane: which handler answers which method and path, and what a handler gets."""
+"""Defines the table of the data plane: which handler answers which method and path, and the arguments of a handler."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,10 +18,13 @@ LOCKS = "/v1/locks"
 
 
 class Call(NamedTuple):
-    """A request for a handler. ``path``: the parameters in the path, in order, beginning with the topic and the group,
-    or with the lock. ``query``: the values in the query that the route reads.
+    """A request for a handler.
 
-    In a cluster, ``forwarding`` is set if another proxy has passed the request on, and ``scope`` if this one may do so.
+    ``path`` contains the parameters in the path, in order. They begin with the topic and the group, or with the lock.
+    ``query`` contains the values in the query that the route reads.
+
+    In a cluster, ``forwarding`` is set if another proxy has forwarded the request. ``scope`` is set if this proxy may
+    forward it.
     """
 
     path: tuple[str, ...]
@@ -46,8 +49,11 @@ Handler: TypeAlias = Callable[[Call], Awaitable[bytes | ForwardedAnswer | Stream
 
 
 class Route(NamedTuple):
-    """One line of the table. ``operation``: its name in the metrics. ``template``: a path with {} for each parameter.
-    ``query``: the names that are read in the query; None: the query is ignored."""
+    """One row of the table. ``operation`` is its name in the metrics. ``template`` is a path with {} for each
+    parameter.
+
+    ``query`` lists the names that are read in the query. If it is None, the query is ignored.
+    """
 
     operation: str
     method: str
@@ -57,7 +63,7 @@ class Route(NamedTuple):
 
 
 class _Node:
-    """What follows one part of a path. The key None stands for a parameter."""
+    """The routes that share a beginning of a path, by its next part. The key None stands for a parameter."""
 
     __slots__ = ("below", "routes")
 
@@ -67,7 +73,7 @@ class _Node:
 
 
 class Routes:
-    """The table, as a tree of the parts of the paths. A literal part goes before a parameter."""
+    """The table, as a tree of the parts of the paths. A literal part takes precedence over a parameter."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._root = _Node()
