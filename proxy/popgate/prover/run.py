@@ -235,9 +235,7 @@ class _Proof:
         await self._nemesis.disturb(seconds, self._stopping)
         await self._crew.rest()
         if self._record.slots_set() not in (None, self._slots):
-            await (
-                self._set_slots()
-            )  # only after a change: setting the slots again would repair slots that the lock may have lost
+            await self._set_slots()  # only after a change: setting them again would repair lost ones
         with contextlib.suppress(TimeoutError):  # the history then shows that there was no answer
             await self._crew.administer("count_held", ADMIN_SECONDS_MAX, patience_seconds=FREED_SECONDS)
             await self._administer("count_free")
