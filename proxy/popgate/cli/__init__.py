@@ -1,4 +1,4 @@
-"""The ``popgate`` command: parses the command line and delegates; it has no behaviour of its own."""
+"""The ``popgate`` command: parses the command line and calls the command. It has no behaviour of its own."""
 
 import sys
 
@@ -16,5 +16,5 @@ def main() -> int:
             raise
         print(INSTALL_HINT, file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # during the imports; later, the commands handle it
+    except KeyboardInterrupt:  # during the imports. After that, the commands handle it
         return 130

@@ -1,5 +1,5 @@
-"""All commands except ``popgate serve``: those that talk to a proxy, and ``popgate replicas``, ``doctor`` and
-``prove``."""
+"""All commands except ``popgate serve``: the commands that send requests to a proxy, and ``popgate replicas``,
+``doctor`` and ``prove``."""
 
 import argparse
 
@@ -47,7 +47,7 @@ def add_parsers(commands: Commands) -> None:
 
 
 def run_command(parsed: argparse.Namespace) -> int:
-    """Run the parsed command. Raises: CommandFailed, also for errors of the client."""
+    """Run the parsed command. Raises: CommandFailed. The errors of the client are raised as CommandFailed, too."""
     try:
         code: int = parsed.run(parsed)
     except PopgateError as error:

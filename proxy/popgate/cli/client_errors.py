@@ -1,4 +1,4 @@
-"""Turns the client's errors into exit codes, and into one clear line that says what to do."""
+"""Converts the client's errors to exit codes, and to one clear line that tells the user what to do."""
 
 import re
 
@@ -22,7 +22,7 @@ def code_of(error: PopgateError) -> ExitCode:
 
 
 def explain(error: PopgateError, url: str) -> str:
-    """Explain an error of the client in one line. ``url`` is the server's."""
+    """Explain an error of the client in one line. ``url`` is the URL of the server."""
     url = without_credentials(url)
     if isinstance(error, ServerUnreachable):
         return _unreachable(error, url)
@@ -30,7 +30,7 @@ def explain(error: PopgateError, url: str) -> str:
         return f"{url} rejects this token: {_line(error.detail)}; give another one in POPGATE_TOKEN"
     if isinstance(error, ServerFault):
         return f"the server at {url} has failed or is not popgate: {_line(error.detail)}"
-    if isinstance(error, RetryLater) and not isinstance(error, TooManyInFlight):  # --timeout does not apply to that one
+    if isinstance(error, RetryLater) and not isinstance(error, TooManyInFlight):  # --timeout does not limit that
         return f"{_line(error.detail)} ({error.code}); try again later, or wait longer with --timeout"
     if isinstance(error, RequestInvalid):
         return _on_the_command_line(_line(error.detail))
@@ -53,7 +53,7 @@ def _cause(error: ServerUnreachable) -> str:
 
 
 def _on_the_command_line(detail: str) -> str:
-    """Replace the HTTP request that the server suggests with the command that does the same."""
+    """Replace the HTTP request that the server suggests by the equivalent command."""
 
     def command(match: re.Match[str]) -> str:
         topic, group = match.groups()

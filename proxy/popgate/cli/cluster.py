@@ -1,4 +1,4 @@
-"""``popgate cluster``: shows the proxies and the queues that each of them owns."""
+"""``popgate cluster``: shows the proxies, and the queues that each of them owns."""
 
 import argparse
 

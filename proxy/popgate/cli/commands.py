@@ -1,6 +1,7 @@
-"""The commands of ``popgate``: one parser for all, and the only place that turns errors into lines and exit codes.
+"""The commands of ``popgate``: one parser for all of them, and the only place that converts errors to lines and exit
+codes.
 
-The client's commands and its library are loaded only when needed, so that a proxy starts faster.
+The client's commands and its library are loaded only if they are needed, so that a proxy starts faster.
 """
 
 import argparse
@@ -49,7 +50,8 @@ def parser(*, serve_only: bool = False) -> Parser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse and run; return the exit code. argparse itself exits with 2 on wrong usage."""
+    """Parse the command line and run the command. Return the exit code. On wrong usage, argparse itself exits with
+    2."""
     _prepare_streams()
     serving = "serve" in arguments[:1]
     parsed = parser(serve_only=serving).parse_args(arguments)
@@ -89,6 +91,6 @@ def _prepare_streams() -> None:
 
 
 def _write_nowhere() -> None:
-    """Discard buffered output, so that it does not fail a second time when the interpreter flushes it at its end."""
+    """Discard buffered output. Otherwise it would fail a second time when the interpreter flushes it at the end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Turns parsed flags into the options of a proxy, for the commands that take settings of ``popgate serve``."""
+"""Converts parsed flags to the options of a proxy, for the commands that accept settings of ``popgate serve``."""
 
 import argparse
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from popgate.domain.errors import StartupError
 
 
 def options_of(arguments: argparse.Namespace, settings: Iterable[Setting], *, on_broker: bool = False) -> ServeOptions:
-    """Merge flags, variables and the file, in this order of precedence. ``on_broker``: require a RabbitMQ."""
+    """Merge flags, variables and the file, in this order of precedence. If ``on_broker``, RabbitMQ is required."""
     environment = config.environment()
     given = {setting.name: getattr(arguments, setting.name, None) for setting in settings}
     flags = {name: value for name, value in given.items() if value is not None}

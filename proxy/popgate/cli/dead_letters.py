@@ -1,4 +1,4 @@
-"""``popgate dead-letters``: shows, redrives and purges the dead letters of a group; and ``popgate purge``."""
+"""``popgate dead-letters``: shows, redrives and purges the dead letters of a group. Also ``popgate purge``."""
 
 import argparse
 import base64
@@ -207,7 +207,8 @@ def _shown(name: str, value: Any) -> str:
 
 
 def redrive_letters(arguments: argparse.Namespace) -> int:
-    """Start a redrive and follow it to its end. The redrive also runs to its end in the proxy if nothing follows it."""
+    """Start a redrive and follow it to its end. The redrive continues in the proxy even if this command ends
+    earlier."""
     topic, group = arguments.topic, arguments.group
     progress = Progress(sys.stderr, shown=None, verb="redriven")
     with open_client(arguments) as client:
@@ -286,7 +287,7 @@ def purge_group(arguments: argparse.Namespace) -> int:
 
 
 def _purge(arguments: argparse.Namespace, ask: Callable[[], JsonObject]) -> int:
-    """Repeat the request until the purge is complete, and print the sum."""
+    """Repeat the request until the purge is complete, and print the total."""
     progress = Progress(sys.stderr, shown=None, verb="purged")
     answer = ask()
     purged: int = answer["purged"]

@@ -1,6 +1,6 @@
-"""Common parts of the commands' flags: the flags of every client command, and checked types of values.
+"""Defines the common parts of the commands' flags: the flags of every client command, and checked types of values.
 
-A common flag is in the parsed arguments only if it was given, so ``popgate topics --url X list`` and ``popgate topics
+A common flag is in the parsed arguments only if it was given. So ``popgate topics --url X list`` and ``popgate topics
 list --url X`` mean the same.
 """
 
@@ -19,12 +19,12 @@ TIMEOUT_SECONDS = 5.0
 
 
 class Parser(argparse.ArgumentParser):
-    """Accepts flags anywhere: before, between and after the positionals.
+    """Accepts flags before, between and after the positional arguments.
 
-    argparse itself gives an optional positional its default at the first flag, and then rejects the value that comes
-    later; its ``parse_intermixed_args`` does not support commands. This parser reads the flags first, up to ``--``, and
-    then the positionals from the rest. A flag of argparse.REMAINDER takes everything that follows, including flags and
-    ``--``.
+    At the first flag, argparse itself sets an optional positional argument to its default, and then rejects a value
+    that follows later. Its ``parse_intermixed_args`` does not support commands. So this parser first reads the flags up
+    to ``--``, and then the positional arguments from the rest. A flag with argparse.REMAINDER receives everything that
+    follows, including flags and ``--``.
     """
 
     _reads_flags = False
@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         self, args: Iterable[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         words = list(sys.argv[1:] if args is None else args)
-        if self._subparsers is not None:  # the command's parser reads what follows its name
+        if self._subparsers is not None:  # the command's parser reads the words after the command's name
             return super().parse_known_args(words, namespace)
         end = words.index("--") if "--" in words else len(words)
         greedy = self._greedy_actions()
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
             self.usage = usage
 
     def _greedy_actions(self) -> dict[str, argparse.Action]:
-        """Return the REMAINDER actions by flag. argparse itself would let such a flag take everything except a
+        """Return the REMAINDER actions by flag. With argparse alone, the words of such a flag could not include
         ``--``."""
         actions = [action for action in self._get_optional_actions() if action.nargs == argparse.REMAINDER]
         return {flag: action for action in actions for flag in action.option_strings}
@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
 
 @contextmanager
 def _not_required(things: Iterable[Any]) -> Generator[None]:
-    """Make these actions or groups of a parser optional within the context."""
+    """Make the given actions or groups of a parser optional within the context."""
     required = [thing for thing in things if thing.required]
     for thing in required:
         thing.required = False
@@ -85,7 +85,7 @@ def _not_required(things: Iterable[Any]) -> Generator[None]:
 
 
 def add_command(commands: Commands, name: str, run: Command, *, help: str, epilog: str) -> Parser:
-    """Add a client command with the common flags. ``help`` is the first line of its help, ``epilog`` the end."""
+    """Add a client command with the common flags. ``help`` is the first line of its help, and ``epilog`` the end."""
     parser = commands.add_parser(
         name,
         help=help,
@@ -118,7 +118,7 @@ def _common_flags() -> Parser:
 
 
 def seconds(minimum: float, maximum: float = inf) -> Callable[[str], float]:
-    """Return a parser of seconds within these limits."""
+    """Return a parser of seconds between the given limits."""
 
     def parse(text: str) -> float:
         try:
@@ -133,7 +133,7 @@ def seconds(minimum: float, maximum: float = inf) -> Callable[[str], float]:
 
 
 def number(minimum: float, maximum: float = inf) -> Callable[[str], int]:
-    """Return a parser of whole numbers within these limits."""
+    """Return a parser of whole numbers between the given limits."""
 
     def parse(text: str) -> int:
         try:
@@ -148,7 +148,7 @@ def number(minimum: float, maximum: float = inf) -> Callable[[str], int]:
 
 
 def header(text: str) -> tuple[str, str]:
-    """Parse a header given as ``name=value``; the value may be empty and may contain equals signs."""
+    """Parse a header given as ``name=value``. The value may be empty and may contain equals signs."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"must be name=value, not {text!r}")
@@ -156,8 +156,10 @@ def header(text: str) -> tuple[str, str]:
 
 
 def header_filter(text: str) -> dict[str, list[Any]]:
-    """Parse a filter as the HTTP interface defines it: a JSON object with the values of each header. The server
-    checks the values."""
+    """Parse a filter in the form of the HTTP interface: a JSON object with the values of each header.
+
+    The server checks the values.
+    """
     try:
         wanted: object = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:

@@ -140,7 +140,7 @@ def put_group(arguments: argparse.Namespace) -> int:
 
 
 def show_or_change_policy(arguments: argparse.Namespace) -> int:
-    """Show the policy, or change it. An unknown group is an error, not a new group. Raises: TopicNotFound,
+    """Show the policy, or change it. Unlike in the HTTP interface, an unknown group is an error. Raises: TopicNotFound,
     GroupNotFound."""
     with open_client(arguments) as client:
         group = client.get_group(arguments.topic, arguments.group)
@@ -152,7 +152,7 @@ def show_or_change_policy(arguments: argparse.Namespace) -> int:
 
 
 def _warn(group: JsonObject) -> None:
-    warnings: list[str] = group.get("warnings", [])  # older servers send none
+    warnings: list[str] = group.get("warnings", [])  # older servers send no warnings
     for warning in warnings:
         complain(f"warning: {warning}")
 
@@ -182,7 +182,7 @@ def delete_group(arguments: argparse.Namespace) -> int:
 
 
 def _policy_change(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the policy fields that were given as flags, in the shape of the HTTP interface."""
+    """Return the policy fields that were given as flags, in the form of the HTTP interface."""
     change: dict[str, Any] = {}
     if arguments.invisibility is not None:
         change["invisibility_seconds"] = arguments.invisibility

@@ -1,8 +1,8 @@
-"""Runs a command while a lock is held, ends it when the lock is lost, and passes signals on to it.
+"""Runs a command while a lock is held, ends the command when the lock is lost, and forwards signals to it.
 
 If this process is in the foreground of a terminal, the command stays in the same process group, so that it can read
-from the terminal and receive its Ctrl-C. Otherwise the command gets its own process group, and all processes that it
-has started are ended with it.
+from the terminal and receive Ctrl-C. Otherwise the command runs in its own process group. If the lock is lost, all
+processes of this group are ended with the command.
 
     starting --> running --the command ends--> ended
                    |--end(): SIGTERM, then SIGKILL after the grace period-->|
@@ -25,7 +25,7 @@ FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 
 
 class GuardedCommand:
-    """A command that runs once. Use `with guarded.signals():` around everything, in the main thread."""
+    """A command that runs once. In the main thread, put `with guarded.signals():` around all other calls."""
 
     def __init__(self, words: Sequence[str], *, grace_seconds: float) -> None:
         self._words = words
@@ -39,9 +39,9 @@ class GuardedCommand:
 
     @contextlib.contextmanager
     def signals(self) -> Generator[None]:
-        """Pass signals on to the command while it runs; before its start and after its end, they end this process.
+        """Forward signals to the command while it runs. Before its start and after its end, signals end this process.
 
-        Ignored signals stay ignored, by the command as well.
+        Signals that this process ignores stay ignored, by the command as well.
         """
         before = {number: signal.getsignal(number) for number in PASSED}
         passed = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
@@ -54,7 +54,7 @@ class GuardedCommand:
                 signal.signal(number, before[number])
 
     def run(self, environment: Mapping[str, str]) -> int:
-        """Run the command, and return its exit code, or 128 + the number of the signal that ended it.
+        """Run the command. Return its exit code, or 128 + the number of the signal that ended it.
 
         If `end` was called before, the command is not started. Raises: CommandFailed if it can't be started.
         """
@@ -62,7 +62,7 @@ class GuardedCommand:
             return ExitCode.LOCK_LOST
         sys.stdout.flush()
         process_group = 0 if self._own_group else None
-        self._starting = True  # a signal that arrives now must not leave an untracked process
+        self._starting = True  # if a signal arrives now, no untracked process may stay
         try:
             process = subprocess.Popen(self._words, env={**os.environ, **environment}, process_group=process_group)
             self._process = process
@@ -86,13 +86,15 @@ class GuardedCommand:
         return code if code >= 0 else 128 - code
 
     def end(self) -> None:
-        """Send SIGTERM, and SIGKILL if the command has not ended within the grace period. Waits; call it from
-        another thread than `run`'s."""
+        """Send SIGTERM, and send SIGKILL if the command has not ended within the grace period.
+
+        This call waits. So use another thread than that of `run`.
+        """
         self._doomed.set()
         if self._process is None or self._ended.is_set():
             return
         self._send(signal.SIGTERM)
-        self._send(signal.SIGCONT)  # a stopped process can't end
+        self._send(signal.SIGCONT)  # a stopped process does not handle SIGTERM
         if not self._ended.wait(self._grace_seconds):
             self._send(signal.SIGKILL)
 
@@ -112,7 +114,7 @@ class GuardedCommand:
 
     def _send(self, number: int) -> None:
         assert self._process is not None
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the command has just ended
             if self._own_group:
                 os.killpg(self._process.pid, number)
             else:

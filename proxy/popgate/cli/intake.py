@@ -16,8 +16,10 @@ Refuse: TypeAlias = Callable[[Sequence[Refusal]], None]
 
 
 def numbered_batches(arguments: argparse.Namespace, refuse: Refuse) -> Iterator[list[Numbered]]:
-    """Yield batches of messages, and an empty one from time to time while none arrive. Invalid input is refused at
-    once."""
+    """Yield batches of messages. While no message arrives, yield an empty batch from time to time.
+
+    Invalid input is refused as soon as it is read.
+    """
     defaults = Defaults(
         headers=dict(arguments.headers),
         ordering_key=arguments.ordering_key,

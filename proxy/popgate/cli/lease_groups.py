@@ -1,4 +1,5 @@
-"""``popgate lease-groups``: lists the batches that batch engines hold, and settles those that an engine left behind."""
+"""``popgate lease-groups``: lists the batches that batch engines hold, and settles batches that an engine has
+abandoned."""
 
 import argparse
 from dataclasses import asdict
@@ -128,7 +129,7 @@ def list_groups(arguments: argparse.Namespace) -> int:
 
 
 def ack_groups(arguments: argparse.Namespace) -> int:
-    """Settle lease groups. Exit code 1 if messages were lost to other clients before."""
+    """Settle lease groups. The exit code is 1 if messages had already been lost to other clients."""
     with open_client(arguments) as client:
         acked = _stream(client, arguments).ack(arguments.through)
     Printer(ACKED_COLUMNS, as_table=wants_table(arguments)).print([asdict(acked)])
@@ -141,7 +142,7 @@ def ack_groups(arguments: argparse.Namespace) -> int:
 
 
 def extend_groups(arguments: argparse.Namespace) -> int:
-    """Extend lease groups. Exit code 1 if there are none, or if one has expired."""
+    """Extend lease groups. The exit code is 1 if there are none, or if one has expired."""
     with open_client(arguments) as client:
         extended = _stream(client, arguments).extend(arguments.invisibility)
     if not extended:

@@ -1,4 +1,4 @@
-"""``popgate locks``: lists and administers locks; ``acquire`` runs a command under one."""
+"""``popgate locks``: lists and administers locks. ``acquire`` runs a command while it holds a lock."""
 
 import argparse
 import logging
@@ -177,7 +177,7 @@ def show_lock(arguments: argparse.Namespace) -> int:
 
 
 def set_lock(arguments: argparse.Namespace) -> int:
-    """Create or change a lock; without --kind, keep the kind of an existing one. Raises: LockNotFound."""
+    """Create or change a lock. Without --kind, an existing lock keeps its kind. Raises: LockNotFound."""
     with open_client(arguments) as client:
         kind = arguments.kind or client.get_lock(arguments.name)["kind"]
         lock = client.put_lock(arguments.name, kind, arguments.slots, arguments.enabled)
@@ -186,8 +186,10 @@ def set_lock(arguments: argparse.Namespace) -> int:
 
 
 def acquire(arguments: argparse.Namespace) -> int:
-    """Run the command under the lock; return its exit code. Raises: CommandFailed if the lock was not acquired, or
-    was lost."""
+    """Run the command while the lock is held, and return its exit code.
+
+    Raises: CommandFailed if the lock was not acquired, or was lost.
+    """
     if not arguments.command:
         raise CommandFailed("--exec needs a command", ExitCode.USAGE)
     # The client's log lines about retries must not mix with the command's output.
@@ -236,7 +238,7 @@ def delete_lock(arguments: argparse.Namespace) -> int:
 
 
 def _print(lock: JsonObject, *, as_table: bool) -> None:
-    """Print one JSON line, or two tables, the second one of the holders."""
+    """Print one JSON line, or two tables, of which the second lists the holders."""
     Printer(COLUMNS, as_table=as_table).print([lock])
     if as_table and lock["holders"]:
         print()

@@ -1,7 +1,8 @@
-"""Messages as JSON lines: the input of ``publish --json-lines`` and the output of ``pop`` and ``tail``.
+"""Converts messages to and from JSON lines: the input of ``publish --json-lines``, and the output of ``pop`` and
+``tail``.
 
-The output can be read back: fields that only a popped message has are ignored, so ``popgate pop a | popgate publish b
---json-lines`` copies messages.
+The output can be used as input: fields that only a popped message has are ignored. So ``popgate pop a | popgate publish
+b --json-lines`` copies messages.
 """
 
 import base64
@@ -24,12 +25,12 @@ _SECONDS = ("delay_seconds", "ttl_seconds")
 
 
 class BadMessage(Exception):
-    """A line is not a message; the text says why."""
+    """A line is not a message. The text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """Values from the flags for every message; a JSON line may override them."""
+    """Values from the flags, which apply to every message. A JSON line may override them."""
 
     headers: Mapping[str, str]
     ordering_key: str | None
@@ -40,7 +41,7 @@ class Defaults:
 
 
 def outgoing(body: bytes, defaults: Defaults) -> OutgoingMessage:
-    """Make a message with this body."""
+    """Create a message with this body."""
     return OutgoingMessage(
         body=_text_or_bytes(body),
         headers=defaults.headers or None,
@@ -104,7 +105,7 @@ def _check_option(name: str, value: object) -> None:
 
 
 def popped(message: Message) -> JsonObject:
-    """Return a leased message as ``pop`` prints it, with the fields of the HTTP interface."""
+    """Return a leased message in the form that ``pop`` prints, with the fields of the HTTP interface."""
     body = _text_or_bytes(message.body)
     fields: dict[str, Any] = {
         "message_id": message.message_id,

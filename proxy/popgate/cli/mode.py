@@ -1,4 +1,4 @@
-"""``popgate mode``: shows or switches how a group is consumed, by pop or by pull."""
+"""``popgate mode``: shows or switches the way a group is consumed, by pop or by pull."""
 
 import argparse
 import sys
@@ -107,7 +107,7 @@ def show_or_switch(arguments: argparse.Namespace) -> int:
                 answer = client.set_consume_mode(topic, group, mode, drain_timeout_seconds=arguments.drain_timeout)
                 if arguments.wait:
                     answer = _waited_for(client, answer)
-            except KeyboardInterrupt:  # the switch may have begun before the answer
+            except KeyboardInterrupt:  # the switch may have begun before the answer arrived
                 back = "pop" if mode == "pull" else "pull"
                 complain(f"the switch continues; undo it with: popgate mode {topic} {group} {back}")
                 raise
@@ -119,7 +119,7 @@ def show_or_switch(arguments: argparse.Namespace) -> int:
 def _waited_for(client: Client, answer: JsonObject) -> JsonObject:
     """Wait until all proxies serve the requested mode, and return the last answer.
 
-    Raises: CommandFailed if another client requests another mode meanwhile.
+    Raises: CommandFailed if another client requests another mode in the meantime.
     """
     topic, group, wanted = answer["topic"], answer["group"], answer["wanted"]
     progress = Progress(sys.stderr, shown=None)

@@ -73,7 +73,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def pop(arguments: argparse.Namespace) -> int:
-    """Lease and print messages. Exit code 1 if --ack was given and a message was not acked."""
+    """Lease and print messages. The exit code is 1 if --ack was given and a message was not acked."""
     as_table = wants_table(arguments)
     columns = MESSAGE_COLUMNS if arguments.ack else (*MESSAGE_COLUMNS, HANDLE_COLUMN)
     printer = Printer(columns, as_table=as_table)
@@ -91,7 +91,7 @@ def pop(arguments: argparse.Namespace) -> int:
 
 
 def print_and_ack(client: Client, printer: Printer, messages: Sequence[LeasedMessage]) -> bool:
-    """Print the messages and ack them, or release them if printing fails; return whether all were acked."""
+    """Print the messages and ack them. If printing fails, release them. Return whether all of them were acked."""
     topic, group = messages[0].topic, messages[0].group
     try:
         printer.print(map(popped, messages))
@@ -106,7 +106,7 @@ def print_and_ack(client: Client, printer: Printer, messages: Sequence[LeasedMes
 
 
 def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[LeasedMessage]]:
-    """Yield batches until ``--max`` is reached or no message is left; wait for the first message only."""
+    """Yield batches until ``--max`` is reached or no message is left. Wait for the first message only."""
     missing: int = arguments.max
     wanted = _wanted(arguments)
     deadline = time.monotonic() + arguments.wait
@@ -128,7 +128,7 @@ def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[Leas
                 return
             if time.monotonic() >= deadline:
                 raise
-            continue  # one request may not wait any longer
+            continue  # a single request may not wait any longer
         if messages:
             yield messages
             missing -= len(messages)
@@ -138,7 +138,7 @@ def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[Leas
 
 
 def _wanted(arguments: argparse.Namespace) -> dict[str, list[Any]]:
-    """Merge the filter flags: for each header, all values given for it."""
+    """Merge the filter flags: map each header to all values that were given for it."""
     wanted: dict[str, list[Any]] = {}
     for name, value in arguments.filter:
         wanted.setdefault(name, []).append(value)

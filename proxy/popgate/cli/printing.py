@@ -1,7 +1,7 @@
-"""Standard output: JSON lines for programs, a table for people.
+"""Prints to standard output: JSON lines for programs, a table for human readers.
 
-A table escapes control characters, which a message could use to take over a terminal. JSON itself escapes most of them;
-the rest (DEL and C1) is escaped here.
+Control characters in a message could take over a terminal. So a table escapes them. JSON itself escapes most of them,
+and the rest (DEL and C1) is escaped here.
 """
 
 import argparse
@@ -20,7 +20,7 @@ _LEFT_BY_JSON = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its title, and how to read its cell from a row."""
+    """A column of a table: its title, and a function that reads the column's cell from a row."""
 
     title: str
     cell: Callable[[JsonObject], str]
@@ -35,7 +35,7 @@ class Printer:
         self._widths: list[int] = []
 
     def print(self, rows: Iterable[JsonObject]) -> None:
-        """Write the rows and flush: when this returns, they have left the process. Raises: BrokenPipeError."""
+        """Write the rows and flush. When this returns, the rows have left the process. Raises: BrokenPipeError."""
         if self.as_table:
             self._print_table([[column.cell(row) for column in self._columns] for row in rows])
         else:
@@ -59,7 +59,7 @@ class Printer:
 
 
 def wants_table(arguments: argparse.Namespace) -> bool:
-    """Return whether to print a table: as ``--output`` says, else on a terminal."""
+    """Return whether to print a table. ``--output`` decides. Without it, a table is printed on a terminal."""
     output: str | None = getattr(arguments, "output", None)
     return sys.stdout.isatty() if output is None else output == "table"
 
@@ -70,7 +70,7 @@ def json_line(value: JsonObject) -> str:
 
 
 def visible(text: str) -> str:
-    """Return the text on one line, with everything escaped that would control a terminal."""
+    """Return the text on one line, with all characters escaped that would control a terminal."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
@@ -83,7 +83,7 @@ def clipped(text: str) -> str:
 
 
 def field(name: str, missing: str = "-") -> Callable[[JsonObject], str]:
-    """Return a function that reads a cell from one field."""
+    """Return a function that reads a cell from the field of that name."""
 
     def cell(row: JsonObject) -> str:
         value = row.get(name)
@@ -108,7 +108,8 @@ def duration(seconds: float | None) -> str:
 
 
 def reader_gone() -> bool:
-    """Return whether the reader of standard output has gone, as after ``| head``. Only a write would fail otherwise."""
+    """Return whether the reader of standard output has gone, as after ``| head``. Without this, only a write would
+    notice it."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)

@@ -9,9 +9,11 @@ PLAIN_SECONDS = 5.0
 
 
 class Progress:
-    """Rewrites one line on a terminal, once the work takes longer than a second; elsewhere, writes a line every 5 s.
+    """Reports progress by rewriting one line on a terminal, if the work takes longer than a second. Elsewhere, it
+    writes a line every 5 s.
 
-    ``shown`` None: on a terminal only. ``verb``: what is done to the messages, in the past tense.
+    If ``shown`` is None, progress is reported on a terminal only. ``verb`` is the past participle of the action on the
+    messages.
     """
 
     def __init__(self, stream: TextIO, *, shown: bool | None, verb: str = "published") -> None:
@@ -45,7 +47,7 @@ class Progress:
         self._standing = self._on_terminal
 
     def clear(self) -> None:
-        """Erase the line, so that something else can be printed."""
+        """Erase the line, so that other text can be printed."""
         if self._standing:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

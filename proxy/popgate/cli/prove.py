@@ -1,4 +1,4 @@
-"""``popgate prove``: exercises a lock implementation, injects faults into its holders, and checks its guarantees."""
+"""``popgate prove``: uses a lock implementation, injects faults into its holders, and checks its guarantees."""
 
 import argparse
 import asyncio
@@ -118,9 +118,9 @@ def _add_flags(parser: Parser) -> None:
 def prove_locks(arguments: argparse.Namespace, nodes: "Nodes | None" = None) -> int:
     """Run the proof and print the report.
 
-    ``nodes``: how to kill the broker's nodes, if the flags don't say it. Raises: CommandFailed.
+    ``nodes`` kills the broker's nodes if the flags contain no commands for this. Raises: CommandFailed.
     """
-    # Slow to load, like the server's own imports.
+    # Slow to load, like the server's own modules.
     from popgate.domain.errors import StartupError
     from popgate.domain.locks import LockKind
     from popgate.prover.errors import BrokerMissing, ProverFailed
@@ -195,7 +195,7 @@ async def _prove(options: "ProveOptions", nodes: "Nodes | None") -> "Report":
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        """End in order; a second signal ends at once."""
+        """End in order. A second signal ends the process immediately."""
         stopping.set()
         complain("ending; a verdict on the results so far follows (Ctrl-C again: no verdict)")
         for signal_number in (signal.SIGINT, signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""``popgate publish``: sends messages from arguments or standard input in batches."""
+"""``popgate publish``: sends messages from arguments or standard input, in batches."""
 
 import argparse
 import sys
@@ -86,7 +86,7 @@ def add_parser(commands: Commands) -> None:
 
 @dataclass(slots=True)
 class Report:
-    """Sums up the results, and keeps the error that ends the work."""
+    """Adds up the results, and holds the error that ends the work."""
 
     printer: Printer
     progress: Progress
@@ -119,7 +119,7 @@ class Report:
 
 
 def publish(arguments: argparse.Namespace) -> int:
-    """Publish all messages. Exit code 0 means that every message is on stable storage."""
+    """Publish all messages. The exit code 0 means that every message is on stable storage."""
     topic: str = arguments.topic
     _check(arguments)
     report = Report(
@@ -152,10 +152,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _pump(numbered_batches: Iterator[list[Numbered]], pipeline: Pipeline, report: Report) -> None:
-    """Send everything; stop reading at the first error that all further batches would meet too."""
+    """Send everything. Stop reading at the first error that would affect all further batches, too."""
     for batch in numbered_batches:
-        # A key keeps its order only if its next message leaves after the answer to the one before. And until something
-        # has been published, a single batch is enough to learn of an error that all batches would get.
+        # Messages of one key stay in order only if each is sent after the answer to the previous one. Until a message
+        # has been published, batches are sent one at a time, because an error might affect all of them.
         alone = report.published == 0 or any(one.message.ordering_key is not None for one in batch)
         for batch_result in pipeline.make_room(alone=alone):
             report.add(batch_result)

@@ -1,8 +1,9 @@
 """Reads standard input as lines, in batches, with bounded memory.
 
-Theory of operation. A single thread waits for input, for at most ``TICK_SECONDS``, and reads what is there. Lines
-gather until a batch is full, or until the first of them has waited ``LINGER_SECONDS``: a file is sent in full batches,
-and slow input from ``tail -f`` at once. No thread blocks in a read that never ends, so the process can always end.
+Theory of operation. A single thread waits for input for at most ``TICK_SECONDS``, and reads the available data. Lines
+are collected until a batch is full, or until the first line has waited ``LINGER_SECONDS``. So a file is sent in full
+batches, and slow input from ``tail -f`` is sent at once. No thread blocks in a read without a time limit, so the
+process can always end.
 """
 
 import os
@@ -21,7 +22,8 @@ TICK_SECONDS = 0.25
 
 
 class Line(NamedTuple):
-    """One line without its newline; ``number`` counts from 1. The content of a line that is too long is dropped."""
+    """One line without its newline. ``number`` is 1 for the first line. The content of a line that is too long is
+    discarded."""
 
     number: int
     content: bytes
@@ -40,8 +42,8 @@ class LineSource:
         self.ended = False
 
     def read(self, wait_seconds: float) -> list[Line]:
-        """Return the lines that have arrived, or none if nothing arrives within ``wait_seconds``. The last line
-        needs no newline."""
+        """Return the lines that have arrived, or none if no data arrives within ``wait_seconds``. The last line needs
+        no newline."""
         if not select.select([self._descriptor], [], [], wait_seconds)[0]:
             return []
         chunk = _read(self._descriptor)
@@ -71,9 +73,9 @@ class LineSource:
 
 
 def batches(source: LineSource) -> Iterator[list[Line]]:
-    """Yield the lines in batches. An empty batch means that nothing has arrived for ``TICK_SECONDS``.
+    """Yield the lines in batches. An empty batch means that no line has arrived for ``TICK_SECONDS``.
 
-    Raises: CommandFailed when the input can't be read.
+    Raises: CommandFailed if the input can't be read.
     """
     batch: list[Line] = []
     size = 0
@@ -99,7 +101,7 @@ def batches(source: LineSource) -> Iterator[list[Line]]:
 
 
 def read_whole(descriptor: int, bytes_max: int) -> bytes | None:
-    """Read to the end of the input; return None if it is longer than ``bytes_max``. Raises: CommandFailed."""
+    """Read to the end of the input. Return None if it is longer than ``bytes_max``. Raises: CommandFailed."""
     pieces: list[bytes] = []
     size = 0
     while piece := _read(descriptor):

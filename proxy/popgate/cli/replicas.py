@@ -1,4 +1,5 @@
-"""``popgate replicas``: shows which replicas quorum queues and streams have and want, and runs the replica keeper."""
+"""``popgate replicas``: shows the present and wanted replicas of quorum queues and streams, and runs the replica
+keeper."""
 
 import argparse
 import asyncio
@@ -130,7 +131,7 @@ def _action(actions: Commands, name: str, run: Command, help: str, epilog: str) 
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings (POPGATE_CONFIG)")
     for setting in _settings():
         add_setting(parser, _flag(setting), setting)
-        if _flag(setting) != setting.flag:  # error texts name it, and users of popgate serve know it
+        if _flag(setting) != setting.flag:  # error texts contain this flag, and users of popgate serve know it
             add_setting(parser, setting.flag, setting, hidden=True)
     if name != "watch":
         parser.add_argument("--output", choices=("json", "table"), help="JSON lines or a table (as for other commands)")
@@ -189,7 +190,7 @@ def watch(arguments: argparse.Namespace) -> int:
 
     options = options_of(arguments, _settings(), on_broker=True)
     configure_logging(options.log_level)
-    # The adapter already logs in one line why there is no connection; its library would log it again.
+    # The adapter already logs in one line why there is no connection. Its library would log the same again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     _run_with(options, keep)
     return ExitCode.OK
@@ -218,7 +219,7 @@ def _ways(capabilities: "ReplicaCapabilities", keeper: "ReplicaKeeper") -> str:
 
 
 def _print_unlike_wanted(survey: "Survey", arguments: argparse.Namespace) -> int:
-    """Print the queues that do not have what they want, and return their number."""
+    """Print the queues that do not have the wanted replicas, and return their number."""
     from popgate.replicas.rows import queue_rows
 
     rows = [row for row in queue_rows(survey.plan) if row["verdict"] != "enough"]
@@ -246,7 +247,7 @@ def _run_with(options: "ServeOptions", work: "Callable[[ReplicaKeeper], Coroutin
     async def working() -> T:
         this = asyncio.current_task()
         assert this is not None, "asyncio.run runs it"
-        # As for Ctrl-C: running tools are stopped, and the lock is released.
+        # The same as for Ctrl-C: running tools are stopped, and the lock is released.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
         async with proxy_groups(options, rabbit, token) as groups, replica_keeper(options, rabbit, groups) as keeper:
             return await work(keeper)

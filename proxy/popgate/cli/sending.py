@@ -1,7 +1,7 @@
-"""Sends batches to the server: several at once, up to a limit, with results in the order of the batches.
+"""Sends batches to the server: several at the same time, up to a limit, with results in the order of the batches.
 
-This module owns the threads that send. They are daemons, so a process that ends does not wait for a server that does
-not answer.
+This module owns the threads that send. They are daemon threads, so the process can end without waiting for a server
+that does not answer.
 """
 
 import re
@@ -22,14 +22,14 @@ _FIELD = re.compile(r"^messages\[(\d+)\]")
 
 
 class Numbered(NamedTuple):
-    """A message and its position in the input, from 1."""
+    """A message and its position in the input. The first position is 1."""
 
     number: int
     message: OutgoingMessage
 
 
 class Refusal(NamedTuple):
-    """A message that was not published, and why."""
+    """A message that was not published, and the reason."""
 
     number: int
     message_id: str | None
@@ -39,7 +39,7 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class BatchResult:
-    """The result of a batch. ``error`` is set if sending more makes no sense."""
+    """The result of a batch. ``error`` is set if further batches would fail as well."""
 
     published: int = 0
     """Number of published messages, including duplicates."""
@@ -49,7 +49,8 @@ class BatchResult:
 
 
 def send(publish: Callable[..., list[PublishResult]], topic: str, batch: Sequence[Numbered]) -> BatchResult:
-    """Publish a batch. If one message makes the server refuse the whole batch, leave it out and send the rest again.
+    """Publish a batch. If the server refuses the whole batch because of one message, omit this message and send the
+    others again.
 
     The client's exceptions are not raised, but returned in the result.
     """
@@ -88,13 +89,13 @@ def _none_of(batch: Sequence[Numbered], error: PopgateError, batch_result: Batch
 
 
 def _refusal(numbered: Numbered, code: str, detail: str, message_id: str | None = None) -> Refusal:
-    # The position in the request means nothing to the user: the message's own number is shown beside it.
+    # The user does not know the position in the request. The message's own number is shown beside the reason.
     reason = _FIELD.sub("", detail, count=1).lstrip(".")
     return Refusal(numbered.number, message_id or numbered.message.message_id, code, reason)
 
 
 class Pipeline:
-    """Sends batches, at most ``WIDTH_MAX`` at a time. Used from one thread."""
+    """Sends batches, at most ``WIDTH_MAX`` at the same time. Must be used from one thread."""
 
     def __init__(self, send_one: Callable[[Sequence[Numbered]], BatchResult]) -> None:
         self._send_one = send_one
@@ -104,11 +105,11 @@ class Pipeline:
 
     @property
     def unanswered(self) -> int:
-        """Number of messages that were sent and not answered yet."""
+        """Number of messages that were sent but not answered yet."""
         return sum(count for _, count in self._pending)
 
     def submit(self, batch: Sequence[Numbered]) -> None:
-        """Send this batch; call ``make_room`` first."""
+        """Send this batch. Call ``make_room`` before."""
         future: Future[BatchResult] = Future()
         self._pending.append((future, len(batch)))
         self._waiting.put((future, batch))
@@ -117,14 +118,18 @@ class Pipeline:
             threading.Thread(target=self._work, name="popgate-publish", daemon=True).start()
 
     def make_room(self, *, alone: bool = False) -> Iterator[BatchResult]:
-        """Yield finished results, and wait for more until another batch may be sent: after all others if ``alone``,
-        else beside them."""
+        """Yield finished results, and wait until another batch may be sent.
+
+        If ``alone``, wait until all other batches are answered. Otherwise wait until fewer than ``WIDTH_MAX`` are
+        unanswered.
+        """
         limit = 1 if alone else WIDTH_MAX
         while self._pending and (len(self._pending) >= limit or self._pending[0][0].done()):
             yield self._first(None)
 
     def drain(self, patience_seconds: float | None = None) -> Iterator[BatchResult]:
-        """Yield all remaining results, or only those that each arrive within ``patience_seconds``, if it is given."""
+        """Yield all remaining results. If ``patience_seconds`` is given, stop when the next result takes longer than
+        this."""
         while self._pending:
             try:
                 yield self._first(patience_seconds)
@@ -141,5 +146,5 @@ class Pipeline:
             future, batch = self._waiting.get()
             try:
                 future.set_result(self._send_one(batch))
-            except BaseException as error:  # our own bug: raise it in the thread that waits
+            except BaseException as error:  # a bug of popgate: raise it in the thread that waits
                 future.set_exception(error)

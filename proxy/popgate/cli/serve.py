@@ -40,8 +40,8 @@ def add_parser(commands: Commands) -> None:
 
 
 def add_setting(parser: Parser, flag: str, setting: Setting, *, hidden: bool = False) -> None:
-    """Add the flag of a setting. A switch without a value is turned on. A ``hidden`` flag works, but the help omits
-    it."""
+    """Add the flag of a setting. If a switch is given without a value, it is turned on. A ``hidden`` flag works, but
+    the help omits it."""
     text = f"{setting.help} (default: {setting.shown_default()})".replace("%", "%%")
     text = argparse.SUPPRESS if hidden else text
     if setting.parse is switch:
@@ -53,9 +53,9 @@ def add_setting(parser: Parser, flag: str, setting: Setting, *, hidden: bool = F
 def serve(arguments: argparse.Namespace) -> int:
     """Run until a signal. Raises: CommandFailed if the proxy can't start."""
     options = options_of(arguments, SETTINGS)
-    gc.disable()  # most loaded objects live until the end: `bootstrap.serve` enables it once everything is loaded
+    gc.disable()  # most loaded objects live until the end: `bootstrap.serve` enables it when everything is loaded
     try:
-        # Slow to load, and not needed by client commands or for a wrong configuration.
+        # Slow to load, and not needed by client commands or if the configuration is wrong.
         if options.workers > 1:
             from popgate.bootstrap.workers import supervise
 

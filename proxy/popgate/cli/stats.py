@@ -52,7 +52,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def stats(arguments: argparse.Namespace) -> int:
-    """Print the statistics; with --watch until Ctrl-C, also while the server is unreachable for a while."""
+    """Print the statistics. With --watch, repeat until Ctrl-C, even if the server is temporarily unreachable."""
     printer = Printer(COLUMNS, as_table=wants_table(arguments))
     clear = CLEAR_SCREEN if printer.as_table and sys.stdout.isatty() else ""
     with open_client(arguments) as client:
@@ -78,8 +78,11 @@ def _show(client: Client, printer: Printer, arguments: argparse.Namespace, clear
 
 
 def _rows(client: Client, topic: str | None, group: str | None) -> Iterator[JsonObject]:
-    """Yield a row per subscription. A single named one must exist; of several, one that is deleted meanwhile is
-    skipped."""
+    """Yield a row per subscription.
+
+    If topic and group are given, the subscription must exist. Otherwise, a subscription that has just been deleted is
+    skipped.
+    """
     if topic is not None and group is not None:
         yield {"topic": topic, "group": group, **client.stats(topic, group)}
         return

@@ -1,6 +1,7 @@
-"""``popgate tail``: follows a topic through its own group, so that other groups are not affected.
+"""``popgate tail``: follows a topic through a group of its own, so that other groups are not affected.
 
-The group is created at the start and deleted at the end, also after Ctrl-C or SIGTERM. Only SIGKILL leaves it behind.
+The group is created at the start and deleted at the end, even after Ctrl-C or SIGTERM. Only SIGKILL leaves the group
+behind.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from popgate.cli.printing import Printer, complain, reader_gone, wants_table
 from popgate_client import Client, GroupNotFound, PopgateError, TopicNotFound
 
 LOOK_AROUND_SECONDS = 2.0
-"""Seconds that a pop may wait before tail checks that its output still has a reader."""
+"""Maximum seconds that a pop waits before ``tail`` checks whether its output still has a reader."""
 EPILOG = """\
 Prints each message that is published from now on, until Ctrl-C. A temporary group named tail-... gets its own copy of
 every message, so other groups are not affected; it is deleted at the end. With --group NAME the group stays, and a
@@ -41,7 +42,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def tail(arguments: argparse.Namespace) -> int:
-    """Follow a topic until a signal, until --max, or until the reader of the output has gone."""
+    """Follow a topic until a signal arrives, --max is reached, or the reader of the output has gone."""
     printer = Printer(MESSAGE_COLUMNS, as_table=wants_table(arguments))
     with open_client(arguments) as client, _group(client, arguments.topic, arguments.group) as group:
         return _follow(client, printer, arguments.topic, group, arguments.max)
@@ -62,7 +63,7 @@ def _follow(client: Client, printer: Printer, topic: str, group: str, count_max:
 
 @contextlib.contextmanager
 def _group(client: Client, topic: str, kept: str | None) -> Generator[str, None, None]:
-    """Yield the name of the group to consume as. A temporary group is deleted in the end, except after SIGKILL."""
+    """Yield the name of the group that consumes. A temporary group is deleted at the end, except after SIGKILL."""
     group = kept or f"tail-{secrets.token_hex(4)}"
     with _terminable():
         try:
@@ -77,7 +78,7 @@ def _delete(client: Client, topic: str, group: str) -> None:
     try:
         client.delete_group(topic, group)
     except (GroupNotFound, TopicNotFound):
-        pass  # it was never created, or was deleted with its topic
+        pass  # the group was never created, or was deleted with its topic
     except BaseException as error:
         if isinstance(error, PopgateError) and error.code == "conflict":
             return
