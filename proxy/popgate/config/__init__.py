@@ -1,7 +1,8 @@
-"""Configuration: turns flags, ``POPGATE_*`` variables and a TOML file into frozen options, checked once at start.
+"""Configuration: converts flags, ``POPGATE_*`` variables and a TOML file to frozen options, which are checked once at
+start.
 
-``options`` describes every setting; the help text, the look-up and the documentation come from it (decision 21).
-Precedence: flag, variable, file, default. All bad keys are reported together. Nothing else in popgate reads the
+``options`` describes every setting. The help text, the look-up and the documentation are derived from it (decision 21).
+Precedence: flag, variable, file, default. All bad keys are reported together. No other part of popgate reads the
 environment.
 """
 
@@ -23,15 +24,15 @@ from popgate.domain.hosts import ANY_HOST, is_loopback
 __all__ = ["ServeOptions", "environment", "serve_options"]
 
 CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_CONFIG"})
-"""Variables that belong to the command line's clients, or choose the file."""
+"""Variables that are read by the client commands, or name the configuration file."""
 
 _SERVICE_LINK = re.compile(r"POPGATE_SERVICE_(HOST|PORT)(_\w+)?|POPGATE_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
 
 
 def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None) -> ServeOptions:
-    """Merge the three sources. ``flags`` are raw texts by setting name.
+    """Merge the three sources. ``flags`` contains the flags' texts by setting name.
 
-    Raises: StartupError, which names every bad key and what would be right, one per line.
+    Raises: StartupError, which names every bad key and a correct value, one key per line.
     """
     environment = _without_service_links(environment)
     problems: list[str] = []
@@ -65,7 +66,7 @@ def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file
 
 
 def _contradictions(values: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with values that are valid one by one."""
+    """Return the errors in the combination of values that are valid individually."""
     problems: list[str] = []
     with_redis, workers = values["redis_url"] is not None, values["workers"]
     if with_redis and not values["amqp_url"]:
@@ -86,7 +87,7 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
 
 
 def _half_offered(features: Collection[Feature]) -> list[str]:
-    """Return what is wrong with features that need other features."""
+    """Return the errors about features that need other features."""
     if not {Feature.POP, Feature.PULL} & set(features):
         return ["features: without pop and pull no client could consume; name at least one of them"]
     needs = {Feature.CONSUME_MODE: (Feature.POP, Feature.PULL), Feature.LEASE_GROUPS: (Feature.POP,)}
@@ -99,7 +100,8 @@ def _half_offered(features: Collection[Feature]) -> list[str]:
 
 
 def _without_service_links(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Drop the variables that Kubernetes sets in every pod for a service named popgate, under names like ours."""
+    """Omit the variables that Kubernetes sets in every pod for a service named popgate. Their names look like popgate's
+    own."""
     return {
         variable: value
         for variable, value in environment.items()
@@ -125,7 +127,7 @@ def _read_file(file: Path, problems: list[str]) -> dict[str, object]:
 
 
 def _suggestion(wrong: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a hint at the name that was probably meant. ``prefix`` is shared by all names and not compared."""
+    """Return a hint with the name that was probably meant. The ``prefix``, which all names share, is not compared."""
     close = get_close_matches(wrong.removeprefix(prefix), [name.removeprefix(prefix) for name in known], n=1)
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 

@@ -1,4 +1,5 @@
-"""Parsers for the values of replica settings; as in ``values``, each raises ValueError saying what would be right."""
+"""Parsers for the values of replica settings. As in ``values``, each raises ValueError with a text that describes a
+correct value."""
 
 import re
 import shlex
@@ -53,7 +54,7 @@ def node_zones(raw: object) -> tuple[tuple[str, str], ...]:
 
 
 def tool_prefixes(raw: object) -> tuple[str, ...]:
-    """Parse ways to reach the tools: ``none`` gives an empty tuple, ``local`` an empty prefix."""
+    """Parse the ways to run the tools. ``none`` returns an empty tuple, ``local`` an empty prefix."""
     entries = _entries(raw, "ssh rabbit-1, ssh rabbit-2")
     if entries == [NONE]:
         return ()
@@ -82,7 +83,7 @@ def proxy_urls(raw: object) -> tuple[str, ...]:
 
 
 def _urls(raw: object, example: str) -> tuple[str, ...]:
-    """Parse URLs. No error text repeats one, because it may contain a password."""
+    """Parse URLs. No error text contains a URL, because the URL may contain a password."""
     texts = [raw]
     if isinstance(raw, list) and raw:
         texts = cast("list[object]", raw)

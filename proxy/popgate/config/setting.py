@@ -1,4 +1,4 @@
-"""The description of one setting, which stands at its field in ``ServeOptions``."""
+"""Defines the description of a setting, which is attached to the setting's field in ``ServeOptions``."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting. ``parse`` turns text or a TOML value into the option, or raises ValueError saying what would be
-    right.
+    """One setting. ``parse`` converts a text or a TOML value to the option, or raises ValueError with a text that
+    describes a correct value.
 
-    ``option_name`` is the field's name in ``ServeOptions``; only some of them differ from the setting's ``name``.
+    ``option_name`` is the name of the field in ``ServeOptions``, which is usually the same as ``name``.
     """
 
     name: str
@@ -48,6 +48,6 @@ def setting(
     default_text: str = "",
     name: str | None = None,
 ) -> Any:
-    """Return a field of ``ServeOptions``. ``name``: the setting's name, if it differs from the field's."""
+    """Return a field of ``ServeOptions``. ``name`` is the setting's name, if it differs from the name of the field."""
     described = {"help": help, "parse": parse, "default": default, "metavar": metavar, "default_text": default_text}
     return dataclasses.field(metadata=described if name is None else {"name": name, **described})

@@ -1,6 +1,7 @@
-"""Parsers for the values of settings: each takes a text or a TOML value, and returns the option.
+"""Parsers for the values of settings. Each accepts a text or a TOML value, and returns the option.
 
-Each raises ValueError, which says what would be right. No error text repeats a credential.
+For an invalid value, each raises ValueError with a text that describes a correct value. No error text contains a
+credential.
 """
 
 import re
@@ -24,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class HostPort(NamedTuple):
-    """The address of a service. ``port`` 0 stands for any free port."""
+    """The address of a service. A ``port`` of 0 stands for any free port."""
 
     host: str
     port: int
@@ -37,7 +38,7 @@ def text(raw: object) -> str:
 
 
 def hidden_text(raw: object) -> str:
-    """Parse a text that holds a credential: no error text repeats it, even if its type is wrong."""
+    """Parse a text that contains a credential. No error text contains the value, even if its type is wrong."""
     if not isinstance(raw, str) or not raw:
         raise ValueError("must be a text in quotes, and not empty")
     return raw
@@ -79,7 +80,7 @@ def switch(raw: object) -> bool:
 
 
 def size_between(minimum: int, maximum: int) -> Callable[[object], int]:
-    """Return a parser of sizes, with a unit or in bytes; ``minimum`` and ``maximum`` are in bytes."""
+    """Return a parser of sizes, which have a unit or are in bytes. ``minimum`` and ``maximum`` are in bytes."""
     units = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
     def parse(raw: object) -> int:
@@ -93,20 +94,20 @@ def size_between(minimum: int, maximum: int) -> Callable[[object], int]:
 
 
 def shown_size(size: int) -> str:
-    """Return a size with the largest unit of which it is at least one."""
+    """Return a size in the largest unit in which the number is at least one."""
     shift, unit = next((one for one in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if size >> one[0]), (0, "B"))
     return f"{size >> shift}{unit}"
 
 
 def split_amqp_urls(text: str) -> list[str]:
-    """Split a text at the commas between URLs. A comma before anything else is part of a password."""
+    """Split a text at the commas between URLs. A comma that is not followed by a URL is part of a password."""
     return _NEXT_URL.split(text.strip())
 
 
 def amqp_urls(raw: object) -> tuple[str, ...]:
     """Parse the URLs of RabbitMQ's nodes.
 
-    Error texts name a URL by its position, because any part of one may belong to a password that was not quoted.
+    Error texts name a URL by its position, because any part of a URL may belong to a password that was not quoted.
     """
     texts = [raw]
     if isinstance(raw, list) and raw:
@@ -136,7 +137,7 @@ def _virtual_host(amqp_url: str) -> str | None:
         usable = parts.scheme in ("amqp", "amqps") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         return None
-    if not usable or "," in f"{parts.hostname}{parts.path}":  # the text after the comma was meant to be another URL
+    if not usable or "," in f"{parts.hostname}{parts.path}":  # the text after the comma was meant as another URL
         return None
     return unquote(parts.path[1:]) or "/"
 
@@ -204,7 +205,7 @@ def feature_names(raw: object) -> frozenset[Feature]:
 
 
 def folder_or_url(raw: object) -> str:
-    """Parse a folder or a URL. No error text repeats a URL, because it may hold a credential."""
+    """Parse a folder or a URL. No error text contains a URL, because the URL may contain a credential."""
     place = hidden_text(raw)
     if "://" not in place:
         return str(folder_path(place))
