@@ -1,5 +1,5 @@
-"""The rules of ``popgate doctor``: they turn observed facts into findings. Pure; adapters observe, bootstrap connects
-them.
+"""The rules of ``popgate doctor``, which derive findings from observed facts.
 
-``facts`` defines what can be observed, ``findings`` what can be reported, and ``examination`` applies every rule.
+The rules are pure functions. Adapters observe the facts, and ``bootstrap`` connects both. ``facts`` defines the facts
+that can be observed, ``findings`` defines the findings that can be reported, and ``examination`` applies every rule.
 """

@@ -1,4 +1,4 @@
-"""Rules about the whole broker: its version, flags, timeouts, keepers and clocks."""
+"""Rules about the whole broker: its version, feature flags, timeouts, replica keepers and clocks."""
 
 import shlex
 from collections import defaultdict
@@ -8,10 +8,12 @@ from popgate.doctor.facts import Facts, MachineVersion, Version
 from popgate.doctor.findings import Finding, Severity
 
 OLDEST, OLDEST_SUPPORTED = (3, 10), (4, 1)
-"""The oldest version that popgate runs on, and the oldest with community support at the time of writing (2026)."""
+"""The oldest version on which popgate runs, and the oldest version that had community support when this was written
+(2026)."""
 DEAD_LETTERING_FIXED = (4, 3, 3)
 MACHINE_LOSES_UP_TO = 3
-"""Newest state machine with which a queue under RabbitMQ 4 may lose messages (rabbitmq-server #17504)."""
+"""The newest version of the state machine with which a queue under RabbitMQ 4 may lose messages (rabbitmq-server
+#17504)."""
 AUTO_DELETE_BREAKS_FROM = (4, 3)
 EXCHANGES_NAMED_MAX = 5
 CLOCK_SKEW_SECONDS_MAX = 3.0
@@ -64,8 +66,8 @@ def _version(version: Version) -> Iterator[Finding]:
 
 
 def _flags(facts: Facts) -> Iterator[Finding]:
-    """Yield findings without a fix: a flag can't be disabled again, and one endangers queues with an old state
-    machine."""
+    """Yield findings that have no automatic fix, because a flag can't be disabled again, and one flag endangers queues
+    with an old state machine."""
     if facts.disabled_flags:
         flags = ", ".join(facts.disabled_flags)
         yield Finding(
@@ -81,7 +83,7 @@ def _flags(facts: Facts) -> Iterator[Finding]:
 
 
 def _auto_delete(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding that was made by experiment on 4.3.6 (docs/rabbitmq.md, "A virtual host that is down")."""
+    """Yield a finding that is based on an experiment with 4.3.6 (docs/rabbitmq.md, "A virtual host that is down")."""
     exchanges = facts.auto_delete_exchanges
     if exchanges and facts.version >= AUTO_DELETE_BREAKS_FROM:
         more = ", ..." if len(exchanges) > EXCHANGES_NAMED_MAX else ""

@@ -1,4 +1,4 @@
-"""Results of the rules about one queue, before queues under one policy are grouped."""
+"""Defines the results of the rules about single queues, before queues under the same policy are grouped."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,8 @@ from popgate.doctor.policies import Edit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complaint:
-    """A fault of one queue. ``edit`` fixes it in its policy, or the operator policy; without it, ``command`` does."""
+    """A fault of one queue. ``edit`` fixes the fault in the queue's policy or operator policy. If there is no ``edit``,
+    ``command`` fixes the fault."""
 
     code: str
     severity: Severity

@@ -11,7 +11,7 @@ _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
 def examine(facts: Facts) -> Examination:
-    """Return the findings, the worst first; the same facts give the same findings in the same order."""
+    """Return the findings, the most severe first. The same facts always lead to the same findings in the same order."""
     found: list[Finding] = [*permission_findings(facts), *broker_findings(facts), *queue_findings(facts)]
     if facts.redis is not None:
         found += redis_findings(facts.redis)

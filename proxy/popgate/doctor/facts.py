@@ -1,6 +1,6 @@
-"""Facts observed about RabbitMQ and Redis. None means that a fact could not be observed.
+"""Defines the facts that are observed about RabbitMQ and Redis. None means that a fact could not be observed.
 
-Milliseconds are kept where they are RabbitMQ's own unit.
+Times are in milliseconds if RabbitMQ itself uses milliseconds.
 """
 
 from collections.abc import Mapping
@@ -35,8 +35,8 @@ class BrokerPolicy:
 class Queue:
     """A queue.
 
-    ``arguments`` are the known arguments of its declaration. ``is_expected``: it does not exist yet, and popgate would
-    declare it like this.
+    ``arguments`` are the known arguments of its declaration. ``is_expected``: the queue does not exist yet, and popgate
+    would declare it with these arguments.
     """
 
     name: str
@@ -48,26 +48,26 @@ class Queue:
 
     @property
     def is_consumed(self) -> bool:
-        """Whether popgate consumes it, so that returns and lost consumers matter."""
+        """Whether popgate consumes the queue. Only then do returned messages and lost consumers matter."""
         if self.owner is Owner.ADOPTED:
             return True
         return self.arguments.get("x-single-active-consumer") is True or self.name.endswith(":dead")
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether it is one of the exclusive, empty classic queues that mark popgate's connections."""
+        """Whether this is one of the exclusive, empty classic queues that mark popgate's connections."""
         return self.owner is Owner.POPGATE and self.kind == "classic"
 
     @property
     def is_passage(self) -> bool:
-        """Whether delayed messages pass through it; its arguments then define its dead-lettering and its time to
+        """Whether delayed messages pass through the queue. Its arguments then define its dead-lettering and its time to
         live."""
         return self.name.startswith("popgate:delay:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """A user's permissions in RabbitMQ, as regular expressions of names."""
+    """The permissions of a RabbitMQ user, as regular expressions of names."""
 
     configure: str
     write: str
@@ -76,7 +76,7 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """An operation that RabbitMQ refused over AMQP: ``kind`` is configure, write or read."""
+    """An operation that RabbitMQ refused over AMQP. ``kind`` is configure, write or read."""
 
     kind: str
     name: str
@@ -84,7 +84,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineVersion:
-    """The version of the state machine that a quorum queue runs, and the newest that its node knows."""
+    """The version of the state machine that a quorum queue runs, and the newest version that its node supports."""
 
     queue: str
     running: int
@@ -93,7 +93,8 @@ class MachineVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSkew:
-    """Seconds that the clock of ``place`` is ahead of this machine's, at least; negative if it is behind."""
+    """The minimum number of seconds by which the clock of ``place`` is ahead of this machine's clock; negative if it is
+    behind."""
 
     place: str
     seconds: float
@@ -101,7 +102,7 @@ class ClockSkew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisFacts:
-    """Redis settings by name; None if Redis does not show its configuration."""
+    """Redis settings by name, or None if Redis does not show its configuration."""
 
     place: str
     version: Version
@@ -110,7 +111,7 @@ class RedisFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unseen:
-    """Something that was not examined, why, and the flag that would allow it."""
+    """Something that was not examined, the reason, and the flag that would allow its examination."""
 
     what: str
     why: str

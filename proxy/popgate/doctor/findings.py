@@ -1,4 +1,5 @@
-"""The doctor's output: findings, the commands that fix them, and the fixes that it can carry out itself."""
+"""Defines the doctor's output: findings, the commands that fix them, and the fixes that the doctor can carry out
+itself."""
 
 import json
 import shlex
@@ -11,7 +12,7 @@ from popgate.doctor.facts import Definition, Permissions, Unseen, Version
 
 class Severity(StrEnum):
     INFO = "info"
-    """Good to know; popgate needs no change."""
+    """Useful to know; popgate does not need a change."""
     WARNING = "warning"
     ERROR = "error"
     """Messages can be lost, or popgate can't work."""
@@ -19,7 +20,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPolicy:
-    """A policy to write as a whole, either new or existing."""
+    """A complete policy to write. It is new, or replaces an existing one."""
 
     vhost: str
     name: str
@@ -39,7 +40,7 @@ class SetPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPermissions:
-    """All three permissions of a user on a virtual host."""
+    """All three permissions of a user for a virtual host."""
 
     vhost: str
     user: str
@@ -54,7 +55,7 @@ class SetPermissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetRedis:
-    """A setting of the running Redis, and of its configuration file if it has one."""
+    """A setting of the running Redis, and of its configuration file if there is one."""
 
     name: str
     value: str
@@ -69,7 +70,8 @@ Fix: TypeAlias = SetPolicy | SetPermissions | SetRedis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixResult:
-    """The result of a fix. ``note``: why it failed, or what remains to be done by hand."""
+    """The result of a fix. ``note`` is the reason why the fix failed, or describes the work that remains to be done by
+    hand."""
 
     command: str
     is_done: bool
@@ -78,7 +80,8 @@ class FixResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A finding. ``code`` is stable. ``command`` fixes it; ``fix`` is set if ``--fix`` may do the same."""
+    """A finding. ``code`` never changes between versions. ``command`` fixes the problem. If ``fix`` is set, ``--fix``
+    may do the same."""
 
     code: str
     severity: Severity
@@ -95,7 +98,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """The result for one set of facts, with the most important findings first."""
+    """The result for a set of facts, with the most important findings first."""
 
     version: Version
     findings: tuple[Finding, ...]
@@ -107,7 +110,7 @@ class Examination:
 
     @property
     def fixes(self) -> tuple[Fix, ...]:
-        """Return each fix once, though one policy may fix several findings."""
+        """Return each fix once, even if one policy fixes several findings."""
         found: list[Fix] = []
         for finding in self.to_fix:
             if finding.fix is not None and finding.fix not in found:

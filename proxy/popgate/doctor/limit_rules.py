@@ -1,5 +1,5 @@
-"""Rules about delivery limits and timeouts of a queue, from its arguments, its policy and the operator policy
-together."""
+"""Rules about a queue's delivery limits and timeouts. They combine its arguments, its policy and its operator
+policy."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,8 @@ from popgate.doctor.findings import Severity
 from popgate.doctor.policies import DELIVERY_LIMIT, UNREACHABLE_LIMIT, Edit, combined_limit, defined, number, smallest
 
 LOW_LIMIT = 1_000_000
-"""Lowest acceptable delivery limit; below it, RabbitMQ could drop a message that popgate returns often enough."""
+"""Lowest acceptable delivery limit. With a lower limit, RabbitMQ could drop a message that popgate returns many
+times."""
 DEFAULT_LIMIT = 20
 LOST_NODE, LOST_NODE_MS, LOST_NODE_DEFAULT_MS = "consumer-disconnected-timeout", 500, 60_000
 CONSUMER_TIMEOUT = "consumer-timeout"
@@ -48,7 +49,7 @@ def _limit(facts: Facts, one: Ruled) -> Iterator[Complaint]:
 
 
 def _trouble_with(facts: Facts, limit: int | None) -> tuple[str, str, str] | None:
-    """Return a finding's code, text and reason, or None if the limit is acceptable."""
+    """Return the code, the text and the reason of a finding, or None if the limit is acceptable."""
     lost = "RabbitMQ drops or dead-letters the message, though a client may never have seen it"
     back = "a released or expired message is delivered after newer ones, so order per key is lost"
     if limit is None and facts.version >= (4,):
@@ -95,7 +96,8 @@ def _lost_node(facts: Facts, one: Ruled) -> Iterator[Complaint]:
 
 
 def _timeout(facts: Facts, one: Ruled) -> Iterator[Complaint]:
-    """Yield a complaint about the consumer timeout. From 4.3 on, popgate's consumers of quorum queues set their own."""
+    """Yield a complaint about the consumer timeout. From 4.3 on, popgate's consumers of quorum queues set their own
+    timeout."""
     if facts.version < (3, 12) or (facts.version >= (4, 3) and one.queue.kind == "quorum"):
         return
     argument = number(one.queue.arguments.get(f"x-{CONSUMER_TIMEOUT}"))

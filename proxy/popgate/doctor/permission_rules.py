@@ -43,15 +43,15 @@ def permission_findings(facts: Facts) -> Iterator[Finding]:
 
 
 def _permits(pattern: str, name: str) -> bool:
-    """Return whether RabbitMQ's pattern permits the name; an empty pattern permits nothing."""
+    """Return whether RabbitMQ's pattern permits the name. An empty pattern permits nothing."""
     try:
         return bool(pattern) and re.search(pattern, name) is not None
-    except re.error:  # Erlang has expressions that Python lacks, and the AMQP trial was not refused
+    except re.error:  # Erlang has expressions that Python lacks, and RabbitMQ did not refuse the trial over AMQP
         return True
 
 
 def _with(present: str, names: Sequence[str], *, is_short: bool) -> str:
-    """Return a pattern for what is permitted now and what popgate needs in addition."""
+    """Return a pattern that permits the names that are permitted now, and those that popgate needs in addition."""
     if not is_short:
         return present
     needed = "|".join("popgate:.*" if name == OWN_EXAMPLE else escaped(name) for name in names)
@@ -59,5 +59,5 @@ def _with(present: str, names: Sequence[str], *, is_short: bool) -> str:
 
 
 def _readable(names: Sequence[str]) -> str:
-    """List each name once, and popgate's own names as one."""
+    """List each name once, and all of popgate's own names as a single one."""
     return ", ".join(dict.fromkeys("popgate:..." if name.startswith("popgate:") else name for name in names))

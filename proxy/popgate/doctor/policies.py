@@ -1,8 +1,9 @@
-"""Which policy applies to a queue, what it adds up to with the queue's arguments, and how to change it.
+"""Determines the policy that applies to a queue, its effect together with the queue's arguments, and how to change it.
 
 RabbitMQ applies one policy to a queue, the matching one with the highest priority, and in addition one operator policy.
-So a change rewrites a policy's whole definition: in place if the policy applies to these queues only, else in a copy
-with a higher priority. A second policy without that copy would hide the first.
+So a change has to rewrite the policy's whole definition. If the policy applies to the concerned queues only, it is
+changed in place. Otherwise, a copy with a higher priority is changed. A second policy that is not such a copy would
+hide the settings of the first one.
 
 Sources of the rules: rabbit_policy, rabbit_policies and rabbit_quorum_queue in RabbitMQ 3.10.8, 4.0.5 and 4.3.5.
 """
@@ -33,7 +34,7 @@ _NOT_FOR = {
         {DELIVERY_LIMIT, "max-age", "initial-cluster-size", "dead-letter-strategy", "target-group-size"}
     ),
 }
-"""A policy with one of these keys does not apply to queues of that kind at all (``unsupported_policies``)."""
+"""A policy that contains one of these keys does not apply to queues of that kind at all (``unsupported_policies``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +60,12 @@ def number(value: object) -> int | None:
 
 
 def combined_limit(version: Version, *limits: int | None) -> int | None:
-    """Combine the delivery limits of several sources; return None if none of them sets one."""
+    """Combine the delivery limits of several sources. Return None if none of them sets a limit."""
     found = [limit for limit in limits if limit is not None]
     if not found:
         return None
-    # From 4.0 on a negative limit means none, and if one of two is negative, the larger one counts.
+    # From 4.0 on, a negative limit means that there is no limit. If one of two limits is negative, the larger one
+    # applies.
     return max(found) if version >= (4,) and min(found) < 0 else min(found)
 
 
@@ -72,7 +74,8 @@ def smallest(*values: int | None) -> int | None:
 
 
 def plan_policy(facts: Facts, queue: Queue, edits: Collection[Edit], *, is_operator: bool) -> SetPolicy:
-    """Plan the policy that makes ``edits`` for ``queue``, and for all of popgate's queues under the same policy."""
+    """Plan the policy that applies ``edits`` to ``queue`` and, unless the queue is adopted, to all of popgate's queues
+    under the same policy."""
     policies = (facts.operator_policies if is_operator else facts.policies) or ()
     present = applied(policies, queue)
     definition = dict(present.definition) if present is not None else {}
@@ -107,8 +110,8 @@ def plan_policy(facts: Facts, queue: Queue, edits: Collection[Edit], *, is_opera
 def _saying_nothing(queue: Queue, *, is_operator: bool) -> dict[str, object]:
     """Return a definition that changes nothing.
 
-    ``overflow`` is not suitable: a policy's value takes precedence over the argument, on which at-least-once
-    dead-lettering depends.
+    ``overflow`` is not suitable, because a policy's ``overflow`` takes precedence over the queue's argument.
+    At-least-once dead-lettering depends on this argument.
     """
     if queue.kind != "classic":
         return {DELIVERY_LIMIT: UNREACHABLE_LIMIT}
@@ -127,8 +130,8 @@ def _applies(policy: BrokerPolicy, queue: Queue) -> bool:
 
 
 def _pattern(present: BrokerPolicy | None, queue: Queue) -> str:
-    """Return a pattern for an adopted queue alone, or for those of popgate's names to which the present policy
-    applies."""
+    """Return a pattern that matches an adopted queue only or, for popgate's own queues, those to which the present
+    policy applies."""
     if queue.owner is Owner.ADOPTED:
         return f"^{escaped(queue.name)}$"
     own = EXCLUSIVE_PATTERN if queue.is_exclusive else OWN_PATTERN
@@ -138,19 +141,19 @@ def _pattern(present: BrokerPolicy | None, queue: Queue) -> str:
 
 
 def _lowest_priority(facts: Facts, policies: Sequence[BrokerPolicy]) -> int:
-    """Return a priority for queues without a policy that hides no policy of other queues."""
+    """Return a priority for queues that have no policy yet. It is too low to hide the policies of other queues."""
     others = [found for queue in facts.queues if (found := applied(policies, queue)) is not None]
     return min([1, *(policy.priority - 1 for policy in others)])
 
 
 def escaped(name: str) -> str:
-    """Escape a name for regular expressions in Erlang and Python; ``re.escape`` would escape more, and be harder to
-    read."""
+    """Escape a name for regular expressions in Erlang and Python. ``re.escape`` would escape more characters and be
+    harder to read."""
     return re.sub(r"([\\.^$*+?()\[\]{}|])", r"\\\1", name)
 
 
 def _is_about_these(policy: BrokerPolicy, pattern: str, queue: Queue) -> bool:
-    """Return whether the policy may be changed in place, because it applies to no other queues."""
+    """Return whether the policy may be changed in place, because it applies to no queues but the concerned ones."""
     if policy.pattern == pattern:
         return True
     is_own = queue.owner is Owner.POPGATE and not queue.is_exclusive

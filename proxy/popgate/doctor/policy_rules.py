@@ -93,8 +93,8 @@ def _expires(policy: BrokerPolicy, of_operator: bool, why: str) -> Iterator[Comp
 
 
 def _delayed_retry(one: Ruled) -> Iterator[Complaint]:
-    """Yield a complaint about delayed retries. The operator policy takes precedence over the policy, and that over
-    the argument."""
+    """Yield a complaint about delayed retries. The operator policy takes precedence over the policy, and the policy
+    over the argument."""
     why = (
         "RabbitMQ delays the messages that popgate returns, in addition to popgate's own delays, and order per key "
         "is lost"

@@ -1,7 +1,7 @@
-"""Rules about single queues, and the one policy that fixes each group of them.
+"""Rules about single queues, and the policy that fixes each group of queues.
 
-Each rule says what is wrong with one queue, and how its policy should change. Then queues of one owner under one policy
-are grouped, so that one new policy fixes everything that is wrong with them.
+Each rule reports a fault of one queue, and the change of its policy that fixes it. After that, the queues of one owner
+under one policy are grouped, so that one new policy fixes all of their faults.
 """
 
 from collections import defaultdict
@@ -68,7 +68,7 @@ def _findings(facts: Facts, ruled: Sequence[Ruled]) -> Iterator[Finding]:
             command = planned.command
             if facts.policies is None:
                 command += "  # if a policy applies already, add this to it: only one applies"
-            elif not complaint.of_operator:  # operator policies are left to the operator
+            elif not complaint.of_operator:  # the operator has to change operator policies
                 fix = planned
         yield Finding(
             code=complaint.code,
@@ -82,7 +82,7 @@ def _findings(facts: Facts, ruled: Sequence[Ruled]) -> Iterator[Finding]:
 
 
 def _scope(one: Ruled, of_operator: bool) -> _Scope:
-    """Return a key for the queues that one policy can fix together: popgate's queues under one policy, or one
+    """Return a key for the queues that one policy can fix together. These are popgate's queues under one policy, or one
     adopted queue."""
     policy = one.operator if of_operator else one.policy
     owner = one.queue.name if one.queue.owner is Owner.ADOPTED else one.queue.is_exclusive

@@ -1,4 +1,4 @@
-"""Rules about what endangers lease records in Redis."""
+"""Rules about settings that endanger lease records in Redis."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,7 +6,7 @@ from popgate.doctor.facts import RedisFacts
 from popgate.doctor.findings import Finding, SetRedis, Severity
 
 OLDEST = (5,)
-"""Oldest supported version; older ones forbid a script to write after it has asked for the time."""
+"""Oldest supported version. In older versions, a script can't write after it has read the time."""
 
 
 def redis_findings(redis: RedisFacts) -> list[Finding]:
