@@ -1,9 +1,9 @@
-"""Assembles a proxy and runs it: the only module that chooses adapters.
+"""Assembles a proxy and runs it. Only this module chooses adapters.
 
-This module owns the order of start and stop. On a signal, the proxy answers the parked pops, returns its buffers to the
-broker and stops accepting clients; then it stops the engine, then the stores. A second signal exits at once. Each step
-has a time limit, so neither a client nor a broker that hangs can delay the exit. Work that is unfinished then is left
-as after a kill, which loses nothing.
+This module defines the order of start and stop. On a signal, the proxy answers the parked pops, returns its buffers to
+the broker and stops accepting clients. After that, it stops the engine, and then the stores. A second signal exits at
+once. Each step has a time limit, so that neither a client nor a broker that hangs can delay the exit. Work that is
+unfinished at its time limit is left as after a kill, which loses no messages.
 """
 
 import asyncio
@@ -73,13 +73,13 @@ EMBEDDED = "embedded"
 COLLECTOR_THRESHOLDS = (20_000, 20, 100)
 """Thresholds for ``gc.set_threshold``."""
 GUARD_WAIT_HEARTBEATS = 3
-"""Number of heartbeats after which RabbitMQ has closed the connection of a host that is gone, if that connection
-uses the same heartbeat interval."""
+"""Number of heartbeat intervals after which RabbitMQ has closed the connection of a host that is gone, if that
+connection uses the same interval."""
 GUARD_WAIT_SECONDS_MAX = 15.0
 LOCK_RENEWALS = 3
-"""Number of times that RabbitMQ renews a held lock within its consumer_timeout."""
+"""Number of times that a held lock is renewed at RabbitMQ within its consumer_timeout."""
 LOCKS_DIVISOR = 8
-"""At most one in this many client connections may wait for locks."""
+"""Waiting requests for locks may use at most one in this many client connections."""
 T = TypeVar("T")
 
 
@@ -87,8 +87,8 @@ T = TypeVar("T")
 class Proxy:
     """A started proxy.
 
-    ``journal_figures`` returns the journal's figures (None: no journal is written), ``membership`` is the proxy's place
-    in a cluster (None: it runs alone), and ``replicas`` the replica keeper beside it (None: it has none).
+    ``journal_figures`` returns the journal's figures, and is None if no journal is written. ``membership`` is the
+    proxy's membership in a cluster, or None if it runs alone. ``replicas`` is the replica keeper beside it, or None.
     """
 
     engine: Engine
@@ -101,9 +101,10 @@ class Proxy:
 
 @contextlib.asynccontextmanager
 async def started(options: ServeOptions, background: Background, faults: Faults) -> AsyncGenerator[Proxy, None]:
-    """Start everything behind the HTTP interface in order, and stop it in reverse.
+    """Start everything behind the HTTP interface in order, and stop it in reverse order.
 
-    Raises: StartupError; BrokerUnavailable or StateUnavailable if either becomes unavailable meanwhile.
+    Raises: StartupError; BrokerUnavailable or StateUnavailable if the broker or the store becomes unavailable during
+    the start.
     """
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
@@ -162,7 +163,7 @@ async def started(options: ServeOptions, background: Background, faults: Faults)
 
 @contextlib.asynccontextmanager
 async def _keeper(options: ServeOptions, engine: Engine) -> "AsyncGenerator[ReplicaKeeper | None]":
-    """Run a replica keeper beside this proxy, standby or active, if the settings ask for one."""
+    """Run a replica keeper beside this proxy, on standby or active, if the settings request it."""
     if not options.replica_keeper:
         yield None
         return
@@ -262,17 +263,19 @@ def _locks(options: ServeOptions, state: State, context: EngineContext) -> Hoste
 
 
 async def _bind(options: ServeOptions, state: State, broker: "SqliteBroker | RabbitBroker", bound: str | None) -> None:
-    """Bind the state to this broker, or check that it is bound to it. Raises: StartupError if it is bound to another
-    one."""
+    """Bind the state to this broker, or check that it is bound to it.
+
+    Raises: StartupError if the state is bound to another broker.
+    """
     if isinstance(broker, SqliteBroker):
         await state.bind(EMBEDDED)
         return
     try:
         if bound is None:
             mark = secrets.token_hex(8)
-            await broker.leave_mark(mark)  # first: after a crash in between, an unused mark does no harm
+            await broker.leave_mark(mark)  # first: if the process crashes after it, an unused mark does no harm
             await state.bind(mark)
-            bound = await state.bound()  # perhaps bound by another proxy that starts at the same time
+            bound = await state.bound()  # another proxy that starts at the same time may have bound it
         if bound is None or not await broker.has_mark(bound):
             raise StartupError(_why_not_bound(options, state.place, bound))
     except (BrokerUnavailable, StateUnavailable, Conflict) as error:
@@ -299,9 +302,9 @@ def _why_not_bound(options: ServeOptions, place: str, bound: str | None) -> str:
 
 
 async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
-    """Run a proxy until it is stopped, alone or as one of several workers; return the exit code."""
+    """Run a proxy until it is stopped, alone or as one of several workers. Return the exit code."""
     configure_logging(options.log_level, worker=None if worker is None else worker.number)
-    # The adapter already logs in one line why there is no connection; its library would log it again.
+    # The adapter already logs in one line why there is no connection. Its library would log the same again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     options, peers_max = within(options, raise_limit())
     failures: list[BaseException] = []
@@ -309,7 +312,10 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
     stop = asyncio.Event()
 
     def failed(error: BaseException) -> None:
-        """Handle the failure of a background task. Only the end of this proxy's membership stops the proxy."""
+        """Handle the failure of a background task.
+
+        Ordinary errors are only counted. NoCommonVersion, or an error that is no Exception, stops the proxy.
+        """
         if isinstance(error, Exception) and not isinstance(error, NoCommonVersion):
             faults.task_failed()
         else:
@@ -344,7 +350,7 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
                 stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
                 await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
-                if failures or running.done():  # without a signal, no time limit for the exit runs yet
+                if failures or running.done():  # without a signal, the time limit for the exit has not started yet
                     end_in_time(stop, code=1)
                 acceptor.close()
                 failures += await _wind_down(proxy, server, running)
@@ -354,18 +360,17 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
 def _collect_rarely() -> None:
     """Exclude permanent objects from garbage collection, and collect less often.
 
-    popgate makes few cycles and holds many messages. At Python's default thresholds the collector would scan all live
-    leases again and again, and the longest scans delay every pop.
+    popgate creates few reference cycles and holds many messages. At Python's default thresholds, the collector would
+    scan all live leases repeatedly, and its longest scans would delay every pop.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
-    gc.enable()  # it was off during loading
+    gc.enable()  # it was off while modules were loaded
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of ``work``, or None if ``stop`` was set first; the work has then been cancelled and has
-    ended."""
+    """Return the result of ``work``. If ``stop`` is set before, cancel ``work``, wait for its end and return None."""
     working = asyncio.create_task(work, name="start")
     stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -377,14 +382,14 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
 
 
 async def _wind_down(proxy: Proxy, server: uvicorn.Server, running: asyncio.Task[None]) -> list[BaseException]:
-    """Drain, and let running requests end within the time limit; return the errors that occurred."""
-    # From here on uvicorn would only log tracebacks of the requests that it cancels.
+    """Drain, and let running requests end within the time limit. Return the errors that occurred."""
+    # After this point, uvicorn would log only tracebacks of the requests that it cancels.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     proxy.locks.drain()
     draining = asyncio.create_task(proxy.engine.drain(), name="drain")
     server.should_exit = True
     await asyncio.wait({draining}, timeout=GRACE_SECONDS)
-    await asyncio.wait({running})  # has the same time limit by itself
+    await asyncio.wait({running})  # uvicorn has the same time limit
     if not draining.done():
         _log.warning("gave up waiting", extra={"part": "drain"})
         draining.cancel()

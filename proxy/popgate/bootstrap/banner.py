@@ -1,4 +1,4 @@
-"""The text that a started proxy prints: its address, and three lines to paste."""
+"""The text that a started proxy prints: its address, and three commands to paste."""
 
 from popgate import __version__
 from popgate.config import ServeOptions

@@ -1,4 +1,4 @@
-"""Makes a proxy a member of a cluster: its address, its peers, and its part in owning the queues."""
+"""Makes a proxy a member of a cluster, with an address for its peers and a share of the queues."""
 
 import contextlib
 import socket
@@ -34,15 +34,15 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """This proxy's place in a cluster: the socket on which peers reach it, the interface that answers them, and its
-    claims."""
+    """This proxy's membership in a cluster: the socket on which peers reach it, the interface that answers them, and
+    its ownership of queues."""
 
     listener: socket.socket
     face: ClusterFace
     ownership: Ownership
 
     async def join(self) -> None:
-        """Become a member, and take queues. Raises: StartupError."""
+        """Become a member, and take ownership of queues. Raises: StartupError."""
         try:
             await self.ownership.start()
         except StateUnavailable as error:
@@ -50,7 +50,7 @@ class Membership:
 
 
 class _Known:
-    """The known other members; empty until ``ownership`` is set."""
+    """The other members that are known. There are none until ``ownership`` is set."""
 
     ownership: Ownership | None = None
 
@@ -63,12 +63,12 @@ class _Known:
         return None if member is None else member.address
 
     def version(self) -> int:
-        """Return the protocol version that the cluster speaks now. Raises: NoCommonVersion."""
+        """Return the protocol version that the cluster currently uses. Raises: NoCommonVersion."""
         return common_version(codec.CODEC.protocols, self.members.values())
 
 
 class _Answers:
-    """Answers with the engine; after an administrator's change, also updates the locks."""
+    """Answers peers through the engine. After an administrator's change, it also updates the locks."""
 
     def __init__(self, engine: PeerAnswers, locks: HostedLocks) -> None:
         self._engine = engine
@@ -93,7 +93,7 @@ async def membership(
     stack: contextlib.AsyncExitStack,
     background: Background,
 ) -> Membership:
-    """Prepare a place in the cluster; other members see it only after ``join``. Raises: StartupError."""
+    """Prepare the membership in the cluster. Other members see this proxy only after ``join``. Raises: StartupError."""
     me = InstanceId(context.instance)
     address = await _address(options, state)
     listener = stack.enter_context(listening(*address, partial(_why_not_listening, address)))
@@ -124,7 +124,8 @@ async def membership(
     )
 
     async def is_member(instance: InstanceId) -> bool:
-        """Return whether this is a member; one that has just joined may be missing from the current view."""
+        """Return whether this is a member. Ask the store if it is not in the current view, because it may have just
+        joined."""
         return instance in ownership.view.members or instance in (await ownership.refreshed()).members
 
     face = PeerFace(me, secret, _Answers(engine.peering, locks), codec.CODEC)

@@ -1,8 +1,8 @@
-"""File descriptors: the limit of this process, and how it is shared out.
+"""File descriptors: the limit of this process, and its division.
 
-A connection that finds no descriptor is lost, including those to the broker, the store and other proxies. So clients
-get at most three quarters of the descriptors, and waiting pops at most three quarters of these. The rest is for
-everything else, and half of it for connections from other proxies.
+A connection for which there is no descriptor is lost, even one to the broker, the store or another proxy. So clients
+may use at most three quarters of the descriptors, and waiting pops at most three quarters of the clients' connections.
+Of the remaining quarter, half is for connections from other proxies, and half for everything else.
 """
 
 import resource
@@ -11,24 +11,25 @@ from dataclasses import replace
 from popgate.config import ServeOptions
 
 DESCRIPTORS_MAX = 1 << 20
-"""Maximum number of descriptors to ask for, on systems that allow billions."""
+"""Maximum number of descriptors that are requested, because some systems allow billions."""
 
 
 def raise_limit() -> int:
-    """Raise this process's limit, which its children inherit, as far as it may; return the new limit."""
+    """Raise the descriptor limit of this process as far as it may be raised. Return the new limit, which children
+    inherit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else soft
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):  # macOS has a limit below the one that it reports
+    except (OSError, ValueError):  # macOS reports a higher limit than it allows
         return soft
     return wanted
 
 
 def within(options: ServeOptions, limit: int) -> tuple[ServeOptions, int]:
-    """Return ``options`` reduced to ``limit`` descriptors, and the maximum number of connections from other proxies."""
+    """Return ``options`` adapted to ``limit`` descriptors, and the maximum number of connections from other proxies."""
     clients = limit * 3 // 4
     connections_max = min(options.connections_max, clients)
     parked_pops_max = min(options.parked_pops_max, max(1, connections_max * 3 // 4))

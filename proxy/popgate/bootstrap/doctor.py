@@ -1,4 +1,4 @@
-"""Assembles ``popgate doctor``: chooses its sources of facts by the settings of ``popgate serve``."""
+"""Assembles ``popgate doctor``: chooses the sources of facts according to the settings of ``popgate serve``."""
 
 import contextlib
 import random
@@ -37,7 +37,7 @@ class Doctor:
     scope: Scope
 
     async def examine(self) -> Examination:
-        """Raises: BrokerUnavailable, StateUnavailable."""
+        """Return the findings about the broker. Raises: BrokerUnavailable, StateUnavailable."""
         return examine(await observe(self.interfaces, self.scope))
 
     async def apply_fix(self, fix: Fix) -> FixResult:
@@ -46,7 +46,7 @@ class Doctor:
 
 @contextlib.asynccontextmanager
 async def doctor(options: ServeOptions, rabbit: RabbitOptions, named: Sequence[str]) -> AsyncGenerator[Doctor]:
-    """Yield a doctor with a connection to RabbitMQ. ``named``: queues to check as if they were adopted.
+    """Yield a doctor that is connected to RabbitMQ. ``named`` lists queues to check as if they were adopted.
 
     Raises: StartupError if RabbitMQ can't be reached; StateUnavailable.
     """
@@ -85,7 +85,7 @@ async def doctor(options: ServeOptions, rabbit: RabbitOptions, named: Sequence[s
 async def _catalog(
     options: ServeOptions, redis: RedisConnection | None
 ) -> tuple[Sequence[CatalogQueue], Sequence[Unseen]]:
-    """Return the queues in the catalog, and what could not be read. Raises: StateUnavailable."""
+    """Return the queues in the catalog, and the items that could not be read. Raises: StateUnavailable."""
     if redis is not None:
         return await redis_catalog(redis), ()
     file = options.data_dir / DATABASE_FILE

@@ -1,4 +1,4 @@
-"""Ends a process on a signal, in time even if something hangs."""
+"""Ends a process on a signal, within a time limit, even if a part of it hangs."""
 
 import asyncio
 import contextlib
@@ -11,15 +11,15 @@ from collections.abc import Awaitable, Callable, Generator
 _log = logging.getLogger(__name__)
 
 EXIT_SECONDS = 1.8
-"""Seconds that the whole exit may take after a signal; unfinished work is then left as after a kill."""
+"""Maximum seconds that the whole exit takes after a signal. Unfinished work is then left as after a kill."""
 PART_SECONDS = 0.3
-"""Seconds that the engine, and then the broker's adapter, may take to stop."""
+"""Maximum seconds for the stop of a part, such as the engine or the broker's adapter."""
 
 
 @contextlib.contextmanager
 def ending_on_signals(stop: asyncio.Event) -> Generator[None]:
-    """Set ``stop`` at the first SIGINT or SIGTERM, after which the process ends in time; a second one ends it at
-    once."""
+    """Set ``stop`` at the first SIGINT or SIGTERM, and end the process within the time limit. A second signal ends it
+    at once."""
     received: list[int] = []
 
     def on_signal(number: int) -> None:
@@ -39,10 +39,11 @@ def ending_on_signals(stop: asyncio.Event) -> Generator[None]:
 
 
 def end_in_time(stop: asyncio.Event, code: int = 0) -> None:
-    """Set ``stop``, and end the process after ``EXIT_SECONDS`` at the latest, with ``code`` if it hangs until then.
+    """Set ``stop``, and end the process after at most ``EXIT_SECONDS``. If it hangs until then, its exit code is
+    ``code``.
 
-    A further call changes nothing. The timer outlives the event loop's work: asyncio still waits for the remaining
-    tasks, and one of them may hang in a broker that hangs.
+    Further calls have no effect. The timer continues when the event loop's work has ended, because asyncio still waits
+    for the remaining tasks, and one of them may wait for a broker that hangs.
     """
     stop.set()
     end = threading.Timer(EXIT_SECONDS, _give_up, [code])

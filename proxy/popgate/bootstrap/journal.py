@@ -1,4 +1,4 @@
-"""Starts the journal, if the settings ask for one."""
+"""Starts the journal if the settings request one."""
 
 import contextlib
 from functools import partial
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from popgate.adapters.journal_parquet.journal import ParquetJournal
 
 TAIL_SECONDS = 0.8
-"""Seconds that writing the journal's tail may take at the end; the whole exit has a limit as well (``endings``)."""
+"""Maximum seconds to write the journal's last events at the exit, which also has a time limit as a whole
+(``endings``)."""
 
 
 async def started_journal(
     options: ServeOptions, instance: str, clock: Clock, stack: contextlib.AsyncExitStack
 ) -> "ParquetJournal | None":
-    """Start a journal that ``stack`` stops; return None if none is configured. Raises: StartupError."""
+    """Start a journal, which ``stack`` stops. Return None if no journal is configured. Raises: StartupError."""
     if options.journal is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Listening sockets, bound before anything is started: a port that is taken is reported at once."""
+"""Opens listening sockets. They are bound before anything is started, so that a port in use is reported at once."""
 
 import contextlib
 import errno
@@ -14,13 +14,13 @@ LISTEN_BACKLOG = 4_096
 
 @contextlib.contextmanager
 def listening(host: str, port: int, why_not: Callable[[OSError], str]) -> Generator[socket.socket]:
-    """Yield a socket that listens on ``host`` and ``port`` (0: any free one).
+    """Yield a socket that listens on ``host`` and ``port`` (0: any free port).
 
-    Raises: StartupError with the text from ``why_not``.
+    Raises: StartupError with the text that ``why_not`` returns.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio turns off Nagle's algorithm on accepted connections; otherwise every answer waits
-    # 40 ms.
+    # If the protocol is specified, asyncio disables Nagle's algorithm on accepted connections. Otherwise every answer
+    # would wait 40 ms.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

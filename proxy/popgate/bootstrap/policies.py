@@ -1,4 +1,4 @@
-"""Watches for policies that endanger messages while a proxy runs, if RabbitMQ's management API can be reached."""
+"""Checks for policies that endanger messages while a proxy runs, if RabbitMQ's management API can be reached."""
 
 import asyncio
 import importlib
@@ -13,7 +13,7 @@ JITTER = 0.8, 1.2
 
 
 async def watch_policies(options: ServeOptions, vhost: str, engine: Engine) -> None:
-    """Check about every ``policy_check_seconds``. Never returns."""
+    """Check every ``policy_check_seconds``, approximately. Never returns."""
 
     async def rest() -> None:
         await asyncio.sleep(options.policy_check_seconds * random.uniform(*JITTER))
@@ -24,7 +24,7 @@ async def watch_policies(options: ServeOptions, vhost: str, engine: Engine) -> N
             yield from (layout.dead,) if layout.adopted else (*layout.queues, layout.dead)
 
     await rest()
-    # Slow to load while requests are already served: not on the event loop.
+    # A slow import while requests are already served must not run on the event loop.
     await asyncio.to_thread(importlib.import_module, "popgate.adapters.doctor.policy_watch")
     from popgate.adapters.doctor.policy_watch import PolicyWatch
     from popgate.adapters.replicas.management import Management

@@ -36,8 +36,9 @@ LOCK_RENEWALS = 3
 LOCK_RENEW_SECONDS_MAX = 20.0
 """Maximum number of seconds between two renewals of the lock.
 
-A keeper on a node that is cut off makes no changes, so only a renewal tells it that it has lost the lock. Without
-Khepri (always before RabbitMQ 4.0, never from 4.3 on) ``pause_minority`` closes its connection.
+A keeper on a node that is cut off makes no changes, so it notices only by a renewal that it has lost the lock. Without
+Khepri (always before RabbitMQ 4.0, never from 4.3 on), RabbitMQ's ``pause_minority`` closes the
+keeper's connection.
 """
 
 
@@ -45,7 +46,7 @@ Khepri (always before RabbitMQ 4.0, never from 4.3 on) ``pause_minority`` closes
 async def replica_keeper(
     options: ServeOptions, rabbit: RabbitOptions, groups: ReplicaGroups | None = None
 ) -> AsyncGenerator[ReplicaKeeper]:
-    """Prepare a keeper with its own connection for its lock; it does nothing yet. Raises: StartupError."""
+    """Prepare a keeper that has its own connection for its lock. The keeper does not work yet. Raises: StartupError."""
     # Slow to load, and not needed without a replica keeper.
     from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
 
@@ -80,7 +81,7 @@ async def replica_keeper(
 async def proxy_groups(
     options: ServeOptions, rabbit: RabbitOptions, token: str | None
 ) -> AsyncGenerator[ReplicaGroups | None]:
-    """Yield the proxies that a separate keeper asks for the groups' replica settings, or None if none are
+    """Yield a source that asks the configured proxies for the groups' replica settings, or None if no proxies are
     configured."""
     if not options.replica_groups_urls:
         yield None
@@ -94,7 +95,7 @@ async def proxy_groups(
 
 @contextlib.asynccontextmanager
 async def at_work(options: ServeOptions, rabbit: RabbitOptions, groups: ReplicaGroups) -> AsyncGenerator[ReplicaKeeper]:
-    """Run a keeper beside a proxy, standby or active. Raises: StartupError."""
+    """Run a keeper beside a proxy, on standby or active. Raises: StartupError."""
     async with replica_keeper(options, rabbit, groups) as keeper:
         running = asyncio.create_task(keeper.run(), name="popgate replica keeper")
         try:
@@ -121,7 +122,8 @@ def keeper_options(options: ServeOptions) -> KeeperOptions:
 
 
 def placement(name: str) -> Placement:
-    """Return the built-in placement or a plug-in's; a faulty plug-in can break only the start. Raises: StartupError."""
+    """Return the built-in placement, or the plug-in's. A faulty plug-in can only break the start. Raises:
+    StartupError."""
     if name == BUILT_IN_PLACEMENT:
         return spread
     found = entry_points(group=PLACEMENT_GROUP)
@@ -132,7 +134,7 @@ def placement(name: str) -> Placement:
         )
     try:
         place: Any = found[name].load()
-    except (Exception, SystemExit) as error:  # a plug-in's module may raise anything
+    except (Exception, SystemExit) as error:  # a plug-in's module may raise any exception
         raise StartupError(f"replica_placement: {name!r} can't be loaded ({error!r}); choose one of {known}") from error
     if not callable(place):
         raise StartupError(f"replica_placement: {name!r} is not a function (queue, members, nodes) -> names of nodes")
@@ -140,7 +142,7 @@ def placement(name: str) -> Placement:
 
 
 def broker_tools(prefixes: tuple[str, ...] | None) -> BrokerTools | None:
-    """Return RabbitMQ's tools as configured by --replica-commands; None if there are none."""
+    """Return RabbitMQ's tools as configured by --replica-commands, or None if there are none."""
     if prefixes is None:
         return BrokerTools([""]) if shutil.which("rabbitmqctl") is not None else None
     return BrokerTools(prefixes) if prefixes else None

@@ -1,4 +1,4 @@
-"""Assembles the state ports on one store: the data folder or Redis."""
+"""Assembles the state ports of one store, which is the data folder or Redis."""
 
 import contextlib
 import logging
@@ -36,16 +36,16 @@ CLUSTER_LENGTH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The state ports on one store.
+    """The state ports of one store.
 
-    ``place`` names the store to operators. ``bound`` returns which broker its records belong to, and ``bind`` sets
-    that, once. ``secret`` returns the secret kept there for all processes that use the store. ``cluster`` names all
-    these processes, and stays the same over restarts. ``local_address`` returns the address of this machine that the
-    other processes can be expected to reach.
+    ``place`` names the store to operators. ``bound`` returns the broker to which the store's records belong, and
+    ``bind`` sets it once. ``secret`` returns the secret that the store keeps for all processes that use it. ``cluster``
+    names all these processes, and stays the same after restarts. ``local_address`` returns the address at which this
+    machine can presumably be reached by the other processes.
 
-    If several processes may use the store at the same time, ``claims`` say which one owns each queue, ``limits`` count
-    the messages that all of them have in flight, and ``on_data_loss`` registers a callback for a loss of the store's
-    data. All three are None if one process has the store alone.
+    If several processes may use the store at the same time, ``claims`` contains the owner of each queue, ``limits``
+    counts the messages that all processes have in flight, and ``on_data_loss`` registers a callback for a loss of the
+    store's data. All three are None if only one process uses the store.
     """
 
     place: str
@@ -66,7 +66,7 @@ class State:
 
 
 def sqlite_state(options: ServeOptions, database: Database) -> State:
-    """Return the state ports on the data folder. Raises: StartupError."""
+    """Return the state ports of the data folder. Raises: StartupError."""
 
     async def bound() -> str | None:
         return bound_broker(options.data_dir)
@@ -100,7 +100,7 @@ def sqlite_state(options: ServeOptions, database: Database) -> State:
 async def redis_state(
     options: ServeOptions, url: str, stack: contextlib.AsyncExitStack, background: Background
 ) -> State:
-    """Return the state ports on Redis. Raises: StartupError."""
+    """Return the state ports of Redis. Raises: StartupError."""
     # Slow to load, and not used without Redis.
     from popgate.adapters.redis.address import parse_address
     from popgate.adapters.redis.assignments import RedisAssignments
