@@ -147,9 +147,9 @@ def consume_mode_router(engine: Engine, others: OtherProxies | None) -> APIRoute
     async def put_consume_mode(
         topic: TopicInPath, group: GroupInPath, change: ConsumeModeChange, request: Request
     ) -> ConsumeModeAnswer:
-        """Switch a group to pop or to pull. On the way to pull it drains first: leases end, or are cut off after
-        drain_timeout_seconds. The answer comes when the switch has begun; read the progress with GET. Idempotent; a
-        switch back is possible while it drains."""
+        """Switch a group to pop or to pull. Before a switch to pull, the group drains: leases end, or are cut off after
+        drain_timeout_seconds. The answer is sent when the switch has begun. Read the progress with GET. Idempotent. A
+        switch back is possible while the group drains."""
         if not change.dry_run:
             await engine.topics.switch(topic, group, ConsumeMode(change.mode), change.drain_seconds)
         standing = await engine.mode_standing(topic, group)

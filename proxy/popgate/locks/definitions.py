@@ -2,8 +2,8 @@
 
 Theory of operation. An administrator's change is written to the store and announced to the other proxies before the
 request is answered. The other proxies then apply the change. A mutex that is created by use is not announced: a proxy
-that does not know a name looks it up in the store. ``HostedLocks`` finds missed announcements in its next round. A
-proxy that is not in a cluster reads the store only at its start.
+that does not know a name looks it up in the store. ``HostedLocks`` reads the store
+periodically, in case an announcement was missed. A proxy that is not in a cluster reads the store only at its start.
 """
 
 import asyncio
