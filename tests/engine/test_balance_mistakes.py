@@ -84,7 +84,7 @@ PLANTED = [
         "and next_in_line(waiting) == to",
         "",
         replace(current(size(4, 2)), handover=Handover.CLAIM),
-        "a step leaves nobody on a queue",
+        "a step leaves a queue without a member",
         id="a queue is let go before its receiver comes next",
     ),
     pytest.param(

@@ -176,7 +176,7 @@ def test_spark_refuses_asynchronous_progress_into_popgate(
         ("1 AS body", {}, "popgate: column body must be string or binary, not int; cast it"),
         ("'x' AS body, map('a', 1) AS headers", {}, "popgate: column headers must be map<string,string>, not map<"),
         ("'x' AS body", {"idColumn": "nr"}, "popgate: option idColumn: there is no column nr, only body"),
-        ("'x' AS body", {"group": "g"}, "popgate: option group: is not for write, which has url, "),
+        ("'x' AS body", {"group": "g"}, "popgate: option group: is not an option of write, which has url, "),
         ("CAST(null AS STRING) AS body", {}, "popgate: row 0 has no body; filter such rows out"),
         ("'x' AS body, -1 AS delay_seconds", {}, "popgate: .*delay_seconds"),
         ("'x' AS body", {"topic": "nobody-reads-this"}, "popgate: 1 of 1 messages were not published; .*no_subscr"),

@@ -186,7 +186,7 @@ def test_a_wrong_option_is_told_in_one_line(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"batchId": "b"}, "popgate: option batchId: is not for readStream, which has url, "),
+        ({"batchId": "b"}, "popgate: option batchId: is not an option of readStream, which has url, "),
         ({"onUnknownGroup": "skip"}, "popgate: option onUnknownGroup: must be fail or empty, not 'skip'"),
         ({"retrySeconds": "1"}, "popgate: no proxy of http://127.0.0.1:1, http://127.0.0.1:2 answered for 1 s; is "),
     ],
