@@ -7,7 +7,6 @@ covers RabbitMQ's own cluster.
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from popgate.adapters.rabbitmq.broker import RabbitBroker
 from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.domain.errors import BrokerUnavailable, StartupError
+from support.processes import PortBlock
 
 pytestmark = pytest.mark.rabbitmq_versions
 
@@ -39,9 +39,8 @@ class Line:
     """
 
     def __init__(self, far_port: int) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self._ports = PortBlock()  # not one that the system may give to another program while the line is down
+        self.port = self._ports.ports[0]
         self.taken = 0
         """Number of connections accepted so far."""
         self._far_port = far_port
