@@ -1,4 +1,4 @@
-"""RabbitMQ as a broker: topology, consumption and publishing over AMQP 0-9-1.
+"""Implements the broker port on RabbitMQ: topology, consumption and publishing over AMQP 0-9-1.
 
-`broker.RabbitBroker` is the interface; everything else in this package serves it.
+`broker.RabbitBroker` is the interface. Everything else in this package supports it.
 """

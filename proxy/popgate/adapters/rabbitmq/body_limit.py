@@ -1,8 +1,8 @@
-"""The largest body that RabbitMQ takes: its setting `max_message_size`, which can't be read over AMQP.
+"""Finds out the largest body that RabbitMQ accepts: its setting `max_message_size`, which can't be read over AMQP.
 
-A larger body closes the channel that it is published on, together with what others have under way there. So before a
-body that is larger than every body that was taken so far, as many bytes are published on a channel of their own, to a
-queue that does not exist. RabbitMQ takes them, or it closes that channel and says its limit.
+A larger body closes the channel on which it is published, and with it all other messages in flight there. So if a body
+is larger than all bodies accepted so far, a trial body of at least this size is first published on a separate channel,
+to a queue that does not exist. Either RabbitMQ accepts the trial, or it closes that channel and reports its limit.
 """
 
 import re
@@ -14,13 +14,13 @@ from popgate.domain.errors import BrokerUnavailable
 from popgate.domain.message import MESSAGE_BYTES_MAX
 
 SURE_BYTES = 64 * 1024
-"""Bodies of this size are published without a trial."""
+"""Bodies of up to this size are published without a trial."""
 NO_QUEUE = "popgate:no-such-queue"
 _LIMIT = re.compile(r"larger than configured max size (\d+)")
 
 
 class BodyLimit:
-    """What is known about the node of one session; another session may lead to another node."""
+    """The limit of the node of one session, as far as it is known. Another session may lead to another node."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -28,13 +28,13 @@ class BodyLimit:
         self._max: int | None = None
 
     async def learn(self, size: int) -> None:
-        """Find out whether RabbitMQ takes a body of `size` bytes. Costs nothing for sizes that were taken before.
+        """Find out whether RabbitMQ accepts a body of `size` bytes. Does nothing for sizes that were accepted before.
 
         Raises: BrokerUnavailable.
         """
         if self._max is not None or size <= self._taken:
             return
-        # A power of two: bodies that grow byte by byte are tried seldom.
+        # The trial's size is a power of two, so that bodies that grow byte by byte are seldom tried.
         tried = max(size, min(1 << size.bit_length(), MESSAGE_BYTES_MAX))
         channel = await self.session.open_channel(confirms=True)
         try:
@@ -44,7 +44,7 @@ class BodyLimit:
                 limit = _LIMIT.search(error.reason.text)
                 self._max = self._taken if limit is None else int(limit[1])
                 return
-            # popgate's user may not write to the default exchange: the limit stays unknown
+            # popgate's user may not write to the default exchange, so the limit stays unknown
         except DeliveryError as error:
             raise BrokerUnavailable("RabbitMQ takes no messages") from error
         finally:
@@ -52,7 +52,7 @@ class BodyLimit:
         self._taken = tried
 
     def check(self, size: int) -> None:
-        """Raises: ValueError where RabbitMQ would close the channel because of a body of `size` bytes."""
+        """Raise ValueError if RabbitMQ would close the channel because of a body of `size` bytes."""
         if self._max is not None and size > self._max:
             raise ValueError(
                 f"the body has {size} bytes, and RabbitMQ takes {self._max}: send less, or raise its max_message_size"

@@ -1,4 +1,4 @@
-"""RabbitMQ as popgate's broker: ties connections, topology, publishing and consumption together."""
+"""Implements popgate's broker port on RabbitMQ: combines connections, topology, publishing and consumption."""
 
 import asyncio
 import random
@@ -30,8 +30,10 @@ from popgate.ports.broker import (
 
 
 class RabbitBroker:
-    """RabbitMQ as the port's `Broker`. `keys` sign published copies and check delivered ones. `chance` spreads
-    reconnects in time; tests pass a seeded one."""
+    """RabbitMQ as the port's `Broker`.
+
+    `keys` sign published copies and check delivered ones. `chance` spreads reconnects in time; tests pass a seeded one.
+    """
 
     def __init__(self, options: RabbitOptions, keys: IdentityKeys, *, chance: random.Random | None = None) -> None:
         self.capabilities = Capabilities(
@@ -43,8 +45,8 @@ class RabbitBroker:
         self._options = options
         self._keys = keys
         self._chance = chance or random.Random()
-        # The name stays the same over lost connections, so that one that lingers at RabbitMQ does not count as another
-        # popgate.
+        # The name stays the same when a connection is lost. So an old connection that lingers at RabbitMQ is not
+        # mistaken for another popgate.
         self._guard_holder = options.cluster or f"alone:{secrets.token_hex(8)}"
         self._consume = Connection(options, "consume", prepare=self._prepare, chance=self._chance)
         self._publish = Connection(
@@ -69,7 +71,10 @@ class RabbitBroker:
         return self._consume.unavailable_reason() or self._publish.unavailable_reason()
 
     async def leave_mark(self, mark: str) -> None:
-        """Mark this virtual host so that `has_mark` recognizes it as long as it exists. Raises: Conflict."""
+        """Mark this virtual host so that `has_mark` recognizes it.
+
+        The mark lasts as long as the virtual host. Raises: Conflict.
+        """
         await self._topology.leave_mark(mark)
 
     async def has_mark(self, mark: str) -> bool:
@@ -82,7 +87,7 @@ class RabbitBroker:
     async def delete_topic(self, topic: TopicName) -> None:
         self._publisher.forget_exchange(topic)
         await self._topology.delete_exchange(topic)
-        self._publisher.forget_exchange(topic)  # a publish may have looked while it was being deleted
+        self._publisher.forget_exchange(topic)  # a publish may have checked for the exchange while it was being deleted
 
     async def declare_group(self, layout: Layout) -> None:
         await self._topology.declare_group(layout)
@@ -108,7 +113,7 @@ class RabbitBroker:
         )
         if layout.adopted and queue != layout.dead:
             what = await self._adopted(what, layout)
-        # A proxy without others takes a hold, too: programs may consume the same queues without a proxy.
+        # Even a proxy that runs alone takes a hold: programs may consume the same queues without a proxy.
         if queue == layout.dead:
             session = self._consume.session()
         else:
@@ -130,7 +135,7 @@ class RabbitBroker:
         return await self._topology.depth(queues)
 
     async def _adopted(self, what: Consumption, layout: Layout) -> Consumption:
-        """Return how a queue of another application is consumed. Raises: QueueGone; Conflict for a stream."""
+        """Return ``what``, completed for a queue of another application. Raises: QueueGone; Conflict for a stream."""
         queue = what.queue
         shape = await self._topology.shape(queue)
         if shape is None:
@@ -154,7 +159,10 @@ class RabbitBroker:
 
 
 def _targets(queue: BrokerQueue, layout: Layout) -> list[BrokerQueue]:
-    """Return the targets of copies that `queue` may deliver: its topic and index unless it is adopted, and its name."""
+    """Return the targets of copies that `queue` may deliver.
+
+    These are its name and, for a queue of popgate that is not a dead-letter queue, its topic and index.
+    """
     if layout.adopted or queue == layout.dead:
         return [queue]
     return [bound_queue(layout.subscription.topic, layout.queues.index(queue)), queue]

@@ -1,7 +1,9 @@
-"""Consumes one queue on an AMQP channel of its own: closing that channel returns its messages in order on every version
-of RabbitMQ, and a channel error then disturbs no other queue (decision 16).
+"""Consumes one queue on its own AMQP channel (decision 16).
 
-The frame interceptor receives the deliveries, settlements are sent in batches, and aiormq makes the calls that need an
+Each queue has its own channel for two reasons. Closing the channel returns its messages in order on every version of
+RabbitMQ. And a channel error does not disturb other queues.
+
+The frame interceptor receives the deliveries. Settlements are sent in batches. aiormq makes the calls that need an
 answer.
 """
 
@@ -40,44 +42,48 @@ T = TypeVar("T")
 HOST_LENGTH_MAX = 100
 """Maximum length of the host name in a consumer tag, which has at most 255 bytes."""
 ACK_DELAY_SECONDS = 0.01
-"""Seconds that an ack waits for others, so that most acks share one frame, which is all that RabbitMQ has to handle. No
-client waits for it: the lease record has settled the message already, or a flush sends the ack at once."""
+"""Seconds that an ack waits for others, so that most acks share one frame: RabbitMQ's work grows with the number of
+frames. No client waits for the ack: either the lease record has already settled the message, or a flush sends the ack
+at once."""
 
 RETURNED_SECONDS, LATE_SECONDS = DISCONNECTED_MILLISECONDS / 1000 + 0.2, 0.2
-"""Seconds after which all messages of the consumers on a lost node have come back, counted from the detection of the
-loss and from the first delivery. A channel whose prefetch was changed has several consumers, and only the last one has
-a successor at once. RabbitMQ returns the messages of the others later, with a timer for each, behind new messages."""
+"""Seconds after which all messages of the consumers on a lost node have returned: `RETURNED_SECONDS` from the detection
+of the loss, and `LATE_SECONDS` from the first delivery. A channel whose prefetch was changed has several consumers, and
+only the last one has a successor at once. RabbitMQ returns the messages of the others later, with a timer for each,
+behind new messages."""
 HOLDERS_LOOK_SECONDS, HOLDERS_SECONDS_MAX = 0.05, 5.0
-"""Seconds between two looks for other consumers that hold messages, and the maximum number of seconds that the first
-deliveries wait for them. If a channel ends while it is being resized, RabbitMQ may start the next consumer, with new
-messages, before it returns the messages of the cancelled consumer."""
+"""Seconds between two checks for other consumers that hold messages, and the maximum number of seconds that the first
+deliveries wait for these consumers. If a channel ends while it is being resized, RabbitMQ may start the next consumer,
+with new messages, before it returns the messages of the cancelled consumer."""
 UNKNOWN_BACKLOG = sys.maxsize
-"""Number of messages that `backlog` reports while the queue's leader does not answer. RabbitMQ reports 0 then, after
-0.25 s (`rabbit_quorum_queue:stat`), and the engine would sort the returned messages before all of them have arrived."""
+"""Number of messages that `backlog` reports while the queue's leader does not answer. In this case RabbitMQ reports 0
+after 0.25 s (`rabbit_quorum_queue:stat`), and the engine would sort the returned messages before all of them have
+arrived."""
 DELETION_LOOKS_SECONDS = (0.0, 0.05, 0.1, 0.2, 0.4)
-"""Seconds to wait before each check whether the queue of a cancelled consumer is being deleted: RabbitMQ needs some
-milliseconds for it."""
+"""Seconds to wait before each check whether the queue of a cancelled consumer was deleted: RabbitMQ needs some
+milliseconds for the deletion."""
 
 _log = logging.getLogger(__name__)
 
 
 class _State(Enum):
     OPENING = "opening"
-    """`open` has not returned yet: deliveries wait, and the end of the channel raises an exception."""
+    """`open` has not returned yet. Deliveries wait, and `open` raises an exception if the channel ends."""
     OPEN = "open"
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumption:
-    """What is consumed and how. `exclusive` asks the broker to refuse other consumers, which it does on classic queues
-    only.
+    """The queue to consume, and how to consume it.
 
-    `lost_node_at`: loop time at which the node of the former consumer was found lost, if it just was. `quorum`: it is a
-    quorum queue. RabbitMQ counts deliveries only there; elsewhere, a publisher wrote the count header.
-    `consumer_timeout_seconds` is RabbitMQ's own; `asked_timeout_seconds` replaces it on versions that let the consumer
-    choose. `foreign`: other applications publish here, so readers want to know the exchange and the routing key.
-    `notes`: these are dead letters, whose headers say why. `doubt` checks the identity tags of copy ids.
+    `check_tag` checks the identity tags of copy ids. `exclusive` asks the broker to refuse other consumers, which
+    RabbitMQ does on classic queues only. `quorum`: the queue is a quorum queue. RabbitMQ counts deliveries only on
+    these; on other queues, a publisher wrote the count header. `consumer_timeout_seconds` is RabbitMQ's own timeout. On
+    versions that let the consumer choose, `asked_timeout_seconds` replaces it. `foreign`: other applications publish
+    here, so readers need the exchange and the routing key. `notes`: the messages are dead letters, whose headers give
+    the reason. `unique_message_ids`: a publisher's message_id can serve as a copy id. `lost_node_at` is the loop time
+    at which the node of the former consumer was found lost, or None if it was not.
     """
 
     queue: BrokerQueue
@@ -93,7 +99,7 @@ class Consumption:
 
 
 class RabbitChannel:
-    """The port's `Channel`. Also a `ChannelHandler`; only the frame interceptor calls the `on_...` methods."""
+    """The port's `Channel`. Also a `ChannelHandler`: only the frame interceptor calls the `on_...` methods."""
 
     def __init__(self, session: Session, amqp: AbstractChannel, what: Consumption, listener: Listener) -> None:
         self._session = session
@@ -123,7 +129,7 @@ class RabbitChannel:
 
     @classmethod
     async def open(cls, session: Session, what: Consumption, prefetch: int, listener: Listener) -> "RabbitChannel":
-        """Consume a queue. The listener is not called before this has returned.
+        """Consume a queue. The listener is not called before this method has returned.
 
         Raises: QueueGone; Conflict if another consumer holds the queue; BrokerUnavailable.
         """
@@ -174,8 +180,8 @@ class RabbitChannel:
             self._write()
             try:
                 if self._prefetch:
-                    # Deliveries of the old consumer may still come, even after the answer. They are accepted like any
-                    # others.
+                    # Deliveries of the old consumer may still arrive, even after the answer. They are accepted like all
+                    # other deliveries.
                     await self._call(self._amqp.basic_cancel(self._consumer_tag))
                 await self._begin(prefetch)
             except PopgateError as error:
@@ -192,7 +198,7 @@ class RabbitChannel:
                 self._lose(error.detail, queue_gone=isinstance(error, QueueGone))
                 raise BrokerUnavailable(error.detail) from error
         if not ready and not consumers and self._prefetch:
-            return UNKNOWN_BACKLOG  # even this channel's consumer is not counted, so RabbitMQ counted nothing
+            return UNKNOWN_BACKLOG  # RabbitMQ does not even count this channel's consumer, so it counted nothing
         return ready
 
     def settled_evidence(self) -> int:
@@ -229,8 +235,8 @@ class RabbitChannel:
             if problem:
                 self._warn(problem)
             note(tag, present=consumer_tag == present_tag)
-            # A count on a first delivery comes from another queue: a publisher has republished a message with its
-            # headers.
+            # If a first delivery has a count, the count comes from another queue: a publisher has republished a message
+            # with its headers.
             earlier = delivery_count or 0 if counted and redelivered else 0
             taken.append(
                 Delivery(
@@ -268,28 +274,30 @@ class RabbitChannel:
     # ------------------------------------------------------------ inside
 
     async def _return_all(self) -> None:
-        """Give all messages back in order without counting a delivery: a queue with a low delivery limit would drop
-        messages that were handed over often. Until the channel ends, the queue has no consumer; popgate is its
-        only one."""
+        """Return all messages in order without counting a delivery.
+
+        A queue with a low delivery limit would otherwise drop messages that were delivered often. popgate is the
+        queue's only consumer, so the queue has no consumer until the channel ends.
+        """
         try:
             await self._session.call(self._amqp.basic_cancel(self._consumer_tag))
         except (ChannelRefusedError, BrokerUnavailable):
-            return  # the end of the channel gives the messages back as well
+            return  # the end of the channel returns the messages as well
         self._interceptor.write(return_all_frame(self._amqp.number))
 
     async def _look_for_consumers(self) -> None:
-        """Skip the wait of the first deliveries if RabbitMQ counts messages but no consumer, so that none holds any."""
+        """Don't let the first deliveries wait if RabbitMQ reports no consumer or no message."""
         if self._gathers and self._gathers_until is None:
             answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
             self._gathers = bool(answer.consumer_count) or not answer.message_count
 
     async def _begin(self, prefetch: int) -> None:
-        """Start a consumer; with a prefetch of 0, only look whether the queue exists."""
+        """Start a consumer. With a prefetch of 0, only check whether the queue exists."""
         self._prefetch = prefetch
         if prefetch:
             await self._call(self._amqp.basic_qos(prefetch_count=prefetch))
-        # Operators see the tag in RabbitMQ's management interface. A quorum queue takes the messages of a channel back
-        # consumer by consumer, in the order of their tags, so the numbers have to sort as text.
+        # Operators see the tag in RabbitMQ's management interface. A quorum queue takes back the messages of a channel
+        # consumer by consumer, in the order of the consumers' tags, so the numbers have to sort as text.
         host = socket.gethostname()[:HOST_LENGTH_MAX]
         self._consumer_tag = f"popgate {host}:{os.getpid()} {self._amqp.number}.{next(self._consumer_numbers):05}"
         self._settlements.begin(prefetch)
@@ -340,10 +348,10 @@ class RabbitChannel:
             asyncio.get_running_loop().call_soon(self._deliver_early)
 
     async def _gather(self) -> None:
-        """Hand over the first deliveries once no other consumer holds messages of this queue.
+        """Pass on the first deliveries once no other consumer holds messages of this queue.
 
-        If more messages are left by then, some of them may have been returned after the first deliveries were sent. So
-        the first deliveries count as returned as well, and the engine sorts all of them.
+        If the queue still has ready messages at that time, some of them may have been returned after the first
+        deliveries were sent. So the first deliveries are marked as returned as well, and the engine sorts all of them.
         """
         loop = asyncio.get_running_loop()
         async with self._calls:  # a resize would add consumers of this channel
@@ -369,14 +377,16 @@ class RabbitChannel:
         self._deliver_early()
 
     async def _count(self) -> tuple[int, int]:
-        """Return the numbers of ready messages and of consumers. All earlier deliveries have arrived by then.
+        """Return the number of ready messages and the number of consumers.
 
-        RabbitMQ does not count a consumer that waits for its turn. It counts a cancelled consumer while that one holds
-        messages. If the queue's leader does not answer, RabbitMQ reports 0 for both.
+        All earlier deliveries have arrived when this returns.
+
+        RabbitMQ does not count a consumer that waits for its turn. It counts a cancelled consumer as long as this
+        consumer holds messages. If the queue's leader does not answer, RabbitMQ reports 0 for both.
         """
         answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
         # RabbitMQ may count while deliveries that have left the queue still wait in the channel's process. The answer
-        # to a second question comes after them.
+        # to a second request arrives after these deliveries.
         await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
         return answer.message_count or 0, answer.consumer_count or 0
 
@@ -386,7 +396,7 @@ class RabbitChannel:
             self._listener.on_deliveries(early)
 
     def _end(self) -> None:
-        """Stop writing and handing over: tags of an ended channel must not be used."""
+        """Stop writing and delivering: the tags of an ended channel must not be used."""
         self._state = _State.ENDED
         if self._ack_timer is not None:
             self._ack_timer.cancel()
@@ -401,11 +411,13 @@ class RabbitChannel:
             self._listener.on_channel_lost(reason, queue_gone=queue_gone)
 
     async def _report_cancelled(self) -> None:
-        """Find out whether the queue was deleted before its leases are given up, and report the end of the consumer.
+        """Report the end of the consumer, and whether the queue was deleted.
 
-        Usually a deletion ends a consumer. But the node of a classic queue may be down, and from RabbitMQ 4.3 on a
-        delivery may have been held too long. RabbitMQ 4.3 notifies consumers before it has deleted the queue, hence
-        several looks.
+        The listener gives up the queue's leases if it was.
+
+        A deletion is the usual reason why RabbitMQ ends a consumer. Two other reasons are possible: the node of a
+        classic queue is down, or (from RabbitMQ 4.3 on) a delivery was held too long. RabbitMQ 4.3 notifies consumers
+        before it has deleted the queue, so this checks several times.
         """
         gone = False
         try:
@@ -430,7 +442,7 @@ class RabbitChannel:
         return False
 
     def _warn(self, problem: str) -> None:
-        if not self._warned:  # once is enough: such a publisher does it with every message
+        if not self._warned:  # once is enough, because such a publisher does this with every message
             self._warned = True
             _log.warning(
                 "messages with metadata that popgate ignores", extra={"queue": self._what.queue, "problem": problem}

@@ -1,9 +1,9 @@
-"""The channel that all messages are published on: sends frames, receives outcomes.
+"""Implements the channel for publishing: it sends frames and receives outcomes.
 
 Owns the numbers of messages, the unconfirmed messages, and the window that bounds them in count and bytes. Waits only
-for room in the window. The broker numbers the messages of a channel from 1 and confirms them in any order, singly or
-all up to a number. It returns a mandatory message that no queue accepted before it confirms it; the copy id identifies
-the message.
+for room in the window. The broker numbers the messages of a channel from 1. It confirms them in any order, one by one
+or all messages up to a number. If no queue accepted a mandatory message, the broker returns the message before it
+confirms it. The copy id identifies the returned message.
 """
 
 import asyncio
@@ -48,7 +48,10 @@ _log = logging.getLogger(__name__)
 
 
 class Batch:
-    """The messages of one call. Those before `sent` are written or have an outcome; `done` is set when all have one."""
+    """The messages of one call.
+
+    Messages before index `sent` are written or have an outcome. `done` is set when all have an outcome.
+    """
 
     __slots__ = ("_open", "done", "messages", "numbers", "outcomes", "sent")
 
@@ -61,7 +64,7 @@ class Batch:
         self._open = len(messages)
 
     def settle(self, index: int, outcome: PublishOutcome) -> None:
-        """Record the outcome of one message; only the first one counts."""
+        """Record the outcome of one message. If it has an outcome already, the first one is kept."""
         if self.outcomes[index] is None:
             self.outcomes[index] = outcome
             self._open -= 1
@@ -69,7 +72,7 @@ class Batch:
                 self.done.set_result(None)
 
     def fail_open(self, why: str) -> None:
-        """Fail every message without an outcome: nothing more will be learnt about them."""
+        """Fail every message without an outcome, because no more outcomes will arrive."""
         for index in range(len(self.messages)):
             detail = f"{UNKNOWN}: {why}" if index < self.sent else f"not sent: {why}"
             self.settle(index, PublishOutcome(status=PublishStatus.FAILED, detail=detail))
@@ -82,7 +85,10 @@ class _Unconfirmed(NamedTuple):
 
 
 class ConfirmChannel:
-    """The `ChannelHandler` for confirms. `closed` is why it ended; then all unconfirmed messages have failed."""
+    """The `ChannelHandler` for confirms.
+
+    `closed` is the reason why the channel ended. All unconfirmed messages have then failed.
+    """
 
     def __init__(self, session: Session, amqp: AbstractChannel, options: RabbitOptions, keys: IdentityKeys) -> None:
         self.session = session
@@ -96,7 +102,7 @@ class ConfirmChannel:
         self._bytes_max = options.unconfirmed_bytes_max
         self._next = 1
         self._lowest = 1
-        """A confirm for many messages has settled every lower number."""
+        """Every lower number is settled by a confirm for many messages."""
         self._unconfirmed: dict[int, _Unconfirmed] = {}
         self._bytes = 0
         self._returned: set[str] = set()
@@ -133,7 +139,7 @@ class ConfirmChannel:
         return frames, len(body) + len(properties)
 
     def _route(self, outgoing: Outgoing) -> bytes:
-        """Return the Basic.Publish frame, which is the same for every message with the same target."""
+        """Return the Basic.Publish frame. It is the same for every message with the same target."""
         if outgoing.topic is not None and outgoing.delay_seconds > 0:
             seconds = whole_seconds(outgoing.delay_seconds)
             exchange = level_name(entry_level(seconds))
@@ -152,7 +158,7 @@ class ConfirmChannel:
         return frame
 
     def _signer(self, outgoing: Outgoing) -> Signer:
-        """Return the signer of the copies that have the target of ``outgoing``."""
+        """Return the signer for copies that have the same target as ``outgoing``."""
         target = outgoing.queue
         if target is None and outgoing.topic is not None:
             target = bound_queue(outgoing.topic, outgoing.index)
@@ -165,12 +171,12 @@ class ConfirmChannel:
         return signer
 
     def has_room(self, size: int) -> bool:
-        """Return whether the window accepts a message of this size; an empty window accepts any."""
+        """Return whether the window has room for a message of this size. An empty window accepts any message."""
         waiting = len(self._unconfirmed)
         return not waiting or (waiting < self._count_max and self._bytes + size <= self._bytes_max)
 
     async def wait_for_room(self, size: int) -> None:
-        """Return when there is room, or the channel has ended. One caller at a time."""
+        """Return when there is room, or when the channel has ended. Only one caller may wait at a time."""
         while self.closed is None and not self.has_room(size):
             self._room = asyncio.get_running_loop().create_future()
             try:
@@ -179,15 +185,18 @@ class ConfirmChannel:
                 self._room = None
 
     async def retire(self, seconds: float) -> None:
-        """Close the channel when everything is confirmed, or after ``seconds``. Nothing more is published on it."""
+        """Close the channel when everything is confirmed, or after ``seconds``.
+
+        The caller must not publish on it any more.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.wait_for_room(self._bytes_max + 1)  # only an empty window has room for that
+                await self.wait_for_room(self._bytes_max + 1)  # only an empty window has room for this size
         self.session.interceptor.discard(self._number)
         await self.session.close_channel(self._amqp)
 
     def expect(self, batch: Batch, index: int, size: int) -> None:
-        """Number the message that is written next. A batch is numbered without gaps."""
+        """Number the message that will be written next. The numbers of a batch have no gaps."""
         number = self._next
         self._next += 1
         batch.numbers = range(batch.numbers.start if batch.numbers else number, number + 1)
@@ -195,12 +204,12 @@ class ConfirmChannel:
         self._bytes += size
 
     def abandon(self, why: str) -> None:
-        """Close the channel. Nothing more will be learnt about unconfirmed messages."""
+        """Close the channel. Unconfirmed messages fail, because their outcomes will not arrive any more."""
         self.session.interceptor.discard(self._number)
         self.on_closed(CloseReason(0, why))
 
     def forget(self, batch: Batch) -> None:
-        """Stop waiting for the confirms of a batch, so that they do not block the window for others."""
+        """Stop waiting for the confirms of a batch, so that they do not occupy the window for others."""
         for number in batch.numbers:
             if (unconfirmed := self._unconfirmed.get(number)) is not None and unconfirmed.batch is batch:
                 self._take(number)
@@ -218,9 +227,9 @@ class ConfirmChannel:
 
     def on_returned(self, reason: CloseReason, properties: bytes) -> None:
         returned = decode(properties, b"", None)
-        if returned.problem:  # raising ends the channel, so that its confirm is not taken for a success
+        if returned.problem:  # ends the channel, so that the confirm is not mistaken for a success
             raise ValueError(f"a returned message can't be read: {returned.problem}")
-        if len(self._returned) >= RETURNED_MAX:  # their batches were given up long ago
+        if len(self._returned) >= RETURNED_MAX:  # the batches of these messages were given up long ago
             self._returned.clear()
         self._returned.add(returned.message.copy_id)
 
@@ -252,7 +261,7 @@ class ConfirmChannel:
                 self._returned.discard(copy_id)
                 outcome = _UNROUTED
         batch.settle(index, outcome)
-        self._take(number)  # last: if anything fails before, ``on_closed`` still finds it
+        self._take(number)  # must be last: if a step before fails, ``on_closed`` still finds the message
 
     def _take(self, number: int) -> None:
         self._bytes -= self._unconfirmed.pop(number).size

@@ -1,12 +1,14 @@
 """Keeps one connection to RabbitMQ alive for one purpose: connects, and reconnects after a loss.
 
-There are two connections, because RabbitMQ stops reading a connection that publishes while it is low on memory or disk,
-and consuming and acking must go on. "consume" carries the queues' channels, declarations and probes; "publish" carries
-messages and confirms.
+The broker has two connections. RabbitMQ stops reading a connection that publishes while it is low on memory or disk,
+but consuming and acking must continue. "consume" carries the queues' channels and the declarations of topics and
+groups. "publish" carries messages and confirms, and the checks and declarations that a publish needs. A proxy's locks
+have a third connection, "locks".
 
-Of several nodes, the first usable one is taken, in the order given. After a loss, the next nodes in that order are
-tried at once, round the ring. Pauses between attempts begin only when all of them have failed and it is the lost node's
-turn. popgate does not fail back to a preferred node, because each move closes all channels of the connection.
+If there are several nodes, the first usable one is chosen, in the order given. After a loss, the other nodes are tried
+at once, in the same order, starting behind the lost node and wrapping around. If all of them fail, all nodes are tried
+again, the lost node last, with a pause before each round. popgate does not fail back to a preferred node, because each
+move closes all channels of the connection.
 """
 
 import asyncio
@@ -28,12 +30,13 @@ _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """Keeps a connection. `prepare` makes a new session usable before callers get it; an error in it is a failed
-    attempt.
+    """Keeps a connection alive.
 
-    `on_blocked` is called with the reason of the broker's memory or disk alarm, and with None when it is over.
-    `on_cut_off` is called with the URL of a node that this connection leaves because it is cut off from the others.
-    Without it the node is not watched: watching publishes, which a connection that consumes must not do.
+    `prepare` makes a new session usable before callers can use it. If it raises, the attempt has failed. `on_blocked`
+    is called with the reason when the broker has a memory or disk alarm, and with None when the alarm ends.
+    `on_cut_off` is called with the URL of a node that this connection leaves because the node is cut off from the
+    others. Without `on_cut_off` the node is not watched: watching a node requires publishing, which a connection that
+    consumes must not do.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Connection:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Connect. Raises: StartupError with one line that says what to check."""
+        """Connect. Raises: StartupError, whose single line says what to check."""
         check_urls(self._options.amqp_urls)
         self._urls = [URL(url) for url in self._options.amqp_urls]
         self._session = await self._open_first()
@@ -104,7 +107,7 @@ class Connection:
         return None if session is not None and session.interceptor.ended is None else self._reason
 
     def leave(self, url: URL) -> None:
-        """Leave the node of ``url`` for another one if the connection leads to it."""
+        """Leave the node of ``url`` for another one, if the connection leads to this node."""
         session = self._session
         if session is not None and self._url == url:
             session.interceptor.end(CloseReason(0, f"RabbitMQ at {address(url)} is cut off from its other nodes"))
@@ -122,7 +125,7 @@ class Connection:
                 on_cut_off(url)
 
     def _others(self) -> list[URL]:
-        """Return the nodes after the present one, round the ring."""
+        """Return the other nodes in order, starting behind the present one and wrapping around."""
         at = self._urls.index(self._url)
         return [*self._urls[at + 1 :], *self._urls[:at]]
 
@@ -145,8 +148,12 @@ class Connection:
                 )
 
     async def _open_first(self) -> Session:
-        """Return a session of the first usable node. If none is usable, nodes that did not answer get more time.
-        Raises: StartupError."""
+        """Return a session with the first usable node.
+
+        If no node is usable, try those that timed out again, with more time.
+
+        Raises: StartupError.
+        """
         problems: dict[URL, str] = {}
         failure: Exception | None = None
         urls, seconds = self._urls, self._connect_seconds
@@ -159,7 +166,7 @@ class Connection:
                     # aiormq raises errors of five unrelated kinds here.
                     failure = error
                     problems[url] = self._explain(error, url, seconds)
-                    if isinstance(error, GuardHeldError):  # it is held on all nodes
+                    if isinstance(error, GuardHeldError):  # all nodes report the same guard
                         raise StartupError(problems[url]) from error
                     if is_timeout(error) and seconds < self._options.connect_timeout_seconds:
                         silent.append(url)
@@ -167,8 +174,11 @@ class Connection:
         raise StartupError(explain_all(problems.values())) from failure
 
     async def _reopen(self) -> Session:
-        """Try until it works: the other nodes at once, then all of them with a growing and jittered pause before each
-        round, so that the proxies of a cluster do not reconnect at the same moment."""
+        """Try until an attempt succeeds. Try the other nodes at once, and after them all nodes.
+
+        A growing and jittered pause precedes each further round, so that the proxies of a cluster do not reconnect at
+        the same moment.
+        """
         pause, seconds = self._options.reconnect_seconds_min, self._connect_seconds
         lost = self._url
         others = self._others()
@@ -179,9 +189,10 @@ class Connection:
                 try:
                     return await self._open(url, seconds)
                 except Exception as error:
-                    # aiormq raises errors of five unrelated kinds here, and each only means: try again.
+                    # aiormq raises errors of five unrelated kinds here. After any of them, the next attempt may
+                    # succeed.
                     problems.append(self._explain(error, url, seconds))
-            if problems and (reason := explain_all(problems)) != self._reason:  # once, not at every attempt
+            if problems and (reason := explain_all(problems)) != self._reason:  # not at every attempt
                 _log.warning("no connection to RabbitMQ yet", extra={"purpose": self._purpose, "reason": reason})
                 self._reason = reason
             if urls is not others:
@@ -192,7 +203,7 @@ class Connection:
 
     @property
     def _connect_seconds(self) -> float:
-        """Seconds to wait for a node at first."""
+        """Seconds that the first attempt waits for a node."""
         patience = self._options.connect_timeout_seconds
         return patience if len(self._urls) == 1 else min(patience, self._options.next_node_seconds)
 
@@ -207,7 +218,7 @@ class Connection:
                 await session.close()
                 raise
         self._url = url
-        self._reason = "the connection to RabbitMQ was lost"  # true from the moment that the session ends
+        self._reason = "the connection to RabbitMQ was lost"  # valid from the moment that the session ends
         return session
 
     def _explain(self, error: Exception, url: URL, connect_seconds: float) -> str:

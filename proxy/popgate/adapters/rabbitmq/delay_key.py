@@ -1,7 +1,7 @@
-"""The delay of a message and its destination in one routing key.
+"""Encodes the delay of a message and its destination in one routing key. Pure.
 
-Pure. The key spells the delay in whole seconds, one word for each bit and the highest first, then names the
-destination: the topic and the index of its queues. ``delay_levels`` has the exchanges that read it.
+The key contains the delay in whole seconds, as one word for each bit, the highest bit first. The destination follows:
+the topic, and the index of the topic's queues. ``delay_levels`` declares the exchanges that read the key.
 """
 
 from math import ceil
@@ -13,47 +13,50 @@ LEVELS = 22
 DELAY_SECONDS_END = 1 << LEVELS
 
 _DOT = "%"
-"""Replaces a dot within a topic's name, where it would end a word. No name contains it."""
+"""Replaces a dot in a topic's name, because a dot would end a word. No name contains this character."""
 
 
 def whole_seconds(delay_seconds: float) -> int:
-    """Return the delay as the levels keep it: rounded up, because no message may come early."""
+    """Return the delay in whole seconds. It is rounded up, because no message may arrive early."""
     return ceil(delay_seconds)
 
 
 def levels_passed(seconds: int) -> list[int]:
-    """Return the levels at which a message waits, in their order: level n for 2^n seconds."""
+    """Return the levels at which a message waits, in order. It waits at level n for 2^n seconds."""
     return [level for level in reversed(range(LEVELS)) if seconds >> level & 1]
 
 
 def entry_level(seconds: int) -> int:
-    """Return the level at which a message of 1 to ``DELAY_SECONDS_END`` - 1 seconds waits first."""
+    """Return the level at which a message waits first. ``seconds`` is from 1 to ``DELAY_SECONDS_END`` - 1."""
     assert 0 < seconds < DELAY_SECONDS_END, "a delay that the levels can't keep"
     return seconds.bit_length() - 1
 
 
 def level_milliseconds(level: int) -> int:
-    """Return the time to live at a level: one more than the delay, because RabbitMQ truncates the time of arrival."""
+    """Return the time to live at a level.
+
+    It is 1 ms more than the delay, because RabbitMQ truncates the time of arrival.
+    """
     return 1000 * (1 << level) + 1
 
 
 def delay_key(seconds: int, topic: TopicName, index: int) -> str:
-    """Return the routing key of a message: at most 113 bytes of AMQP's 255."""
+    """Return the routing key of a message. It has at most 113 bytes; AMQP allows 255."""
     return ".".join([*f"{seconds:0{LEVELS}b}", _place(topic, index)])
 
 
 def waits_pattern(level: int) -> str:
-    """Return the pattern of the keys of messages that wait at this level."""
+    """Return the pattern that matches the keys of messages that wait at this level."""
     return _bit_pattern(level, "1")
 
 
 def passes_pattern(level: int) -> str:
-    """Return the pattern of the keys of messages that skip this level and go on to the next one down."""
+    """Return the pattern that matches the keys of messages that skip this level and continue to the next lower one."""
     return _bit_pattern(level, "0")
 
 
 def place_pattern(topic: TopicName, index: int) -> str:
-    """Return the pattern of the keys that lead to the queues ``index`` of this topic's groups."""
+    """Return the pattern that matches the keys of messages for the queues number ``index`` of this topic's groups."""
     return "*." * LEVELS + _place(topic, index)
 
 

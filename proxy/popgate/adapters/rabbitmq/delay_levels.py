@@ -1,26 +1,26 @@
-"""Delayed publishes on RabbitMQ, without a plugin: a queue for each bit of a delay.
+"""Implements delayed publishes on RabbitMQ without a plugin: each bit of a delay has a queue.
 
-Theory of operation. Level n is a topic exchange and a quorum queue whose messages expire after 2^n seconds and are then
-dead-lettered, at least once, to the exchange of the level below. An exchange looks at its bit in the routing key: if it
-is 1, the message waits in the level's queue; if it is 0, it goes on to the next exchange at once. All messages of a
-queue wait equally long, so the head expires first and no long delay blocks a short one. A message enters at its highest
-1.
+Theory of operation. Level n is a topic exchange and a quorum queue. Messages in the queue expire after 2^n seconds and
+are then dead-lettered, at least once, to the exchange of the level below. The exchange checks the level's bit in the
+routing key. If it is 1, the message waits in the level's queue. If it is 0, the message continues to the next exchange
+at once. All messages of a queue wait equally long. So the head expires first, and a long delay does not block a short
+one. A message enters at the level of its highest 1.
 
     publish, 5 s = 101b             4 s             0         1 s
     ----------------------> (2) --> [2] --dead--> (1) ----> (0) --> [0] --dead--> (deliver) --> queues of the groups
                                                                                      |
                                                                                      +--alternate--> [unclaimed]
 
-The last exchange has a binding for each queue of each group, so a message reaches the groups that exist when it becomes
-visible. ``unclaimed`` discards messages without a group: at-least-once dead-lettering would retry them for ever, and a
-few of them would block the level. For a missing level, in contrast, RabbitMQ keeps retrying: messages above it continue
-once it is declared again.
+The last exchange has a binding for each queue of each group. So a message reaches the groups that exist when the
+message becomes visible. ``unclaimed`` discards messages for which no group exists: at-least-once dead-lettering would
+retry them for ever, and a few of them would block the level. If a level is missing, in contrast, RabbitMQ's retries are
+useful: the messages above it continue once it is declared again.
 
-An adopted queue gets no binding, because it must stay unchanged. Instead, a relay, a queue of popgate in which no
-message stays, dead-letters to it through the default exchange, also at least once.
+An adopted queue must stay unchanged, so it has no binding. Instead it has a relay, which is a queue of popgate in which
+no message stays. The relay dead-letters messages to the adopted queue through the default exchange, also at least once.
 
-A delayed publish on a new connection declares the levels from the lowest up to the highest that is needed, with the
-relays, and does so again from time to time.
+The first delayed publish on a new connection declares the levels from the lowest up to the highest that it needs, and
+the relays. These declarations are repeated every ``DECLARED_AGAIN_SECONDS``.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ DECLARED_AGAIN_SECONDS = 60.0
 
 
 def level_name(level: int) -> str:
-    """Return the name of the level's exchange, which is also that of its queue."""
+    """Return the name of the level's exchange. The level's queue has the same name."""
     return f"popgate:delay:{level}"
 
 
 def relay_name(topic: TopicName, index: int) -> str:
-    """Return the name of the queue that passes delayed messages on to an adopted one."""
+    """Return the name of the queue that passes delayed messages on to an adopted queue."""
     return f"popgate:delay:to:{topic}:{index}"
 
 
@@ -64,17 +64,17 @@ class DelayLevels:
     """The levels and relays that one session has declared on the broker."""
 
     def __init__(self) -> None:
-        self._declaring = asyncio.Lock()  # one caller declares for all that wait
+        self._declaring = asyncio.Lock()  # one caller declares for all callers that wait
         self._session: Session | None = None
         self._declared = 0
-        """Levels below this one exist."""
+        """All levels below this number exist."""
         self._relays: set[Relay] = set()
         self._until = 0.0
 
     async def ensure(self, session: Session, level: int, relays: Collection[Relay]) -> None:
-        """Return when ``level``, everything below it and the ``relays`` exist.
+        """Return when ``level``, all levels below it, and the ``relays`` exist.
 
-        Raises: Conflict if something else has one of the names; BrokerUnavailable.
+        Raises: Conflict if an exchange or a queue with other properties has one of the names; BrokerUnavailable.
         """
         async with self._declaring:
             if self._session is not session or time.monotonic() >= self._until:
@@ -99,13 +99,16 @@ class DelayLevels:
                 await session.close_channel(channel)
 
     def forget(self) -> None:
-        """Declare again next time: something is missing."""
+        """Declare everything again at the next call of ``ensure``, because something may be missing."""
         self._declared = 0
         self._relays.clear()
 
 
 async def declare_delivery(session: Session, channel: AbstractChannel) -> None:
-    """Declare the exchange that routes to the groups' queues. Raises: ChannelRefusedError, BrokerUnavailable."""
+    """Declare the exchange that routes to the groups' queues, and ``unclaimed``.
+
+    Raises: ChannelRefusedError, BrokerUnavailable.
+    """
     await session.call(channel.exchange_declare(UNCLAIMED, exchange_type="fanout", durable=True))
     discarding: dict[str, Argument] = {QUEUE_TYPE: "quorum", "x-message-ttl": 0}
     await session.call(channel.queue_declare(UNCLAIMED, durable=True, arguments=dict(discarding)))
@@ -135,11 +138,11 @@ async def _declare_level(session: Session, channel: AbstractChannel, level: int)
 
 
 def _expiring(milliseconds: int, *, exchange: str) -> dict[str, Argument]:
-    """Return the arguments of a queue whose messages move on to ``exchange`` after this time."""
+    """Return the arguments of a queue whose messages move on to ``exchange`` after ``milliseconds``."""
     return {
         QUEUE_TYPE: "quorum",
         "x-message-ttl": milliseconds,
         "x-dead-letter-exchange": exchange,
         "x-dead-letter-strategy": "at-least-once",
-        "x-overflow": "reject-publish",  # or at-least-once would silently be at-most-once
+        "x-overflow": "reject-publish",  # otherwise at-least-once would silently become at-most-once
     }

@@ -1,11 +1,11 @@
-"""AMQP field values <-> header values: the types that a header table may hold.
+"""Converts AMQP field values to header values and back, for all types that a header table may contain.
 
 Decoding accepts any field that a publisher wrote. Every type becomes a JSON-able value: bytes become text if they are
-UTF-8, else base64; timestamps become ISO 8601; decimals become text; NaN and infinities become null. Tables and arrays
-that are nested deeper than ``HEADER_NESTING_MAX`` become the base64 of their bytes, because everything that handles a
-message later (encoders, filters, clients) recurses and would fail on them.
+UTF-8, otherwise base64; timestamps become ISO 8601; decimals become text; NaN and infinities become null. Tables and
+arrays that are nested deeper than ``HEADER_NESTING_MAX`` become the base64 of their bytes. The components that process
+a message later (encoders, filters, clients) are recursive and would fail on deeper ones.
 
-The types are those that RabbitMQ and its clients use, which differ from the specification:
+The types are those of RabbitMQ and its clients, which differ from the specification:
 https://www.rabbitmq.com/docs/amqp-0-9-1-errata (section 3)
 """
 
@@ -21,7 +21,7 @@ from popgate.domain.message import HEADER_NESTING_MAX, SHORT_STRING_BYTES_MAX, H
 
 LONG_STRING = 0x53
 SIZED = b"SA"
-"""The types of x-death headers that have a length in front of their bytes."""
+"""The types of x-death headers whose bytes are preceded by their length."""
 
 _u32 = Struct(">I")
 _i64 = Struct(">q")
@@ -33,10 +33,11 @@ _scaled = Struct(">Bi")
 
 
 def read_value(kind: int, raw: bytes, position: int, end: int, depth: int = 1) -> tuple[HeaderValue, int]:
-    """Return the JSON-able value of the field at ``position``, and where it ends.
+    """Return the JSON-able value of the field at ``position``, and the position of its end.
 
-    ``end`` is where the enclosing table or array ends. ``depth`` counts the tables and arrays around the field. Raises:
-    ValueError, IndexError or struct.error if the bytes are not a field.
+    ``end`` is the end of the enclosing table or array. ``depth`` is the number of tables and arrays around the field.
+
+    Raises: ValueError, IndexError or struct.error if the bytes are not a field.
     """
     number = _NUMBERS.get(kind)
     if number is not None:
@@ -51,7 +52,7 @@ def read_value(kind: int, raw: bytes, position: int, end: int, depth: int = 1) -
     if nested is None:
         raise ValueError(f"unknown header type {chr(kind)!r}")
     own_end = position + 4 + _u32.unpack_from(raw, position)[0]
-    if own_end > end:  # the bytes behind it would be read again at each level
+    if own_end > end:  # otherwise the bytes behind it would be read again at each level
         raise ValueError("a header is longer than its table")
     if depth > HEADER_NESTING_MAX:
         return b64encode(raw[position + 4 : own_end]).decode(), own_end
@@ -122,7 +123,7 @@ def field(name: str, value: HeaderValue) -> bytes:
 
 
 def short_string(text: str) -> bytes:
-    """Return a text with its length before it. Raises: ValueError if it is too long."""
+    """Return ``text`` with its length in front. Raises: ValueError if it is too long."""
     encoded = text.encode()
     if len(encoded) > SHORT_STRING_BYTES_MAX:
         raise ValueError(f"{text[:40]!r}... is longer than {SHORT_STRING_BYTES_MAX} bytes")

@@ -1,18 +1,19 @@
-"""The frame interceptor: takes message traffic off an AMQP connection before aiormq's frame reader sees it.
+"""Takes message traffic off an AMQP connection before aiormq's frame reader sees it.
 
-Owns the bytes of one connection; does not know what a message means. aiormq reads a frame with three awaits, and a
-message with three frames and two tasks: 60 to 200 us a message (measured). Parsing whole frames in bulk takes 2 to 3
-us. So aiormq gets a `StreamReader`, through its own extension point for transports, that extracts
+Owns the bytes of one connection, and does not interpret messages. aiormq needs three awaits to read a frame, and three
+frames and two tasks to read a message: 60 to 200 us a message (measured). Parsing whole frames in bulk takes 2 to 3 us.
+So aiormq is given a `StreamReader`, through its own extension point for transports. For channels that have a handler,
+this reader extracts
 
 - Basic.Deliver with its content,
-- Basic.Ack, Basic.Nack and Basic.Return,
+- Basic.Ack, Basic.Nack and Basic.Return.
 
-for channels that have a handler, and feeds everything else through unchanged: aiormq still does handshake, heartbeats,
-RPCs and errors. The handler gets the extracted traffic synchronously, in one call for each channel and arriving chunk.
+The reader passes everything else on to aiormq unchanged: aiormq still does the handshake, heartbeats, RPCs and errors.
+The handler receives the extracted traffic synchronously, in one call for each channel and arriving chunk.
 
-The broker's order within a channel is kept: the answer of an RPC can't be seen before the deliveries that the broker
-sent before it, and nothing is handed over after a channel's end. Memory is bounded by what the broker may send, which
-is the prefetch of each channel, and one frame.
+The broker's order within a channel is preserved: the answer of an RPC can't be seen before the deliveries that the
+broker sent before it, and nothing is delivered after a channel's end. Memory is bounded by one frame and by the
+prefetch of each channel, because the broker may not send more.
 """
 
 import asyncio
@@ -26,13 +27,15 @@ from aiormq.connection import TransportFactory
 from yarl import URL
 
 RawDelivery: TypeAlias = tuple[bytes, int, int, bytes, bytes, bytes]
-"""Consumer tag, delivery tag, redelivered (0 or 1), exchange and routing key, properties, body, as on the wire."""
+"""Consumer tag, delivery tag, redelivered (0 or 1), exchange and routing key, properties, body. The bytes are as on the
+wire."""
 Confirm: TypeAlias = tuple[int, bool, bool]
-"""Sequence number, whether it covers all earlier ones too, and whether the broker accepted the message."""
+"""Sequence number, whether the confirm also covers all earlier numbers, and whether the broker accepted the message."""
 
 FRAME_OVERHEAD_BYTES = 8
 HANDSHAKE_FRAME_BYTES_MAX = 1024 * 1024
-"""Maximum number of bytes in a frame until the broker has named its own maximum; far more than a handshake needs."""
+"""Maximum number of bytes in a frame until the broker has sent its own maximum. This is far more than a handshake
+needs."""
 SYNTHETIC_HEARTBEAT_SECONDS = 1.0
 
 _METHOD, _HEADER, _BODY, _HEARTBEAT = 1, 2, 3, 8
@@ -62,9 +65,9 @@ class CloseReason(NamedTuple):
 
 
 class ChannelHandler(Protocol):
-    """Receives the message traffic of a channel. `on_closed` is the last call and comes once.
+    """Receives the message traffic of a channel. `on_closed` is called once, as the last call.
 
-    A handler that raises loses its channel, and no other: `on_closed` is called, and the handler closes the channel.
+    If a handler raises, only its channel ends: `on_closed` is called, and the handler closes the channel.
     """
 
     def on_deliveries(self, deliveries: list[RawDelivery]) -> None: ...
@@ -72,7 +75,7 @@ class ChannelHandler(Protocol):
     def on_confirms(self, confirms: list[Confirm]) -> None: ...
 
     def on_returned(self, reason: CloseReason, properties: bytes) -> None:
-        """The broker could not route a message; its confirm comes later."""
+        """The broker could not route a message. The message's confirm arrives later."""
         ...
 
     def on_cancelled(self) -> None:
@@ -80,20 +83,20 @@ class ChannelHandler(Protocol):
         ...
 
     def on_closed(self, reason: CloseReason) -> None:
-        """The channel or the connection has ended: nothing may be written to the channel from now on."""
+        """The channel or the connection has ended. Nothing may be written to the channel any more."""
         ...
 
 
 class _MalformedError(Exception):
-    """The broker sent data that AMQP does not allow; the connection can't be read any further."""
+    """The broker sent data that AMQP does not allow. The connection can't be read any further."""
 
 
 class FrameInterceptor(asyncio.StreamReader):
-    """The reader that aiormq gets, with a way to write whole frames beside aiormq.
+    """The reader that aiormq uses, and a way to write whole frames beside aiormq.
 
     `on_end` is called once, when the connection can carry nothing more. `on_blocked` is called with the broker's reason
-    when it stops reading published messages (a memory or disk alarm), and with None when it resumes. `now` is the event
-    loop's clock unless a test passes another one.
+    when the broker stops reading published messages (a memory or disk alarm), and with None when it resumes. `now` is
+    the event loop's clock unless a test passes another one.
     """
 
     def __init__(
@@ -121,9 +124,11 @@ class FrameInterceptor(asyncio.StreamReader):
     # ------------------------------------------------------------ for channels
 
     def attach(self, channel_number: int, handler: ChannelHandler) -> None:
-        """Give this channel's message traffic to `handler`. The channel must be open and carry no such traffic yet.
+        """Pass this channel's message traffic to `handler`.
 
-        If the connection has ended already, `on_closed` is called at once.
+        The channel must be open, and no such traffic may have arrived on it.
+
+        If the connection has already ended, `on_closed` is called at once.
         """
         if self.ended is not None:
             handler.on_closed(self.ended)
@@ -131,7 +136,10 @@ class FrameInterceptor(asyncio.StreamReader):
         self._parsers[channel_number] = _ChannelParser(handler)
 
     def discard(self, channel_number: int) -> None:
-        """Drop this channel's traffic until the broker has confirmed its end; the handler is not called any more."""
+        """Drop this channel's traffic until the broker has confirmed the channel's end.
+
+        The handler is not called any more.
+        """
         parser = self._parsers.get(channel_number)
         if parser is not None:
             parser.handler = None
@@ -142,13 +150,13 @@ class FrameInterceptor(asyncio.StreamReader):
             self._writer.write(frames)
 
     async def drain(self) -> None:
-        """Return when the kernel has taken everything that was written. Raises: OSError."""
+        """Return when the kernel has accepted everything that was written. Raises: OSError."""
         if self._writer is not None:
             await self._writer.drain()
 
     @property
     def unsent_bytes(self) -> int:
-        """Number of bytes that were written but that the kernel has not taken yet."""
+        """Number of bytes that were written but that the kernel has not accepted yet."""
         return 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
 
     def was_heard(self) -> bool:
@@ -175,13 +183,14 @@ class FrameInterceptor(asyncio.StreamReader):
     # ------------------------------------------------------------ for the transport
 
     def own_writer(self, writer: asyncio.StreamWriter) -> None:
-        """Write through `writer`; called once, before any data."""
-        # `drain` then waits until the buffer is empty; asyncio's TLS transport misunderstands a high limit of 0.
+        """Write through `writer`. Called once, before any data."""
+        # `drain` then waits until the buffer is empty. A high limit of 0 would not work: asyncio's TLS transport
+        # misunderstands it.
         writer.transport.set_write_buffer_limits(high=1, low=0)
         self._writer = writer
 
     def feed_data(self, data: Any) -> None:
-        """Take data that arrived. An incomplete frame waits here and is copied once, when it is complete."""
+        """Process data that has arrived. An incomplete frame waits here and is copied once, when it is complete."""
         self._heard = True
         if self._broken:
             return
@@ -201,7 +210,7 @@ class FrameInterceptor(asyncio.StreamReader):
 
     def feed_eof(self) -> None:
         if self._partial and not self._broken:
-            super().feed_data(bytes(self._partial))  # tells a reader that waits for a frame that it was cut off
+            super().feed_data(bytes(self._partial))  # shows a reader that waits for a frame that the frame was cut off
         super().feed_eof()
         self.end(CloseReason(0, "RabbitMQ closed the connection"))
 
@@ -221,7 +230,7 @@ class FrameInterceptor(asyncio.StreamReader):
         """Handle every complete frame of `data`, and return where the first incomplete one begins."""
         parsers = self._parsers
         position, size = 0, len(data)
-        run = 0  # start of the frames that are still to be fed through
+        run = 0  # start of the frames that are still to be passed on to aiormq
         through: list[bytes] = []
         busy: dict[int, _ChannelParser] = {}
         while True:
@@ -295,7 +304,8 @@ class _ChannelParser:
         self.handler: ChannelHandler | None = handler
         self._deliveries: list[RawDelivery] = []
         self._confirms: list[Confirm] = []
-        # The content that is arriving: one of these two announces it, then come its properties, then its body.
+        # The content that is arriving. `_deliver` or `_returned` announces it; its properties follow, and then its
+        # body.
         self._deliver: tuple[bytes, int, int, bytes] | None = None
         self._returned: CloseReason | None = None
         self._properties: bytes | None = None
@@ -303,7 +313,7 @@ class _ChannelParser:
         self._body_parts: list[bytes] = []
 
     def take(self, kind: int, data: bytes, start: int, end: int) -> bool:
-        """Handle a frame's payload, `data[start:end]`; return False if it is not message traffic."""
+        """Handle a frame's payload, `data[start:end]`. Return False if it is not message traffic."""
         if kind == _BODY:
             self._take_body(data[start:end])
         elif kind == _HEADER:
@@ -381,7 +391,10 @@ class _ChannelParser:
         self._close(reason)
 
     def _tell(self, call: Callable[[ChannelHandler], None]) -> None:
-        """Call the handler. If it raises, only its channel ends; otherwise the exception would end the connection."""
+        """Call the handler. If it raises, only its channel ends.
+
+        Without this, the exception would end the connection.
+        """
         if self.handler is None:
             return
         try:
@@ -415,7 +428,7 @@ class InterceptorFactory(TransportFactory):
         context_provider = kwargs.pop("ssl_context_provider")
         context = await context_provider.get_context() if url.scheme == "amqps" else None
         protocol = asyncio.StreamReaderProtocol(self._interceptor, loop=loop)
-        host, port = url.host or "", url.port or 0  # both are set: aiormq puts in the scheme's port
+        host, port = url.host or "", url.port or 0  # both are set, because aiormq fills in the scheme's port
         transport, _ = await loop.create_connection(lambda: protocol, host, port, ssl=context, **kwargs)
         writer = asyncio.StreamWriter(transport, protocol, self._interceptor, loop)
         self._interceptor.own_writer(writer)

@@ -1,18 +1,19 @@
-"""The guard: popgates that share no state must not work on one virtual host, because each would lease the other's
-messages.
+"""Prevents popgates that share no state from using the same virtual host.
 
-Theory of operation. The guard is an exchange that has its holder's name as an argument: RabbitMQ refuses to declare it
-with another one. Each connection binds an exclusive queue of its own, which ends with the connection. So proxies with
-the same name hold the guard side by side, and keep others out until the last of them has gone: a popgate that is
-refused deletes the exchange if nothing is bound to it. A popgate that was killed releases the guard at once; if its
-host is gone, only after RabbitMQ has missed its heartbeats. Exchanges exist on every node of a cluster, so it does not
-matter which node a proxy uses.
+Without the guard, each of them would lease the other's messages.
 
-All of that is done in turn, under an exclusive queue that only one connection can have. RabbitMQ binds in two steps, so
-that 4.3.6 accepts a binding to an exchange that is deleted at the same moment: popgates with two names then held the
-guard, the next deletion crashed its channel (``function_clause`` in ``conditional_delete_in_khepri``), and a node that
-restarted could not recover the virtual host (``{badrecord,undefined}``). For the same reason the exchange must not
-delete itself.
+Theory of operation. The guard is an exchange that has its holder's name as an argument. If the guard exists, RabbitMQ
+refuses to declare it with another name. Each connection binds an exclusive queue to the guard, and this queue ends with
+the connection. So several proxies with the same name can hold the guard, and they exclude others until the last of them
+has ended: a popgate that is refused deletes the exchange if nothing is bound to it. A popgate that was killed releases
+the guard at once. If its host is lost, the guard is released only after RabbitMQ has missed its heartbeats. Exchanges
+exist on every node of a cluster, so it does not matter which node a proxy uses.
+
+These steps are done by one connection at a time, which holds an exclusive queue (the turn). The reason is that RabbitMQ
+binds in two steps: 4.3.6 accepts a binding to an exchange that is deleted at the same moment. As a result, popgates
+with two names held the guard, the next deletion crashed its channel (``function_clause`` in
+``conditional_delete_in_khepri``), and a node that restarted could not recover the virtual host
+(``{badrecord,undefined}``). For the same reason the exchange must not delete itself.
 """
 
 import asyncio
@@ -37,11 +38,13 @@ from popgate.domain.errors import BrokerUnavailable
 GUARD = "popgate:guard"
 TURN = f"{GUARD}:turn"
 HOLDER = "alternate-exchange"
-"""The only exchange argument that RabbitMQ compares. No exchange of that name exists, and no message would go there."""
+"""The only exchange argument that RabbitMQ compares. No exchange with the given name exists, so no message is routed to
+one."""
 RETRY_SECONDS = 0.5
 TURN_RETRY_SECONDS = 0.05
 TURN_SECONDS = 20.0
-"""A turn takes some milliseconds. If its connection is lost in that time, RabbitMQ notices after two heartbeats."""
+"""Maximum number of seconds to wait for the turn. A turn takes some milliseconds. If its connection is lost in that
+time, RabbitMQ notices this after two heartbeats."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,9 +54,9 @@ class GuardHeldError(Exception):
 
 
 async def take_guard(session: Session, holder: str, *, wait_seconds: float, chance: random.Random) -> None:
-    """Return once ``session`` holds the guard in the name of ``holder``. It holds it until it ends.
+    """Return once ``session`` holds the guard in the name of ``holder``. The session holds the guard until it ends.
 
-    Raises: GuardHeldError if another popgate still holds it after ``wait_seconds``; BrokerUnavailable.
+    Raises: GuardHeldError if another popgate still holds the guard after ``wait_seconds``; BrokerUnavailable.
     """
     deadline = asyncio.get_running_loop().time() + wait_seconds
     told = False
@@ -71,7 +74,7 @@ async def take_guard(session: Session, holder: str, *, wait_seconds: float, chan
 
 @contextlib.asynccontextmanager
 async def _turn(session: Session, chance: random.Random) -> AsyncGenerator[None]:
-    """Have the turn for the block. Raises: BrokerUnavailable."""
+    """Hold the turn while the block runs. Raises: BrokerUnavailable."""
     deadline = asyncio.get_running_loop().time() + TURN_SECONDS
     while not await _begin_turn(session):
         if asyncio.get_running_loop().time() >= deadline:
@@ -87,7 +90,7 @@ async def _begin_turn(session: Session) -> bool:
     return await _accepts(
         session,
         lambda channel: channel.queue_declare(TURN, exclusive=True),
-        unless=(RESOURCE_LOCKED, NOT_FOUND),  # not found: the node of the one that had it has just gone
+        unless=(RESOURCE_LOCKED, NOT_FOUND),  # not found: the node of the turn's holder has just failed
     )
 
 
@@ -96,7 +99,7 @@ async def _end_turn(session: Session) -> None:
 
 
 async def _take(session: Session, holder: str) -> bool:
-    """Take the guard unless a popgate with another name holds it. Return whether it is taken."""
+    """Take the guard unless a popgate with another name holds it. Return whether it was taken."""
     if not await _declare(session, holder) and not (await _delete_unused(session) and await _declare(session, holder)):
         return False
     queue = f"{GUARD}:{secrets.token_hex(8)}"
@@ -106,7 +109,7 @@ async def _take(session: Session, holder: str) -> bool:
 
 
 async def _declare(session: Session, holder: str) -> bool:
-    """Declare the guard in the name of ``holder``. Return False if it exists with another name."""
+    """Declare the guard in the name of ``holder``. Return False if it exists with another holder's name."""
     arguments: FieldTable = {HOLDER: f"{GUARD}:{holder}"}
     return await _accepts(
         session,
@@ -125,7 +128,7 @@ async def _delete_unused(session: Session) -> bool:
 async def _accepts(
     session: Session, call: Callable[[AbstractChannel], Coroutine[Any, Any, object]], *, unless: tuple[int, ...] = ()
 ) -> bool:
-    """Make a call on a channel of its own. Return False if RabbitMQ refuses it with a code of ``unless``.
+    """Make a call on a new channel. Return False if RabbitMQ refuses the call with a code of ``unless``.
 
     Raises: BrokerUnavailable if RabbitMQ refuses it with another code.
     """

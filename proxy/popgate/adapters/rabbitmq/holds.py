@@ -1,13 +1,13 @@
-"""Exclusive holds: one proxy or program at a time may consume a queue, even while it has no consumer at RabbitMQ.
+"""Lets only one proxy or program at a time consume a queue, even while it has no consumer at RabbitMQ.
 
-Theory of operation. A single active consumer keeps others waiting only while it consumes, and popgate's consumers
-pause, and stop for a moment when a prefetch changes. A proxy that was suspended at that moment and replaced still has
-messages that belong in front of all others; a new consumer would hand out later ones first. So each proxy holds an
-exclusive queue beside every queue that it consumes, on the same connection. The exclusive queue ends with that
-connection, as all deliveries on it do, or when the proxy has closed its channel and deletes it.
+Theory of operation. A single active consumer excludes others only while it consumes. But popgate's consumers pause, and
+they stop for a moment when a prefetch changes. If a proxy was suspended at such a moment and replaced, it still has
+messages that belong in front of all others, and the new consumer would deliver later messages first. So each proxy
+declares an exclusive queue for every queue that it consumes, on the same connection: this is its hold. The hold ends
+with the connection, as all deliveries on it do. Otherwise the proxy deletes it, after it has closed its channel.
 
-The exclusive queue's name derives from the name of the queue, so no other component has to be asked for it. There are
-substitutes for the name in case the node of its holder is lost (``domain.exclusive_names``). Programs that consume
+The name of the exclusive queue is derived from the name of the consumed queue, so no other component is needed to find
+it. The name has substitutes in case the node of its holder is lost (``domain.exclusive_names``). Programs that consume
 without a proxy (``popgate_client.amqp``) hold their queues in the same way.
 """
 
@@ -31,25 +31,25 @@ from popgate.domain.names import BrokerQueue
 _log = logging.getLogger(__name__)
 
 PREFIXES = ("popgate:consumer:", "popgate:consumer#1:", "popgate:consumer#2:", "popgate:consumer#3:")
-"""Prefixes of the name and its substitutes: with three substitutes, the nodes of three holders may be lost at a
+"""Prefixes of the name and its substitutes. With three substitutes, up to three holders' nodes may be lost at the same
 time."""
 NAME_BYTES_MAX = 255
 RETRY_SECONDS = 0.05
 DECLARE_SECONDS_MAX = 300.0
-"""Maximum number of seconds for a declaration: while a node hangs, RabbitMQ declares nothing until it has given that
-node up (``net_ticktime``)."""
+"""Maximum number of seconds for a declaration: while a node hangs, RabbitMQ declares nothing until it considers this
+node lost (``net_ticktime``)."""
 LOST_LOOK_EVERY = 5
-"""The first of this many attempts also checks whether the present holder's node is lost, because the check is
+"""Number of attempts of which the first one also checks whether the present holder's node is lost. This check is
 expensive."""
 LOOK_SECONDS_MAX = 5.0
 """Maximum number of seconds that RabbitMQ may take to report the state of a name."""
 _NOT_YET = (RESOURCE_LOCKED, NOT_FOUND)
-"""Reply codes for a name that is in use, or was in use on a node that is down, which the other nodes have yet to find
-out."""
+"""Reply codes for a name that can't be declared yet. The name is in use, or it was in use on a node that is down, and
+the other nodes have not noticed yet."""
 
 
 class Hold(NamedTuple):
-    """A held queue. ``lost_at``: loop time at which the former holder's node was found lost, or None if it was not."""
+    """A held queue. ``lost_at`` is the loop time at which the former holder's node was found lost, or None."""
 
     session: Session
     name: str
@@ -58,8 +58,11 @@ class Hold(NamedTuple):
 
 
 class Holds:
-    """The queues that this process holds on its consuming session. Checks that publish use ``publish_session``, because
-    RabbitMQ stops reading a connection that publishes while it is low on memory."""
+    """The queues that this process holds on its consuming session.
+
+    Checks that publish use ``publish_session``, because RabbitMQ stops reading a connection that publishes while it is
+    low on memory.
+    """
 
     def __init__(
         self, session: Callable[[], Session], publish_session: Callable[[], Session], *, chance: random.Random
@@ -70,12 +73,12 @@ class Holds:
         self._wanted: set[BrokerQueue] = set()
         self._held: dict[BrokerQueue, Hold] = {}
         self._changing: dict[BrokerQueue, asyncio.Lock] = {}
-        """Locks the declaration and deletion of one queue's hold, which must not overtake one another at RabbitMQ."""
+        """Locks for each queue. RabbitMQ must receive the declaration and the deletion of a queue's hold in order."""
 
     async def take(self, queue: BrokerQueue) -> Hold:
-        """Hold ``queue``, so that it may be consumed on the session. Waits until no other proxy or program holds it.
+        """Hold ``queue``, so that the session may consume it. Waits until no other proxy or program holds it.
 
-        Raises: BrokerUnavailable, also if ``let_go`` is called meanwhile.
+        Raises: BrokerUnavailable, also if ``let_go`` is called during the wait.
         """
         self._wanted.add(queue)
         tries = 0
@@ -99,7 +102,10 @@ class Holds:
         raise BrokerUnavailable(f"this proxy may no longer consume queue {queue!r}")
 
     async def let_go(self, queue: BrokerQueue) -> None:
-        """Let others consume the queue. Its channel must be closed. Idempotent; never raises an error of the broker."""
+        """Release ``queue``, so that others may consume it.
+
+        Its channel must be closed. Idempotent; never raises an error of the broker.
+        """
         self._wanted.discard(queue)
         changing = self._changing.get(queue)
         if changing is None:
@@ -109,15 +115,15 @@ class Holds:
             if held is not None:
                 try:
                     await _Names(held.session, self._publish_session).delete(held.name)
-                except BrokerUnavailable as error:  # then the hold ends with its connection
+                except BrokerUnavailable as error:  # in this case the hold ends with its connection
                     _log.info("a queue is released with the connection", extra={"queue": queue, "why": error.detail})
         if queue not in self._wanted and not changing.locked():
             self._changing.pop(queue, None)
 
     async def _take(self, session: Session, queue: BrokerQueue, *, looks: bool) -> str | None:
-        """Return the name by which ``queue`` is now held; None if another proxy or program holds it.
+        """Return the name under which ``queue`` is held, or None if another proxy or program holds the queue.
 
-        ``looks``: check for holders whose node is lost. Otherwise every holder counts as alive.
+        ``looks``: check for holders whose node is lost. Otherwise every holder is considered alive.
         """
         names = hold_names(queue)
         if not keeps_lost_exclusive_queues(session.server_version):
@@ -126,7 +132,7 @@ class Holds:
 
 
 def hold_names(queue: BrokerQueue) -> list[str]:
-    """Return the name of the exclusive queue beside ``queue``, and its substitutes."""
+    """Return the name of the exclusive queue that holds ``queue``, followed by its substitutes."""
     names = [prefix + queue for prefix in PREFIXES]
     if len(names[-1].encode()) <= NAME_BYTES_MAX:
         return names
@@ -157,8 +163,11 @@ class _Names:
         return True
 
     async def look(self, names: Sequence[str]) -> list[NameState]:
-        """Look by publishing a mandatory message to each name: RabbitMQ returns it if there is no such queue, and a
-        classic queue on an unreachable node refuses it."""
+        """Determine the state of each name by publishing a mandatory message to it.
+
+        RabbitMQ returns the message if there is no such queue. A classic queue on an unreachable node refuses it. If
+        publishing is not possible, passive declarations are used instead.
+        """
         try:
             session = self._publish_session()
             if session.blocked is None:
@@ -168,7 +177,10 @@ class _Names:
         return [await self._look_by_declaring(name) for name in names]
 
     async def _look_by_declaring(self, name: str) -> NameState:
-        """Look with a passive declaration. RabbitMQ does not answer for a minute about a queue on a lost node."""
+        """Determine the state of a name with a passive declaration.
+
+        RabbitMQ needs a minute to answer for a queue on a lost node.
+        """
         session = self._session
         channel = await session.open_channel()
         try:
@@ -200,7 +212,7 @@ async def _look_by_publishing(session: Session, names: Sequence[str]) -> list[Na
 
 
 async def _probed(session: Session, channel: AbstractChannel, name: str) -> NameState:
-    properties = spec.Basic.Properties(expiration="0")  # if its node is up, no message stays in the queue
+    properties = spec.Basic.Properties(expiration="0")  # so that no message stays in the queue if its node is up
     publish = channel.basic_publish(b"", routing_key=name, mandatory=True, properties=properties)
     try:
         await session.call(publish, timeout=LOOK_SECONDS_MAX)

@@ -1,4 +1,7 @@
-"""The proxy's own connection for the locks that it holds: its end disturbs no queue, and no queue disturbs it."""
+"""Provides the proxy's separate connection for the locks that it holds.
+
+If this connection ends, no queue is affected. A failing queue does not affect the locks.
+"""
 
 import random
 

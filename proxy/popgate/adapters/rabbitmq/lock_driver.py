@@ -1,6 +1,8 @@
-"""The lock driver over an aio-pika connection of the caller: it uses plain channels beneath, which are never reopened.
+"""Implements the lock driver over the caller's aio-pika connection.
 
-A lock that is lost with its channel must stay lost: a channel that was reopened automatically would hold it unnoticed.
+It uses aiormq's plain channels, which are never reopened.
+
+A lock that is lost with its channel must stay lost: an automatically reopened channel would seem to hold it still.
 """
 
 import asyncio
@@ -32,16 +34,16 @@ from popgate.domain.errors import LockUnavailable
 from popgate.ports.lock_driver import LockChannel, LockDriver, LockListener, QueueRole, QueueState, Token
 
 ANSWER_SECONDS = 10.0
-"""Maximum number of seconds to wait for an answer. After that the broker counts as lost: during a partition a dead
-connection may stay open for long."""
+"""Maximum number of seconds to wait for an answer. After this time the broker is considered lost: during a partition, a
+dead connection may stay open for long."""
 LEFT_SECONDS = 1.0
-"""Maximum number of seconds that a call whose caller has gone may delay the end of its channel."""
+"""Maximum number of seconds by which an open call delays the end of its channel."""
 DELIVERY_LIMIT = 2**31 - 1
 """Delivery limit of token and holder queues. With any limit, however large, RabbitMQ 3.10 puts returned messages at the
-front of a quorum queue. So an earlier holder's message that was just being read does not replace the present holder's.
-Without a limit, RabbitMQ 4 applies one of 20."""
+front of a quorum queue. So an earlier holder's message that is returned after a read does not replace the present
+holder's message. Without a limit, RabbitMQ 4 applies a limit of 20."""
 _LOST_NODE = {DISCONNECTED_TIMEOUT: DISCONNECTED_MILLISECONDS}
-"""Bounds how long a holder on a lost node keeps the token."""
+"""Bounds the time for which a holder on a lost node keeps the token."""
 _ARGUMENTS: dict[QueueRole, dict[str, FieldValue]] = {
     QueueRole.TOKEN: {
         "x-queue-type": "quorum",
@@ -62,7 +64,10 @@ T = TypeVar("T")
 
 
 class RabbitLockDriver:
-    """Locks of one connection. Records the exclusive queues of all its channels: they belong to the connection."""
+    """Drives the locks of one connection.
+
+    Records the exclusive queues of all its channels, because they belong to the connection.
+    """
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
@@ -72,7 +77,10 @@ class RabbitLockDriver:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the connection is usable: aio-pika calls a lost one open until its owner closes it."""
+        """Return whether the connection is usable.
+
+        aio-pika reports a lost connection as open until its owner closes it.
+        """
         transport = self._connection.transport
         if transport is None or self._connection.is_closed:
             return False
@@ -116,8 +124,8 @@ class RabbitLockDriver:
     async def answer(self, what: str, task: "asyncio.Task[T]") -> T:
         """Wait for the answer of ``task``.
 
-        If the caller is cancelled, the task goes on: aiormq would close the channel while its frames are in flight, and
-        a frame after a Channel.Close ends the connection, with all its locks.
+        If the caller is cancelled, the task continues. If it did not, aiormq would close the channel while its frames
+        are in flight, and a frame after a Channel.Close ends the connection with all its locks.
 
         Raises: LockUnavailable, MissingError, LockedError, PublishError.
         """
@@ -134,7 +142,8 @@ class RabbitLockDriver:
             task.cancel()
             raise LockUnavailable(f"{what}: RabbitMQ did not answer for {ANSWER_SECONDS:g} s") from error
         except asyncio.CancelledError as error:
-            # aiormq cancels waiting calls when it gives up a connection. This task itself was not cancelled.
+            # aiormq cancels waiting calls when it gives up a connection. In this case the task here was not cancelled
+            # itself.
             current = asyncio.current_task()
             if not task.cancelled() or (current is not None and current.cancelling()):
                 raise
@@ -150,7 +159,7 @@ class RabbitLockDriver:
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as retrieved; a waiting caller gets it, too
+            task.exception()  # marks the exception as retrieved; a waiting caller receives it, too
 
 
 async def _answered(call: Awaitable[T]) -> T:
@@ -250,7 +259,7 @@ class RabbitLockChannel:
         if queue in self._all_taken:
             return False
         self._all_taken.add(queue)
-        self._taken.add(queue)  # even if the caller does not wait for the answer: ``close`` deletes it
+        self._taken.add(queue)  # even if the caller is cancelled, so that ``close`` deletes the queue
         declare = self._channel.queue_declare(queue, exclusive=True, arguments={"x-max-length": 0})
         try:
             await self._call(f"{queue} could not be declared", declare)
@@ -290,9 +299,11 @@ class RabbitLockChannel:
             self._all_taken -= taken
 
     async def _end_questions(self) -> None:
-        """Wait for open calls, then cancel them. aiormq can close a channel only if no call is open on it, and does not
-        report it if it can't; the broker would then still treat the channel as holder of its token. Cancelling a call
-        closes the channel at once."""
+        """Wait for open calls, then cancel them.
+
+        aiormq can close a channel only if no call is open on it, and does not report a failure to close. The broker
+        would then still treat the channel as the holder of its token. Cancelling a call closes the channel at once.
+        """
         if self._asked:
             await asyncio.wait(self._asked, timeout=LEFT_SECONDS)
         for question in list(self._asked):
@@ -306,7 +317,7 @@ class RabbitLockChannel:
         question.add_done_callback(self._asked.discard)
         return await self._driver.answer(what, question)
 
-    # -- what the broker says by itself ---------------------------------------------------------------------------
+    # -- events that the broker sends unasked -----------------------------------------------------------------------
 
     async def _on_message(self, message: DeliveredMessage) -> None:
         queue, tag = message.consumer_tag, message.delivery_tag
@@ -325,7 +336,7 @@ class RabbitLockChannel:
     def _on_closed(self, closing: "asyncio.Future[Any]") -> None:
         error = None if closing.cancelled() else closing.exception()
         if isinstance(error, ChannelNotFoundEntity | ChannelLockedResource):
-            self._closing = True  # the answer to a call; its caller gets it
+            self._closing = True  # this is the answer to a call, and the caller receives it
         self._end(f"its channel was closed{'' if error is None else f': {error}'}")
 
     def _end(self, reason: str) -> None:
@@ -335,7 +346,7 @@ class RabbitLockChannel:
 
 
 class MissingError(LockUnavailable):
-    """The queue does not exist. For calls that don't expect this answer, the lock is unavailable."""
+    """The queue does not exist. Calls that don't expect this answer report that the lock is unavailable."""
 
 
 class LockedError(LockUnavailable):

@@ -6,12 +6,14 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RabbitOptions:
-    """`amqp_urls` as aio-pika reads them: `amqp[s]://user:password@host:port/vhost`, TLS files in the query (`cafile`,
-    `certfile`, `keyfile`, `no_verify_ssl=1`). They lead to the nodes of one RabbitMQ, and to one virtual host; their
-    order only decides which node is tried first.
+    """The adapter's settings.
 
-    `cluster` names the state that this process shares with others: a guard prevents popgates that name another one, or
-    none, from working on the same virtual host. `role` names this process in RabbitMQ's management interface.
+    `amqp_urls` have aio-pika's format: `amqp[s]://user:password@host:port/vhost`, with TLS files in the query
+    (`cafile`, `certfile`, `keyfile`, `no_verify_ssl=1`). All of them lead to the nodes of one RabbitMQ and to one
+    virtual host. Their order only decides which node is tried first.
+
+    `cluster` names the state that this process shares with others. A guard prevents popgates with another `cluster`, or
+    with none, from using the same virtual host. `role` names this process in RabbitMQ's management interface.
     """
 
     amqp_urls: tuple[str, ...] = field(repr=False)
@@ -20,28 +22,31 @@ class RabbitOptions:
     heartbeat_seconds: int = 5
     connect_timeout_seconds: float = 10.0
     next_node_seconds: float = 2.0
-    """Seconds that a node may take to connect at first if there is another one to try. Later the limit grows up to
+    """Seconds that a node may take to connect at first, if there are other nodes to try. Later the limit grows up to
     `connect_timeout_seconds`, because all nodes may be slow."""
     reply_timeout_seconds: float = 15.0
     """Maximum number of seconds for calls that a healthy RabbitMQ answers at once."""
     confirm_timeout_seconds: float = 15.0
     consumer_timeout_seconds: float = 1_800.0
-    """RabbitMQ's own setting of that name, which can't be read over AMQP."""
+    """RabbitMQ's own setting of this name. It can't be read over AMQP."""
     asked_timeout_seconds: float = 100_000.0
-    """The same for consumers that can choose it (quorum queues from 4.3 on). It is more than twice the longest lease,
-    so that no lease has to be re-homed, which begins at half of this time."""
+    """The consumer timeout for consumers that can choose it (quorum queues from 4.3 on). A lease is re-homed at half of
+    this time. The value is more than twice the longest lease, so no lease has to be re-homed."""
     guard_wait_seconds: float = 15.0
-    """Seconds that the connections of a killed popgate may linger: three heartbeats."""
+    """Seconds for which the connections of a killed popgate may linger: three heartbeats."""
     reconnect_seconds_min: float = 0.1
     reconnect_seconds_max: float = 5.0
     close_timeout_seconds: float = 1.0
-    """Maximum number of seconds that a broker that does not answer delays the exit."""
+    """Maximum number of seconds by which a broker that does not answer delays the exit."""
     unconfirmed_count_max: int = 4096
     unconfirmed_bytes_max: int = 64 * 1024 * 1024
 
     @property
     def vhost(self) -> str:
-        """The virtual host of the first URL; the default if it is invalid: connecting then reports the mistake."""
+        """The virtual host of the first URL.
+
+        If the URL is invalid, this is the default, because connecting reports the mistake.
+        """
         try:
             return unquote(urlsplit(self.amqp_urls[0]).path[1:]) or "/"
         except ValueError:

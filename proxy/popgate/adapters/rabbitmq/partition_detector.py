@@ -1,10 +1,10 @@
 """Detects that the node of a connection is cut off from the other nodes of RabbitMQ.
 
-A node on the smaller side of a partition stays up if RabbitMQ keeps its metadata in Khepri (always from 4.3 on), and
-keeps its clients' connections: it silently delivers and confirms nothing. So popgate regularly publishes a message to a
-quorum queue, which confirms it only if most of the nodes can be reached. If there is no confirm, the other nodes are
-tried in the same way, and then this one again. This node is cut off only if another one confirms and it still does not:
-while all of RabbitMQ hangs, another node is no better.
+If RabbitMQ stores its metadata in Khepri (always from 4.3 on), a node on the smaller side of a partition stays up. It
+keeps its clients' connections, but silently delivers and confirms nothing. So popgate regularly publishes a message to
+a quorum queue. The queue confirms the message only if most of its nodes can be reached. If there is no confirm, the
+other nodes are tried in the same way, and after them this node again. This node is considered cut off only if another
+node confirms and this one still does not: while all of RabbitMQ hangs, another node is no better.
 
 Owns the checks and their queue. The connection itself leaves the node.
 """
@@ -30,11 +30,11 @@ ARGUMENTS: dict[str, FieldValue] = {"x-queue-type": "quorum", "x-max-length": 1,
 CHECK_SECONDS = 0.5
 """Seconds between two checks of a connection's node."""
 PATIENCE_SECONDS = 1.0
-"""Seconds that a node may take to confirm before it is compared with others."""
+"""Seconds that a node may take to confirm before it is compared with other nodes."""
 
 
 class PartitionDetector:
-    """Checks the node of one connection, whose sessions follow one another."""
+    """Checks the node of one connection. A connection may have several sessions, one after another."""
 
     def __init__(self, options: RabbitOptions) -> None:
         self._options = options
@@ -52,7 +52,7 @@ class PartitionDetector:
             if session.interceptor.ended is not None or session.blocked is not None:
                 return False
             if await self._confirms_at(url):
-                # A queue that had no leader for a moment confirms on new channels first.
+                # If the queue had no leader for a moment, it confirms on new channels first.
                 self._channel = None
                 return not await self._confirms(session)
         return False
@@ -68,7 +68,10 @@ class PartitionDetector:
             await trial.close()
 
     async def _confirms(self, session: Session) -> bool:
-        """Return whether a message was confirmed in time; also True if that can't be found out."""
+        """Return whether a message was confirmed in time.
+
+        If RabbitMQ does not allow the check, or the session ended, return True.
+        """
         try:
             channel = await self._channel_on(session)
             try:

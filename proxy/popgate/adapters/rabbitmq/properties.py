@@ -1,24 +1,24 @@
-"""AMQP message properties <-> `Message`.
+"""Converts AMQP message properties to a `Message` and back.
 
-Owns the encoding of one message's metadata, in both directions; knows nothing of connections. It is faster than a
-general codec (about 4 us against 30, measured) because it only reads what a `Message` holds.
+Encodes and decodes the metadata of one message, and knows nothing of connections. It is faster than a general codec
+(about 4 us against 30, measured) because it only reads what a `Message` holds.
 
-Messages that popgate publishes carry `x-popgate-...` headers, which are removed again on the way back. Messages of
-other publishers keep everything: every type of AMQP header becomes a JSON-able value (``field_values``), and each
-property without a field in `Message` becomes a header, `amqp-content-type` and so on. If any publisher may set such a
-property, its header becomes a property again when popgate publishes the message. So a dead-lettered message keeps these
-properties, and a popgate publisher can set them too.
+Messages that popgate publishes carry `x-popgate-...` headers, which are removed again when the message is read.
+Messages of other publishers retain everything. Every type of AMQP header becomes a JSON-able value (``field_values``).
+Each property without a field in `Message` becomes a header, such as `amqp-content-type`. If any publisher may set such
+a property, its header becomes a property again when popgate publishes the message. So a dead-lettered message retains
+these properties, and a publisher that uses popgate can set them too.
 
-Any publisher can write popgate's headers, too. popgate ignores a value that it would not write itself (a time before
-1970, a copy id of another form), and shows it as a header: `amqp-x-popgate-published-at`. A copy id without its
-identity tag belongs to another copy, for example to a dead letter that an operator moved by hand: the message then has
-none.
+Any publisher can also write popgate's headers. If popgate itself would not write a value (a time before 1970, a copy id
+of another form), it ignores the value and shows it as a header, such as `amqp-x-popgate-published-at`. A copy id
+without its identity tag belongs to another copy, for example to a dead letter that an operator moved by hand. The
+message is then read without a copy id.
 
-RabbitMQ notes the route of a delayed message in its headers (x-death and its like, the last exchange). Readers don't
-need that, so it is left out.
+RabbitMQ records the route of a delayed message in its headers (x-death and similar headers) and in its last exchange.
+Readers don't need the route, so it is omitted.
 
-A foreign message without a message_id has the message_id "" here, and 0.0 as its time of publishing if it has no
-timestamp: the engine fills them in.
+If a message of another publisher has no message_id, its message_id is "" here. If it has no timestamp, its time of
+publishing is 0.0. The engine fills in both.
 """
 
 from base64 import b64encode
@@ -44,19 +44,19 @@ IDENTITY_HEADER = "x-popgate-identity"
 ORDERING_KEY_HEADER = "x-popgate-ordering-key"
 PUBLISHED_AT_HEADER = "x-popgate-published-at"
 VISIBLE_AT_HEADER = "x-popgate-visible-at"
-"""Only on messages that were published with a delay."""
+"""Present only on messages that were published with a delay."""
 EXPIRES_AT_HEADER = "x-popgate-expires-at"
 DELIVERY_COUNT_HEADER, ACQUIRED_COUNT_HEADER = "x-delivery-count", "x-acquired-count"
 """RabbitMQ's headers on quorum queues that count earlier deliveries of a message. ``versions.count_header`` names the
-one to read; the other one comes from a publisher, or counts something else."""
+one to read. The other one was set by a publisher, or counts something else."""
 ESCAPED_HEADER_PREFIX = "x-popgate-header-"
-"""Headers that mean something to RabbitMQ travel under another name: a string in CC, for example, closes the
-channel."""
+"""Prefix for headers that have a meaning for RabbitMQ, which are sent under another name. For example, a string in CC
+would close the channel."""
 PRIORITY_HEADER = "amqp-priority"
 REPLY_TO_HEADER, TIMESTAMP_HEADER, MESSAGE_ID_HEADER = "amqp-reply-to", "amqp-timestamp", "amqp-message-id"
 EXCHANGE_HEADER, ROUTING_KEY_HEADER = "amqp-exchange", "amqp-routing-key"
 ODD_HEADER_PREFIX = "amqp-"
-"""Prefix for the name of one of popgate's headers whose value popgate did not write."""
+"""Prefix for popgate's headers whose value popgate did not write."""
 UNREADABLE_HEADER = "amqp-unreadable-properties"
 """The base64 of properties that can't be read."""
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
@@ -78,7 +78,7 @@ _HEADERS, _DELIVERY_MODE, _PRIORITY = 0x2000, 0x1000, 0x0800
 _MESSAGE_ID, _TIMESTAMP = 0x0080, 0x0040
 _PERSISTENT = b"\x02"
 _UNREADABLE_BYTES_MAX = HEADERS_BYTES_MAX * 3 // 4
-"""Maximum number of bytes kept of unreadable properties: their base64 fits into the limit for headers."""
+"""Maximum number of bytes that are kept of unreadable properties: their base64 fits into the limit for headers."""
 _DEATHS = frozenset(
     {"x-death"} | {f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")}
 )
@@ -102,8 +102,12 @@ _double = Struct(">d")
 
 
 class Decoded(NamedTuple):
-    """A decoded message. ``delivery_count`` is the number of earlier deliveries, or None if RabbitMQ does not count
-    them; ``problem`` says what was unreadable or could not be believed."""
+    """A decoded message.
+
+    ``identified``: the message has a copy id. ``delivery_count`` is the number of earlier deliveries, or None if
+    RabbitMQ does not count them. ``problem`` describes what was unreadable or rejected; it is empty if there was no
+    problem.
+    """
 
     message: Message
     identified: bool
@@ -126,10 +130,10 @@ def decode(
 ) -> Decoded:
     """Return the message of one delivery. Never raises: unreadable properties become one header, and the body is kept.
 
-    ``routing`` is exchange and routing key as on the wire, or None if the reader knows them. ``check_tag`` checks the
-    identity tag; None means that this process published the message and that its copy id is believed. ``notes``: keep
-    popgate's headers without a field in ``Message``, which dead letters have. ``count_header``: the header in which the
-    broker counts deliveries.
+    ``routing`` is the exchange and the routing key as on the wire, or None if the reader does not need them.
+    ``check_tag`` checks the identity tag. It is None if this process published the message, because its copy id can
+    then be trusted. ``notes``: retain popgate's headers without a field in ``Message``, which dead letters have.
+    ``count_header`` is the header in which the broker counts deliveries.
     """
     reading = _Reading(notes=notes, count_header=count_header)
     problem = ""
@@ -137,7 +141,7 @@ def decode(
         reading.read(properties)
         if routing and reading.visible_at is None:
             reading.read_routing(routing)
-    except Exception as error:  # the message is handed out after any error
+    except Exception as error:  # the message is delivered after any error
         reading = _Reading(count_header=count_header)
         reading.headers[UNREADABLE_HEADER] = b64encode(properties[:_UNREADABLE_BYTES_MAX]).decode()
         problem = f"{type(error).__name__}: {error}"
@@ -160,8 +164,8 @@ def decode(
 
 
 def _publishers_copy_id(message_id: str) -> str:
-    """Return the copy id that stands for a publisher's unique message_id. popgate never mints such a copy id."""
-    if message_id.startswith(TRANSIENT_PREFIX):  # the engine would take it for a copy id that ends with its channel
+    """Return the copy id that represents a publisher's unique message_id. popgate never creates such ids."""
+    if message_id.startswith(TRANSIENT_PREFIX):  # the engine would treat it as valid only until the channel ends
         return "%7E" + message_id[len(TRANSIENT_PREFIX) :]
     return "%" + message_id if is_copy_id(message_id) else message_id
 
@@ -317,7 +321,7 @@ def _read_texts(
 
 
 def encode(message: Message, identity: str) -> bytes:
-    """Return the property flags and list of `message`, as in a content header frame; `identity` is its identity tag.
+    """Return the property flags and list of `message`, as in a content header frame. `identity` is its identity tag.
 
     Raises: ValueError, naming the header or field that AMQP can't carry.
     """
@@ -337,7 +341,7 @@ def encode(message: Message, identity: str) -> bytes:
         if name.startswith("amqp-") and _as_property(name, value, properties):
             continue
         if name in _OWN_NAMES:
-            raise ValueError(f"header {name!r} is popgate's own")  # the last one of a name counts
+            raise ValueError(f"header {name!r} is popgate's own")  # readers use the last header of a name
         table += (short_string(ESCAPED_HEADER_PREFIX + name if name in _ESCAPED else name), field(name, value))
     headers = b"".join(table)
     properties[_HEADERS] = _u32.pack(len(headers)) + headers

@@ -1,16 +1,17 @@
-"""Publishing: many messages in flight on one channel, each followed to its outcome.
+"""Publishes many messages at once on one channel, and determines the outcome of each.
 
-The result of a call, so that no message is lost silently and no success is false:
-- every outcome is known: they are returned;
-- the connection or the channel is lost, or confirms do not arrive: the outcome of messages that were sent is FAILED,
-  because it is unknown;
-- the broker stops reading (a memory or disk alarm): BrokerUnavailable at once, unless some are known to be stored;
-- no message was sent: BrokerUnavailable.
+No message is lost silently, and no success is reported falsely. The result of a call:
+- All outcomes are known: the call returns them.
+- The connection or the channel is lost, or confirms do not arrive: messages that were sent have the outcome FAILED,
+  which means that it is unknown whether they were stored.
+- The broker stops reading (a memory or disk alarm): the call raises BrokerUnavailable at once, unless the outcome of
+  some messages is known.
+- No message was sent: the call raises BrokerUnavailable.
 
-A channel on which RabbitMQ refuses a message is replaced, even though the refusal may be right. A channel in RabbitMQ
-asks a quorum queue only once, at the first message for it, whether it accepts messages. If the queue has no leader at
-that moment because its node was killed, the channel refuses all later messages for that queue as long as it lives
-(3.10). A new channel asks again.
+If RabbitMQ refuses a message, its channel is replaced, even though the refusal may be justified. A channel in RabbitMQ
+checks only once, at the first message for a quorum queue, whether the queue accepts messages. If the queue has no
+leader at that moment because the leader's node was killed, the channel refuses all later messages for this queue as
+long as the channel exists (3.10). A new channel checks again.
 """
 
 import asyncio
@@ -31,15 +32,15 @@ from popgate.domain.names import TopicName, exchange_name
 from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
 
 WRITE_BYTES = 256 * 1024
-"""Number of bytes of frames that are collected, roughly, before they are written."""
+"""Approximate number of bytes of frames that are collected before they are written."""
 UNSENT_BYTES_MAX = 1024 * 1024
 BLOCKED_RETRY_SECONDS = 5.0
 BLOCKED_GRACE_SECONDS = 0.2
-"""Seconds that calls still wait for confirms after an alarm: RabbitMQ announces an alarm at the first message that it
-reads under it, and stores that message, so its confirm may come."""
+"""Seconds that calls still wait for confirms after an alarm. RabbitMQ announces an alarm at the first message that it
+reads under the alarm, and stores this message, so a confirm may still arrive."""
 RENEWAL_SECONDS, RENEWAL_SECONDS_MAX = 0.1, 5.0
-"""Seconds between two replacements of a refusing channel, at first and at most. A full queue refuses for long, so the
-interval doubles while refusals continue."""
+"""Seconds between two replacements of a refusing channel, at first and at most. A full queue refuses messages for long,
+so the interval doubles while refusals continue."""
 
 _NO_TOPIC = PublishOutcome(status=PublishStatus.UNROUTED, detail="the topic's exchange does not exist on RabbitMQ")
 _NO_LEVEL = PublishOutcome(
@@ -53,13 +54,13 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Publishes messages. `session` gives the live session, or raises BrokerUnavailable; `keys` sign the copies."""
+    """Publishes messages. `session` returns the live session, or raises BrokerUnavailable. `keys` sign the copies."""
 
     def __init__(self, session: Callable[[], Session], options: RabbitOptions, keys: IdentityKeys) -> None:
         self._session = session
         self._keys = keys
         self._options = options
-        self._turn = asyncio.Lock()  # messages leave in the order of the calls
+        self._turn = asyncio.Lock()  # messages are sent in the order of the calls
         self._channel: ConfirmChannel | None = None
         self._body_limit: BodyLimit | None = None
         self._renewed_at = 0.0
@@ -70,10 +71,11 @@ class Publisher:
         self._levels = DelayLevels()
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
-        """Publish messages and return one outcome for each, in order. If the call is cancelled, their outcomes are
-        unknown.
+        """Publish messages and return one outcome for each, in order.
 
-        Raises: BrokerUnavailable; then none of the messages is known to be stored, and some may be.
+        If the call is cancelled, the outcomes are unknown.
+
+        Raises: BrokerUnavailable. In this case no message is known to be stored, but some may be.
         """
         self._refuse_while_blocked()
         if not messages:
@@ -118,7 +120,7 @@ class Publisher:
         return [outcome for outcome in batch.outcomes if outcome is not None]
 
     def on_blocked(self, reason: str | None) -> None:
-        """Shorten the wait of all calls: the broker stopped reading published messages."""
+        """Shorten the wait of all calls if the broker stopped reading published messages."""
         if reason is None:
             return
         deadline = asyncio.get_running_loop().time() + BLOCKED_GRACE_SECONDS
@@ -127,11 +129,11 @@ class Publisher:
                 limit.reschedule(deadline)
 
     def forget_exchange(self, topic: TopicName) -> None:
-        """Look for the exchange again before the next publish: it was deleted."""
+        """Check before the next publish whether the topic's exchange exists, because it was deleted."""
         self._exchanges.discard(topic)
 
     def forget_delays(self) -> None:
-        """Declare the levels and relays again before the next delayed publish: some were deleted."""
+        """Declare the levels and relays again before the next delayed publish, because some were deleted."""
         self._levels.forget()
 
     def blocked_reason(self) -> str | None:
@@ -144,7 +146,10 @@ class Publisher:
             raise BrokerUnavailable(reason, retry_after_seconds=BLOCKED_RETRY_SECONDS, outcome_unknown=sent)
 
     def _give_up(self, batch: Batch) -> None:
-        """End a call whose time is up. Raises: BrokerUnavailable if no message is known to be stored."""
+        """End a call whose time is up.
+
+        Raises: BrokerUnavailable if no outcome is known, and the broker is blocked or nothing was sent.
+        """
         if self._channel is not None:
             self._channel.forget(batch)
         self._refuse_where_nothing_is_stored(batch)
@@ -159,17 +164,17 @@ class Publisher:
     async def _send(self, batch: Batch) -> None:
         """Write the messages of a batch as fast as the window and the socket accept them.
 
-        All of them are encoded before the first one is numbered. RabbitMQ numbers the messages that it receives: a
-        number without a message would give each later message the confirm of the next one.
+        All messages are encoded before the first one is numbered, because RabbitMQ numbers the messages that it
+        receives. If a number had no message, each later message would be matched with the confirm of the next one.
         """
         channel = await self._open_channel()
         limit = await self._learn_body_limit(channel.session, batch)
-        if channel.closed is not None:  # the connection was lost meanwhile
+        if channel.closed is not None:  # the connection was lost while the limit was determined
             raise BrokerUnavailable(channel.closed.text)
         encoded = _encoded(channel, limit, batch)
         try:
             await self._write_all(channel, batch, encoded)
-        except (PopgateError, asyncio.CancelledError):  # both come only when all numbered messages are written
+        except (PopgateError, asyncio.CancelledError):  # both occur only when all numbered messages are written
             raise
         except Exception as error:
             channel.abandon(f"popgate failed while it published: {type(error).__name__}: {error}")
@@ -223,7 +228,10 @@ class Publisher:
         return channel
 
     def _renew(self, channel: ConfirmChannel) -> bool:
-        """Return whether to replace `channel` now because it refused a message. It retires after its last confirm."""
+        """Return whether to replace `channel` now because it refused a message.
+
+        The old channel is closed after its last confirm.
+        """
         if not channel.refused:
             return False
         now = asyncio.get_running_loop().time()
@@ -237,9 +245,12 @@ class Publisher:
         return True
 
     async def _look_for_exchanges(self, batch: Batch) -> None:
-        """Settle messages for missing exchanges: one such message would close the channel, and fail all the others."""
+        """Settle messages whose exchange is missing.
+
+        One such message would close the channel, and all other messages would fail.
+        """
         session = self._session()
-        closed = self._channel is not None and self._channel.closed is not None  # a missing exchange may be why
+        closed = self._channel is not None and self._channel.closed is not None  # a missing exchange may be the reason
         if closed or self._exchanges_seen_by is not session:
             self._exchanges_seen_by = session
             self._exchanges.clear()
@@ -282,7 +293,10 @@ class Publisher:
 
 
 def _encoded(channel: ConfirmChannel, limit: BodyLimit, batch: Batch) -> list[_Encoded]:
-    """The messages that have no outcome yet. One that can't be encoded is refused, and holds up no other."""
+    """Return the encoded messages that have no outcome yet.
+
+    A message that can't be encoded is refused, and the others proceed.
+    """
     encoded: list[_Encoded] = []
     for index, outgoing in enumerate(batch.messages):
         if batch.outcomes[index] is not None:

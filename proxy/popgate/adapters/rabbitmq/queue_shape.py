@@ -1,11 +1,11 @@
-"""Finds out the type and arguments of a queue over AMQP alone, without changing it.
+"""Finds out the type and arguments of a queue over AMQP alone, without changing the queue.
 
-AMQP has no call for it. But RabbitMQ answers a declaration that contradicts an existing queue with 406 and the argument
-that differs, with its present value: `inequivalent arg 'x-queue-type' for queue ... but current is 'quorum'`. So a
-contradicting declaration is repeated, each time corrected by the last answer, until RabbitMQ reports the argument in
-question. Every one of these declarations carries an argument with which no queue can be created (an unknown type, or an
-argument that the type does not have), so a queue that vanishes in between is not created by accident. Found out on
-3.10; an answer that is not understood gives the kind "unknown".
+AMQP has no call for this. But if a declaration contradicts an existing queue, RabbitMQ answers with 406 and reports an
+argument that differs, with its present value: `inequivalent arg 'x-queue-type' for queue ... but current is 'quorum'`.
+So a contradicting declaration is repeated until RabbitMQ reports the wanted argument. Each time, the declaration is
+corrected by the last answer. Every one of these declarations carries an argument with which no queue can be created (an
+unknown type, or an argument that the type does not have). So if the queue vanishes in the meantime, it is not created
+by accident. The method was developed on 3.10. If an answer is not understood, the kind is "unknown".
 """
 
 import re
@@ -29,7 +29,7 @@ Argument: TypeAlias = str | int | float | bool
 QUEUE_TYPE, DELIVERY_LIMIT, SINGLE_ACTIVE = "x-queue-type", "x-delivery-limit", "x-single-active-consumer"
 PROBE_VALUE = "popgate-probe"
 STREAM_ONLY = {"x-max-age": "1s"}
-"""RabbitMQ does not compare this argument for an existing quorum queue, and refuses to create one with it."""
+"""An argument that RabbitMQ does not compare for an existing quorum queue, but with which it refuses to create one."""
 PROBES_MAX = 24
 
 _DIFFERS = re.compile(
@@ -42,7 +42,7 @@ _INTEGER_TYPES = frozenset({"signedint", "long", "short", "byte", "unsignedint",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueShape:
-    """The type and arguments of a queue. A policy, which may also set a `delivery_limit`, can't be seen over AMQP."""
+    """The type and arguments of a queue. A policy, which may also set a delivery limit, can't be seen over AMQP."""
 
     kind: str
     durable: bool = True
@@ -51,7 +51,7 @@ class QueueShape:
     expires: bool = False
     delivery_limit: int | None = None
     disconnected_milliseconds: int | None = None
-    """Milliseconds that it waits for a lost node, or None for RabbitMQ's default."""
+    """Milliseconds that the queue waits for a lost node, or None for RabbitMQ's default."""
 
 
 async def queue_shape(session: Session, queue: BrokerQueue) -> QueueShape | None:
@@ -85,15 +85,15 @@ async def queue_shape(session: Session, queue: BrokerQueue) -> QueueShape | None
 
 
 class _VanishedError(Exception):
-    """The queue does not exist, or exists no longer."""
+    """The queue does not exist, or does not exist any more."""
 
 
 class _NotUnderstoodError(Exception):
-    """The broker's answer differs from those of the versions that this was tried on."""
+    """The broker's answer has a form that popgate does not recognize."""
 
 
 class _Declare:
-    """A declaration that approaches the queue's arguments with each answer."""
+    """A declaration that matches the queue's arguments more closely after each answer."""
 
     def __init__(self, queue: BrokerQueue) -> None:
         self.queue = queue
@@ -102,7 +102,10 @@ class _Declare:
         self.arguments: dict[str, Argument] = {}
 
     async def find(self, session: Session, wanted: str) -> Argument | None:
-        """Return the present value of argument `wanted`, which this declaration contradicts; None if it is not set."""
+        """Return the present value of the argument `wanted`, or None if it is not set.
+
+        This declaration must contradict it.
+        """
         for _ in range(PROBES_MAX):
             text = await self._refusal(session)
             if "invalid arg" in text or "no queue" in text:
@@ -122,7 +125,7 @@ class _Declare:
         raise _NotUnderstoodError
 
     def know(self, name: str, value: Argument | None) -> None:
-        """Stop contradicting the queue in this argument."""
+        """Set this argument to the queue's value, so that the declaration no longer contradicts it."""
         if value is None:
             self.arguments.pop(name, None)
         else:
@@ -147,22 +150,28 @@ class _Declare:
 
 
 def is_gone(reason: CloseReason) -> bool:
-    """Return whether a queue does not exist. "Not found" alone may mean that a classic queue's node is down."""
+    """Return whether `reason` means that the queue does not exist.
+
+    A bare "not found" may mean that a classic queue's node is down.
+    """
     return reason.code == NOT_FOUND and "no queue" in reason.text
 
 
 def queue_refused(queue: BrokerQueue, error: ChannelRefusedError) -> Conflict | BrokerUnavailable:
-    """Return the error for a refused look at `queue` that exists."""
+    """Return the error to raise when RabbitMQ refuses a call about `queue`, which exists."""
     code, text = error.reason
     if code == RESOURCE_LOCKED:
         return Conflict(f"queue {queue!r} is exclusive to another connection: {text}")
-    if code in {NOT_FOUND, 0}:  # a classic queue whose node is down is "not found", too
+    if code in {NOT_FOUND, 0}:  # RabbitMQ also reports "not found" for a classic queue whose node is down
         return BrokerUnavailable(f"queue {queue!r} is not available: {text}")
     return Conflict(f"RabbitMQ refuses queue {queue!r}: {text}")
 
 
 def _integer(value: Argument | None) -> int | None:
-    """Return the integer in a text: RabbitMQ reports values without their types if both sides have one."""
+    """Return the integer in a text, or None.
+
+    RabbitMQ reports values without their types if both sides have the same type.
+    """
     return int(str(value)) if re.fullmatch(r"-?\d+", str(value)) else None
 
 

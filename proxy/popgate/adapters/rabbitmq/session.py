@@ -1,7 +1,7 @@
-"""One live connection to RabbitMQ, from its handshake to its end; it is never reopened.
+"""Manages one live connection to RabbitMQ, from its handshake to its end. The connection is never reopened.
 
 aio-pika's robust connections are deliberately not used: they reopen channels silently, with delivery tags that start at
-1 again (decision 17). A session that ends notifies its channels and its owner; a new connection is a new object.
+1 again (decision 17). When a session ends, it notifies its channels and its owner. A new connection is a new object.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ CHANNELS_MAX = 65_535
 FRAME_BYTES_DEFAULT = 131_072
 """Bytes in a frame if the broker sets no limit."""
 SILENT_HEARTBEATS, SILENT_LOOKS = 1.8, 36
-"""Heartbeat intervals without any data after which a connection counts as lost, and the number of looks within them.
-RabbitMQ sends something twice in each interval, so three sends are missing by then. With the default of 5 s, a proxy
-leaves a hanging node after 9 s, shortly before RabbitMQ has another leader for its queues, after 10 s."""
+"""Heartbeat intervals without any data after which a connection is considered lost, and the number of checks in this
+time. RabbitMQ sends something twice in each interval, so three sends are missing by then. With the default interval of
+5 s, a proxy leaves a hanging node after 9 s. RabbitMQ has another leader for the node's queues after 10 s."""
 
 _CODES: dict[type[BaseException], int] = {
     ChannelAccessRefused: ACCESS_REFUSED,
@@ -65,10 +65,10 @@ class ChannelRefusedError(Exception):
 
 
 class Session:
-    """An opened connection. `lost` is set when it can carry nothing more; `blocked` is why the broker accepts no
-    messages.
+    """An open connection.
 
-    `server_version` is the version of its node, and stays known after the session's end.
+    `lost` is set when the connection can carry nothing more. `blocked` is the reason why the broker accepts no
+    messages, or None. `server_version` is the version of the connection's node, and stays set after the session's end.
     """
 
     def __init__(self, options: RabbitOptions, on_blocked: Callable[[str | None], None]) -> None:
@@ -93,7 +93,10 @@ class Session:
         connect_seconds: float,
         on_blocked: Callable[[str | None], None] = lambda _: None,
     ) -> "Session":
-        """Open a connection to the node of `url`. Raises any error of the libraries: `explain` puts it into words."""
+        """Open a connection to the node of `url`.
+
+        Raises any error of the libraries, which `explain` puts into words.
+        """
         session = cls(options, on_blocked)
         name = f"popgate {options.role} {socket.gethostname()}:{os.getpid()} ({purpose})"
         connection = aio_pika.Connection(
@@ -117,7 +120,7 @@ class Session:
         session.server_version = version_of(session._amqp)
         unlimit_write_queue(session._amqp)
         session.spawn(session._listen(), "popgate amqp heartbeats")
-        # aiormq may give up by itself; usually the interceptor has noticed long before.
+        # aiormq may end the connection itself, but the interceptor has usually noticed the loss long before.
         # aiormq declares a bare Future
         closing = cast("asyncio.Future[object]", session._amqp.closing)  # pyright: ignore[reportUnknownMemberType]
         closing.add_done_callback(session._note_closed)
@@ -166,12 +169,12 @@ class Session:
     ) -> T:
         """Await one of aiormq's calls.
 
-        A call that is cancelled or takes too long costs its channel: aiormq closes it, because its answer could no
-        longer be told from the next one's. `give_up` is called first, so that nothing more is written to the channel: a
-        frame after Channel.Close would end the whole connection.
+        If a call is cancelled or takes too long, its channel ends: aiormq closes the channel, because it could not
+        distinguish the late answer from the next call's answer. `give_up` is called first, so that nothing more is
+        written to the channel: a frame after Channel.Close would end the whole connection.
 
-        Raises: ChannelRefusedError if the broker closes the channel because of it; DeliveryError if it does not accept
-        a published message; BrokerUnavailable.
+        Raises: ChannelRefusedError if the broker closes the channel because of the call; DeliveryError if the broker
+        does not accept a published message; BrokerUnavailable.
         """
         task = self.spawn(call, "popgate amqp call")
         try:
@@ -190,25 +193,28 @@ class Session:
                 give_up()
                 task.cancel()
                 raise
-            # aiormq cancels waiting calls when it gives up a connection. This task itself was not cancelled.
+            # aiormq cancels waiting calls when it gives up a connection. In this case the task here was not cancelled
+            # itself.
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
             raise BrokerUnavailable(self.end_reason or "the connection to RabbitMQ was lost") from error
-        except Exception as error:  # aiormq raises RuntimeError, OSError, pamqp's errors and its own for one thing
+        except Exception as error:  # aiormq raises RuntimeError, OSError, pamqp's errors and its own for a loss
             raise BrokerUnavailable(self.end_reason or f"the connection to RabbitMQ was lost: {error}") from error
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run `work` as a task of this session; `close` cancels it if it still runs."""
+        """Run `work` as a task of this session. `close` cancels the task if it still runs."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return task
 
     async def close_channel(self, channel: AbstractChannel) -> None:
-        """Close a channel if it is open. Never raises an error of the broker; a cancellation does not stop the closing.
+        """Close a channel if it is open.
 
-        A second Channel.Close for the same channel would end the connection, and aiormq sends one when it is cancelled.
+        Never raises an error of the broker. If the caller is cancelled, the channel is closed anyway.
+
+        aiormq sends a second Channel.Close when its call is cancelled, and this would end the connection.
         """
         if channel.is_closed:
             return
@@ -216,9 +222,9 @@ class Session:
         await asyncio.wait([task], timeout=self._options.reply_timeout_seconds)
 
     async def close(self) -> None:
-        """End the connection, properly if the broker answers soon. Never raises an error of the broker.
+        """End the connection, with a proper handshake if the broker answers soon. Never raises an error of the broker.
 
-        A second call waits for the same end, even if the first one was cancelled.
+        A second call waits for the same end, even if the first call was cancelled.
         """
         if self._closing is None:
             self.interceptor.end(CloseReason(0, "popgate closed the connection"))
@@ -243,10 +249,10 @@ class Session:
             raise BrokerUnavailable(self.interceptor.ended.text)
 
     async def _listen(self) -> None:
-        """End the session when nothing arrives for 1.8 heartbeats: RabbitMQ hangs, or its host is gone.
+        """End the session when nothing arrives for 1.8 heartbeat intervals: RabbitMQ hangs, or its host is lost.
 
-        aiormq waits for more than three. This counts looks, not seconds: if this process itself was suspended, the data
-        that arrived meanwhile is read before the next look.
+        aiormq waits for more than three intervals. This method counts checks, not seconds. So if this process was
+        suspended, it reads the data that arrived in the meantime before the next check.
         """
         in_vain = 0
         while in_vain < SILENT_LOOKS and self.interceptor.ended is None:
@@ -266,7 +272,7 @@ class Session:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: an abandoned call has no caller that does
+            task.exception()  # marks the exception as retrieved: an abandoned call has no caller that does
 
 
 class ConnectionRefusedByBrokerError(Exception):
@@ -278,23 +284,23 @@ class ConnectionRefusedByBrokerError(Exception):
 
 
 def unlimit_write_queue(connection: AbstractConnection) -> None:
-    """Remove the limit of aiormq's write queue, which is ten frames. When it is full, aiormq silently drops its
-    confirmation that the broker closed a channel. The broker waits for that, and ends the connection when the channel's
-    number is used again.
+    """Remove the limit of aiormq's write queue, which is ten frames.
 
-    The number of calls that wait for their answers bounds the queue instead.
+    When the queue is full, aiormq silently drops its confirmation that the broker closed a channel. The broker waits
+    for this confirmation, and ends the connection when the channel's number is used again. Without the limit, the
+    number of calls that wait for their answers bounds the queue.
     """
     frames: Any = getattr(connection, "write_queue")  # noqa: B009  # not in the abstract class
     frames._maxsize = 0
 
 
 class ChannelNumbers:
-    """Chooses the number of a connection's next channel.
+    """Chooses the number of a connection's next channel: the numbers are used in turn.
 
-    aiormq takes the highest number in use plus one, and so exceeds the broker's maximum sooner or later if channels
-    come and go; the broker then closes the connection. It also closes it if a number is used again too soon, because
-    aiormq forgets a channel that the broker has closed some moments before it confirms that. So numbers are used in
-    turn.
+    aiormq would use the highest number in use plus one. If channels are opened and closed repeatedly, this exceeds the
+    broker's maximum sooner or later, and the broker closes the connection. The broker also closes the connection if a
+    number is used again too soon: when the broker closes a channel, aiormq frees the channel's number some moments
+    before it confirms the end.
     """
 
     def __init__(self) -> None:
@@ -303,7 +309,10 @@ class ChannelNumbers:
 
     @contextlib.contextmanager
     def next(self, connection: AbstractConnection) -> Generator[int | None]:
-        """Yield a number that no channel has or gets while the block runs; None if all are in use."""
+        """Yield a number that no channel has, and that none is given while the block runs.
+
+        Yield None if all numbers are in use.
+        """
         highest = connection.connection_tune.channel_max or CHANNELS_MAX
         for step in range(highest):
             number = (self._latest + step) % highest + 1

@@ -1,11 +1,12 @@
-"""Tracks the unsettled deliveries of a channel, the settlements to write, and the acks that the broker has proved.
+"""Tracks a channel's unsettled deliveries, its settlements to write, and the acks that are proved.
 
-Pure bookkeeping of one channel; writes nothing itself.
+Does the bookkeeping of one channel. It writes nothing itself.
 
-Proof. With prefetch W the broker sends delivery number d only when fewer than W of the earlier ones are unsettled, so d
-proves that d - W settlements have been applied; it applies them in the order in which they were written. Settlements
-are counted in groups, one for each write, because within a write their order is not kept. A resize begins a new
-consumer, whose deliveries prove only settlements of its own deliveries, and with them all earlier writes.
+Proof. With prefetch W, the broker sends delivery number d only if fewer than W of the earlier deliveries are unsettled.
+So d proves that d - W settlements have been applied. The broker applies settlements in the order in which they were
+written. They are counted in groups, one for each write, because the order within a write is not preserved. A resize
+begins a new consumer, whose deliveries prove only settlements of its own deliveries. But such a settlement also proves
+all earlier writes.
 """
 
 from collections import deque
@@ -26,7 +27,7 @@ def return_all_frame(channel_number: int) -> bytes:
 
 
 class _Group(NamedTuple):
-    """One write. It is proved when ``threshold`` settlements of the present consumer's deliveries are."""
+    """One write. It is proved when ``threshold`` settlements of the present consumer's deliveries are proved."""
 
     threshold: int
     acks: int
@@ -52,7 +53,7 @@ class Settlements:
     # ------------------------------------------------------------ deliveries
 
     def begin(self, window: int) -> None:
-        """Start a new consumer with this prefetch: from now on only its deliveries prove anything."""
+        """Start a new consumer with this prefetch. From now on only its deliveries prove settlements."""
         self._window = window
         self._rebase(self._last)
 
@@ -77,7 +78,10 @@ class Settlements:
     # ------------------------------------------------------------ settlements
 
     def ack(self, tags: Sequence[int]) -> None:
-        """Note acks for the next write. Tags that are not unsettled are skipped: the broker would close the channel."""
+        """Record acks for the next write.
+
+        Tags that are not unsettled are skipped: with them the broker would close the channel.
+        """
         self._acks_given += len(tags)
         self._settle(tags, self._acks)
 
@@ -92,7 +96,7 @@ class Settlements:
                 into.append(tag)
 
     def take_frames(self) -> bytes:
-        """Return the frames for everything noted since the last call. The caller must write them now."""
+        """Return the frames for everything recorded since the last call. The caller must write them at once."""
         acks, requeues = self._acks, self._requeues
         if not acks and not requeues:
             return b""
@@ -103,7 +107,7 @@ class Settlements:
             lowest += 1
         self._lowest = lowest
         number = self._number
-        # Requeues first: a requeued message below the tag of an ack for many must be returned before that ack.
+        # Requeues are first: a requeued message below the tag of an ack for many must be returned before this ack.
         frames = [_SETTLE(1, number, 13, _BASIC, _NACK, tag, _REQUEUE, 0xCE) for tag in requeues]
         below = [tag for tag in acks if tag < lowest]
         if len(below) > 1:  # nothing below `lowest` is unsettled: one frame settles them all
@@ -116,12 +120,13 @@ class Settlements:
         boundary = self._boundary
         own = sum(1 for tag in acks if tag > boundary) + sum(1 for tag in requeues if tag > boundary)
         self._own_settled += own
-        # Settlements of earlier consumers' deliveries are proved by the next one of the present consumer's.
+        # Settlements of earlier consumers' deliveries are proved by the next settlement of the present consumer's
+        # deliveries.
         foreign = own < len(acks) + len(requeues)
         self._groups.append(_Group(self._own_settled + foreign, self._acks_given))
 
     def proved_acks(self) -> int:
-        """Return how many of the acks noted so far, in their order, the broker has certainly applied."""
+        """Return how many of the acks recorded so far, in their order, the broker has certainly applied."""
         proved = self._last - self._boundary - self._window
         groups = self._groups
         while groups and groups[0].threshold <= proved:

@@ -1,4 +1,4 @@
-"""Why RabbitMQ can't be reached, in one line for the person who started popgate. Never shows the password."""
+"""Explains, in one line for an operator, why RabbitMQ can't be reached. Never shows the password."""
 
 import errno
 import socket
@@ -31,12 +31,12 @@ def _is_usable(amqp_url: str) -> bool:
 
 
 def explain_all(problems: Collection[str]) -> str:
-    """Join the explanations of one node or several in one line."""
+    """Join the explanations of one or several nodes in one line."""
     return "; ".join(problems) if len(problems) == 1 else f"no RabbitMQ node can be used: {'; '.join(problems)}"
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Return whether the connection timed out: with more time, this node may answer."""
+    """Return whether the connection timed out. With more time, this node may answer."""
     return not isinstance(error, PopgateError) and any(isinstance(cause, TimeoutError) for cause in _causes(error))
 
 
@@ -94,8 +94,8 @@ def _is_another_protocol(error: BaseException) -> bool:
 
 
 def _is_refused(error: OSError) -> bool:
-    # If a host has several addresses, as localhost does, asyncio raises one OSError that names the others only in its
-    # text.
+    # If a host has several addresses, as localhost does, asyncio raises one OSError. Only its text contains the errors
+    # of all addresses.
     return error.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in str(error)
 
 

@@ -1,10 +1,10 @@
-"""Exchanges and queues: declares popgate's own, and reports facts about queues of other applications.
+"""Declares popgate's own exchanges and queues, and reports facts about queues of other applications.
 
 A topic is a durable direct exchange. A group's queues are quorum queues with a single active consumer, bound by their
-index; the dead-letter queue is reached through the default exchange (decision 13). Delayed messages come through
-another exchange, to which queues are bound by topic and index: ``delay_levels`` has the rest of that route. Arguments
-can't be changed later, so existing queues are kept if they can serve, even if this version would choose other
-arguments.
+index. The dead-letter queue is reached through the default exchange (decision 13). Delayed messages arrive through
+another exchange, to which queues are bound by topic and index: ``delay_levels`` describes the rest of their route.
+Arguments can't be changed later. So existing queues are kept if they can serve popgate, even if this version would
+choose other arguments.
 """
 
 import asyncio
@@ -44,16 +44,20 @@ from popgate.ports.broker import QueueDepth, QueueFacts
 
 DELIVERY_LIMIT_UNREACHABLE = 2_000_000_000
 """The delivery limit of popgate's queues. Without a limit, or with -1, some versions of RabbitMQ put returned messages
-at the end of the queue; with this one, all versions put them at the front (decision 13)."""
+at the end of the queue. With this limit, all versions put them at the front (decision 13)."""
 DELIVERY_LIMIT_LOW = 1_000_000
-"""Lowest delivery limit that serves: below it, RabbitMQ would drop a message that popgate re-homes often."""
+"""Lowest delivery limit that popgate accepts. With a lower one, RabbitMQ would drop a message that popgate re-homes
+often."""
 DELIVERY_LIMIT_DEFAULT = 20
 
 _log = logging.getLogger(__name__)
 
 
 class Topology:
-    """Declares, deletes and inspects. `session` gives the live session. It and all calls raise BrokerUnavailable."""
+    """Declares, deletes and inspects exchanges and queues.
+
+    `session` returns the live session. `session` and all methods that call RabbitMQ raise BrokerUnavailable.
+    """
 
     def __init__(self, session: Callable[[], Session]) -> None:
         self._session = session
@@ -70,7 +74,7 @@ class Topology:
                 raise Conflict(f"RabbitMQ refuses the exchange {name!r}: {error}") from error
 
     async def leave_mark(self, mark: str) -> None:
-        """Mark this virtual host so that `has_mark` recognizes it, by an exchange: all nodes have it, at no cost."""
+        """Mark this virtual host with an exchange that `has_mark` recognizes. Exchanges exist on all nodes."""
         async with _Channel(self._session()) as channel:
             try:
                 await channel.call(channel.amqp.exchange_declare(_mark(mark), exchange_type="fanout", durable=True))
@@ -97,7 +101,7 @@ class Topology:
 
     async def declare_group(self, layout: Layout) -> None:
         """Declare and bind the queues of `layout` that are popgate's own. Idempotent. Raises: Conflict."""
-        await self._declare_own(layout.dead, single_active=False)  # an operator may look into it with basic.get
+        await self._declare_own(layout.dead, single_active=False)  # operators may read it with basic.get
         if layout.adopted:
             return
         await self._declare_delivery()
@@ -132,7 +136,7 @@ class Topology:
         )
 
     async def shape(self, queue: BrokerQueue) -> QueueShape | None:
-        """Return the shape of an adopted queue, looked up once until `forget`."""
+        """Return the shape of an adopted queue. The result is remembered until `forget` is called."""
         known = self._shapes.get(queue)
         if known is None:
             known = await queue_shape(self._session(), queue)
@@ -141,7 +145,7 @@ class Topology:
         return known
 
     def turn(self, queue: BrokerQueue) -> asyncio.Lock:
-        """Return the lock that a declaration of `queue` and the start of its consumption take.
+        """Return the lock for `queue` that its declaration and the start of its consumption must hold.
 
         If a consumer starts before the Raft server of a quorum queue runs, RabbitMQ (3.10 to 4.3) ends the whole
         connection with INTERNAL_ERROR ("failed consuming from quorum queue: noproc").
@@ -149,11 +153,14 @@ class Topology:
         return self._turns.setdefault(queue, asyncio.Lock())
 
     def forget(self, queue: BrokerQueue) -> None:
-        """Look the shape up again next time: the queue may have been deleted and declared again."""
+        """Forget the shape of `queue`, because the queue may have been deleted and declared again."""
         self._shapes.pop(queue, None)
 
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
-        """Return the depth of each queue: 0 if the leader of a quorum queue does not answer RabbitMQ within 0.25 s."""
+        """Return the depth of each queue.
+
+        It is 0 if the leader of a quorum queue does not answer RabbitMQ within 0.25 s.
+        """
         session = self._session()
         depths: list[QueueDepth] = []
         while len(depths) < len(queues):
@@ -166,7 +173,7 @@ class Topology:
                     queue = queues[len(depths)]
                     if not is_gone(error.reason):
                         raise queue_refused(queue, error) from error
-                    depths.append(QueueDepth(ready=None))  # RabbitMQ has closed the channel: go on with a new one
+                    depths.append(QueueDepth(ready=None))  # RabbitMQ has closed the channel: continue with a new one
         return depths
 
     async def _declare_own(self, queue: BrokerQueue, *, single_active: bool) -> None:
@@ -183,7 +190,7 @@ class Topology:
             except ChannelRefusedError as error:
                 if error.reason.code != PRECONDITION_FAILED:
                     raise queue_refused(queue, error) from error
-                # It may have been declared before the broker was upgraded, with another version's arguments.
+                # An earlier version of the broker may have had other arguments when the queue was declared.
                 shape = await queue_shape(session, queue)
                 if shape is None or not _serves(shape, version, single_active=single_active):
                     single = " with a single active consumer" if single_active else ""
@@ -198,7 +205,7 @@ class Topology:
                     _log.info("queue exists with other arguments, which serve as well", extra={"queue": queue})
 
     async def _declare_delivery(self) -> None:
-        """Declare the exchange and the queues through which delayed messages come."""
+        """Declare the exchanges and the queue at the end of the route of delayed messages."""
         session = self._session()
         async with _Channel(session) as channel:
             try:
@@ -216,7 +223,7 @@ class Topology:
 
 
 class _Channel:
-    """A channel for a few calls. The broker closes it at the first error, which then disturbs no other channel."""
+    """A channel for a few calls. The broker closes it at the first error, which does not affect other channels."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -261,9 +268,9 @@ def _warnings(shape: QueueShape, version: Version) -> list[str]:
 
 
 def _quorum_warnings(shape: QueueShape, version: Version) -> list[str]:
-    """Return warnings about what a quorum queue does to returned messages, and the one policy that fixes it.
+    """Return warnings about how a quorum queue handles returned messages, and the policy that fixes this.
 
-    RabbitMQ applies only one policy to a queue, so its settings have to stand together.
+    RabbitMQ applies only one policy to a queue, so one policy must contain all settings.
     """
     warnings: list[str] = []
     reasons: list[str] = []

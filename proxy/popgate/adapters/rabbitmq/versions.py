@@ -1,4 +1,4 @@
-"""Differences between versions of RabbitMQ that popgate has to know (docs/rabbitmq.md has the whole table)."""
+"""Describes the differences between versions of RabbitMQ that affect popgate (docs/rabbitmq.md has the whole table)."""
 
 from typing import TypeAlias
 
@@ -7,11 +7,11 @@ from aiormq.abc import AbstractConnection
 from popgate.adapters.rabbitmq.properties import ACQUIRED_COUNT_HEADER, DELIVERY_COUNT_HEADER
 
 Version: TypeAlias = tuple[int, ...]
-"""Major, minor and patch, without parts that are not numbers."""
+"""Major, minor and patch numbers. Parts that are not numbers are omitted."""
 
 DISCONNECTED_TIMEOUT, DISCONNECTED_MILLISECONDS = "x-consumer-disconnected-timeout", 500
 """Milliseconds that a quorum queue keeps the messages of a consumer whose node is lost. Leases and fencing tokens
-exclude that consumer already, so waiting gains nothing; earlier versions do not wait at all. RabbitMQ's default is a
+already exclude this consumer, so waiting gains nothing. Versions before 4.3 do not wait at all. RabbitMQ's default is a
 minute."""
 
 
@@ -22,7 +22,7 @@ def version_of(connection: AbstractConnection) -> Version:
 
 
 def has_default_delivery_limit(version: Version) -> bool:
-    """Return whether a quorum queue without a delivery limit has one of 20, and drops messages that exceed it."""
+    """Return whether a quorum queue has a default delivery limit of 20, and drops messages that exceed it."""
     return version >= (4,)
 
 
@@ -42,7 +42,7 @@ def counts_only_lost_channels(version: Version) -> bool:
 def count_header(version: Version) -> str:
     """Return the header in which a quorum queue counts all earlier deliveries of a message, however they ended.
 
-    From 4.3 on x-delivery-count counts only deliveries that ended with their channel.
+    From 4.3 on, x-delivery-count counts only deliveries that ended with their channel.
     """
     return ACQUIRED_COUNT_HEADER if version >= (4, 3) else DELIVERY_COUNT_HEADER
 
@@ -50,15 +50,15 @@ def count_header(version: Version) -> str:
 def keeps_consumer_timeout(version: Version) -> bool:
     """Return whether a consumer of a quorum queue can choose how long it may hold a delivery (``x-consumer-timeout``).
 
-    When that time has passed, RabbitMQ cancels the consumer and leaves its channel open.
+    When this time has passed, RabbitMQ cancels the consumer and leaves its channel open.
     """
     return version >= (4, 3)
 
 
 def keeps_lost_exclusive_queues(version: Version) -> bool:
-    """Return whether exclusive queues of a lost node may stay declared, and locked, until that node comes back.
+    """Return whether exclusive queues of a lost node may stay declared, and locked, until this node returns.
 
-    They do if the metadata is in Khepri: always from 4.3 on, and from 4.0 on if an operator has chosen it.
+    They do if RabbitMQ's metadata is in Khepri: always from 4.3 on, and from 4.0 on if an operator has chosen Khepri.
     """
     return version >= (4,)
 
@@ -66,11 +66,12 @@ def keeps_lost_exclusive_queues(version: Version) -> bool:
 def stays_up_alone(version: Version) -> bool:
     """Return whether a node that is cut off from most of the others may stay up, and keep its connections.
 
-    It does if the metadata is in Khepri, as above. Otherwise it pauses itself if it is configured to (pause_minority).
+    It does if RabbitMQ's metadata is in Khepri, as above. Otherwise it pauses itself if ``pause_minority`` is
+    configured.
     """
     return version >= (4,)
 
 
 def waits_for_lost_nodes(version: Version) -> bool:
-    """Return whether a quorum queue waits, for a time of its own, before it returns messages from a lost node."""
+    """Return whether a quorum queue waits for some time before it returns messages from a lost node."""
     return version >= (4, 3)
