@@ -1,7 +1,7 @@
-"""The acks of one channel on their way to the disk.
+"""Writes the acks of one channel to the disk.
 
-They are written in the order in which they were given, one write at a time; acks that arrive during a write go into the
-next one. A write that fails (a full disk) is retried until it succeeds or the channel ends.
+Acks are written in the order in which they were given, one write at a time. Acks that arrive during a write are part of
+the next write. If a write fails (a full disk), it is retried until it succeeds or the channel ends.
 """
 
 import asyncio
@@ -20,12 +20,15 @@ _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 DELETE_DELAY_SECONDS = 0.1
-"""Seconds that a deletion waits for others to share a commit. No client waits for it, because the lease record has
-settled the message."""
+"""Seconds that a deletion waits for others, so that they share a commit. No client waits for the deletion, because the
+lease record has already settled the message."""
 
 
 class AckWriter:
-    """Deletes acked messages of a queue; after the commit it calls ``deleted`` with their number."""
+    """Deletes acked messages of a queue.
+
+    After each commit, it calls ``deleted`` with the number of deleted messages.
+    """
 
     def __init__(self, database: Database, queue_id: int, name: BrokerQueue, deleted: Callable[[int], None]) -> None:
         self._database = database
@@ -35,14 +38,14 @@ class AckWriter:
         self._loop = asyncio.get_running_loop()
         self._ended = False
         self._waiting: list[int] = []
-        """Positions whose deletion is not handed in yet."""
+        """Positions whose deletion is not yet submitted."""
         self._writing: list[int] = []
         self._given_count = 0
         self._handed_in_count = 0
         self._write_due = False
         self._flushes: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.written_count = 0
-        """How many of the acks given, in their order, are durable."""
+        """Number of the given acks, in their order, that are durable."""
 
     @property
     def pending_count(self) -> int:
@@ -50,7 +53,10 @@ class AckWriter:
         return len(self._waiting) + len(self._writing)
 
     def add(self, positions: Sequence[int], ack_count: int) -> None:
-        """Write these soon, as ``ack_count`` acks. Acks without a message become durable together with the others."""
+        """Write these acks soon. ``ack_count`` is their number: an ack may have no message.
+
+        Acks without a message become durable together with the others.
+        """
         self._waiting += positions
         self._given_count += ack_count
         if not self._write_due:
@@ -58,7 +64,10 @@ class AckWriter:
             self._loop.call_later(DELETE_DELAY_SECONDS, self._write)
 
     async def flush(self) -> None:
-        """Return when all acks so far are durable. Raises: BrokerUnavailable if they can't be, for now or ever."""
+        """Return when all acks given so far are durable.
+
+        Raises: BrokerUnavailable if a write fails, or the channel has ended.
+        """
         if self.written_count == self._given_count:
             return
         if self._ended:
@@ -69,12 +78,12 @@ class AckWriter:
         await flushed
 
     def end(self) -> None:
-        """Hand in the waiting acks, without a retry if that fails."""
+        """Submit the waiting acks. They are not retried if this write fails."""
         self._ended = True
         self._hand_in()
 
     def discard(self) -> None:
-        """Drop all acks: the queue is gone with all its messages."""
+        """Drop all acks, because the queue was deleted with all its messages."""
         self._ended = True
         self._waiting.clear()
         self.written_count = self._handed_in_count = self._given_count
@@ -83,7 +92,7 @@ class AckWriter:
     async def ended(self) -> None:
         """Return when the last write has succeeded or failed."""
         try:
-            # Outcomes arrive in the order of handing in.
+            # Outcomes arrive in the order of submission.
             await self._database.read(_nothing)
         except StorageUnavailable as error:
             _log.warning("acks may be lost with their channel", extra={"queue": self._name, "error": error.detail})
@@ -129,7 +138,7 @@ class AckWriter:
             failed(error)
 
     def _tell_flushes(self, error: Exception | None) -> None:
-        """Answer the flushes whose acks are written; with an ``error`` all of them."""
+        """Answer the flushes whose acks are written. With an ``error``, answer all flushes."""
         while self._flushes and (error is not None or self._flushes[0][0] <= self.written_count):
             flushed = self._flushes.popleft()[1]
             if flushed.done():

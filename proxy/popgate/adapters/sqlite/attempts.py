@@ -1,6 +1,7 @@
-"""Attempts as rows: the leases that a client's ``attempt_id`` got, so that a repeated pop gets them again.
+"""Stores the leases of a client's ``attempt_id``, so that a repeated pop returns the same leases.
 
-One row per (subscription, attempt id). It holds the latest lease id only: a new lease id replaces the attempt.
+There is one row for each (subscription, attempt id). It holds only the latest lease id: a new lease id replaces the
+attempt.
 """
 
 import sqlite3
@@ -15,7 +16,7 @@ from popgate.domain.names import CopyId, LeaseId, Subscription
 
 ATTEMPTS_PER_TRANSACTION_MAX = 500
 LOOK_AGAIN_SECONDS = 900.0
-"""Seconds between two looks at an attempt whose leases have expired but may still be extended."""
+"""Seconds between two checks of an attempt whose leases have expired but may still be extended."""
 
 Copies = Sequence[tuple[int, CopyId]]
 
@@ -28,7 +29,7 @@ def add_to_attempt(
     copies: Copies,
     ends_at: float,
 ) -> None:
-    """Note that ``lease_id`` holds ``copies`` until ``ends_at``, in addition to its earlier ones."""
+    """Record that ``lease_id`` holds ``copies`` until ``ends_at``, in addition to its earlier copies."""
     row = connection.execute(
         "SELECT copies FROM attempt WHERE topic = ? AND name = ? AND attempt_id = ? AND lease_id = ?",
         (*subscription, attempt_id, lease_id),
@@ -55,10 +56,10 @@ def read_attempt(
 
 
 def delete_ended_attempts(connection: sqlite3.Connection, now: float) -> int:
-    """Delete attempts that will never find a lease again: one step. Return how many rows were looked at.
+    """Delete attempts that no longer have any lease to return: one step. Return how many rows were examined.
 
-    An attempt does not learn of extensions, and an expired lease can be extended until another client gets the message.
-    So no attempt is deleted before all its leases are settled, given back or granted to others.
+    An attempt is not updated when its leases are extended, and an expired lease can be extended until another client is
+    granted the message. So an attempt is deleted only when all its leases are settled, released or granted to others.
     """
     rows = connection.execute(
         "SELECT topic, name, attempt_id, lease_id, copies FROM attempt WHERE ends_at < ? ORDER BY ends_at LIMIT ?",
@@ -77,7 +78,7 @@ def delete_ended_attempts(connection: sqlite3.Connection, now: float) -> int:
 
 
 def _good(connection: sqlite3.Connection, lease_id: LeaseId, copies: Copies) -> list[tuple[int, CopyId, LeaseRecord]]:
-    """Return the ``copies``, with their records, that were neither settled nor granted to another client since."""
+    """Return those ``copies``, with their records, that have neither been settled nor granted to another client."""
     by_queue: dict[int, list[CopyId]] = defaultdict(list)
     for queue_id, copy_id in copies:
         by_queue[queue_id].append(copy_id)

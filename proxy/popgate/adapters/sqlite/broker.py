@@ -1,11 +1,11 @@
-"""The embedded broker: queues of messages in the store, for a proxy that has no RabbitMQ.
+"""Implements the embedded broker: queues of messages in the store, for a proxy without RabbitMQ.
 
-Owns which queues exist and who consumes them. ``publishing`` routes, ``channel`` consumes, ``broker_queues`` and
-``messages`` own the rows, ``delays`` owns delayed messages. Everything known about queues is also kept in memory,
-because this process is the file's only user.
+Owns the list of queues and their consumers. ``publishing`` routes messages, ``channel`` consumes them,
+``broker_queues`` and ``messages`` own the rows, and ``delays`` owns delayed messages. All facts about queues are also
+kept in memory, because this process is the file's only user.
 
-A published batch is stored in one job, and the channels learn of it after its commit. A deleted queue is gone at once;
-the sweeper deletes its messages in small steps, also after a restart.
+A published batch is stored in one job, and the channels are notified after the job's commit. A deleted queue disappears
+at once. The sweeper deletes its messages in small steps, also after a restart.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class SqliteBroker:
         self._queues: dict[BrokerQueue, StoredQueue] = {}
         self._bindings: Bindings = {}
         self._places: dict[BrokerQueue, Place] = {}
-        """The topic and index from which each bound queue gets its messages."""
+        """The topic and index from which each bound queue receives its messages."""
         self._delays = DelayedPublishes(database, self._bound)
         self._sweeper: asyncio.Task[None] | None = None
         self._garbage = asyncio.Event()
@@ -107,7 +107,7 @@ class SqliteBroker:
     # -- topology --------------------------------------------------------------------------------------------------
 
     async def declare_topic(self, topic: TopicName) -> None:
-        """Do nothing: a topic without groups accepts no message here either."""
+        """Do nothing: a topic without groups accepts no messages."""
 
     async def delete_topic(self, topic: TopicName) -> None:
         def done(_: None) -> None:
@@ -137,7 +137,7 @@ class SqliteBroker:
         if not present:
             return
         queue_ids = [queue.queue_id for queue in present]
-        # At once, so that no message is reported as published to a queue that is about to be deleted.
+        # Unbind at once, so that no message is reported as published to a queue that is about to be deleted.
         bindings = [(queue, *self._unbind(queue)) for queue in present]
 
         def done(_: None) -> None:
@@ -182,7 +182,10 @@ class SqliteBroker:
     async def _store(
         self, parts: Sequence[Part], delayed: Sequence[DelayedRow], condition: Job[bool] = _no_condition
     ) -> bool:
-        """Store everything unless ``condition``, in the same transaction, is False. Return whether it was stored."""
+        """Store everything, unless ``condition`` returns False in the same transaction.
+
+        Return whether everything was stored.
+        """
         is_stored = False
         firsts = [part.queue.take_positions(len(part.messages)) for part in parts]
         rows = [part.rows(first) for part, first in zip(parts, firsts, strict=True)]
@@ -235,13 +238,13 @@ class SqliteBroker:
         ]
 
     def look_at_the_clock(self) -> None:
-        """Check what is due: for a clock that is advanced by hand."""
+        """Check which messages are due. For a clock that is advanced by hand."""
         self._delays.look()
 
     # -- how -------------------------------------------------------------------------------------------------------
 
     def _know(self, row: QueueRow) -> None:
-        """Keep a stored queue and its binding in memory; a known queue keeps its positions."""
+        """Keep a stored queue and its binding in memory. A known queue retains its positions."""
         queue = self._queues.get(row.name)
         if queue is None:
             queue = StoredQueue(row.queue_id, row.name, stored=row.stored, next_position=row.next_position)
@@ -256,7 +259,10 @@ class SqliteBroker:
             self._places[queue.name] = topic, index
 
     def _bound(self, place: Place) -> Sequence[StoredQueue]:
-        """Return the queues that a delayed message goes to now. The topic may have fewer queues by now."""
+        """Return the queues that receive a delayed message of this place.
+
+        The topic may have fewer queues than when it was published.
+        """
         topic, index = place
         by_index = {number: bound for number, bound in self._bindings.get(topic, {}).items() if bound}
         return by_index[index % (max(by_index) + 1)] if by_index else ()
@@ -266,7 +272,7 @@ class SqliteBroker:
         return 0 if place is None else self._delays.count(place)
 
     def _unbind(self, queue: StoredQueue) -> tuple[TopicName | None, int | None]:
-        """Forget the queue; return what ``_bind`` needs to undo that."""
+        """Remove the queue from memory. Return the topic and index that ``_bind`` needs to undo this."""
         del self._queues[queue.name]
         self._places.pop(queue.name, None)
         for topic, by_index in self._bindings.items():
@@ -277,7 +283,7 @@ class SqliteBroker:
         return None, None
 
     async def _write(self, job: Job[T], done: Callable[[T], None], undo: Callable[[], None] | None = None) -> None:
-        """Write ``job``, then call ``done``, or ``undo`` if it failed, even if the caller was cancelled meanwhile.
+        """Write ``job``. Then call ``done``, or ``undo`` if the write failed, even if the caller has been cancelled.
 
         Raises: BrokerUnavailable.
         """

@@ -1,4 +1,4 @@
-"""The embedded broker's queues as rows, and the messages that deleted queues leave behind."""
+"""Stores the embedded broker's queues as rows, and deletes the messages of deleted queues."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -30,7 +30,10 @@ def load_queues(connection: sqlite3.Connection) -> list[QueueRow]:
 
 
 def declare_queue(connection: sqlite3.Connection, name: BrokerQueue, topic: TopicName | None, index: int) -> QueueRow:
-    """Create the queue if it is missing, and bind it to ``topic`` (None: it is reached only by its name)."""
+    """Create the queue if it is missing, and bind it to ``topic``.
+
+    If ``topic`` is None, the queue is reached only by its name.
+    """
     connection.execute(
         "INSERT INTO broker_queue (name, topic, queue_index) VALUES (?, ?, ?) "
         "ON CONFLICT (name) DO UPDATE SET topic = excluded.topic, queue_index = excluded.queue_index",
@@ -47,14 +50,14 @@ def unbind_topic(connection: sqlite3.Connection, topic: TopicName) -> None:
 
 
 def delete_queues(connection: sqlite3.Connection, queue_ids: Sequence[int]) -> None:
-    """Delete queues at once; their messages become garbage."""
+    """Delete queues at once. Their messages become garbage."""
     rows = [(queue_id,) for queue_id in queue_ids]
     connection.executemany("DELETE FROM broker_queue WHERE queue_id = ?", rows)
     connection.executemany("INSERT OR IGNORE INTO broker_garbage (queue_id) VALUES (?)", rows)
 
 
 def purge_garbage(connection: sqlite3.Connection) -> bool:
-    """Delete some messages of deleted queues, few enough not to delay other jobs. Return whether more may be left."""
+    """Delete some messages of deleted queues: few enough not to delay other jobs. Return whether more may be left."""
     garbage = connection.execute("SELECT queue_id FROM broker_garbage LIMIT 1").fetchone()
     if garbage is None:
         return False

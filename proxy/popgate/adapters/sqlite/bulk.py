@@ -1,7 +1,8 @@
-"""Inserts many rows in one statement.
+"""Inserts many rows with one statement.
 
-``executemany`` runs a step for each row, and releases and takes back the interpreter's lock around each step: beside a
-busy event loop every row then waits for its turn. A statement of many rows is one step, which runs beside the loop.
+``executemany`` runs a step for each row, and releases and reacquires the interpreter's lock around each step. Beside a
+busy event loop, every row then waits for the lock. A statement of many rows is one step, which runs in parallel with
+the event loop.
 """
 
 import sqlite3
@@ -27,9 +28,9 @@ def insert_rows(connection: sqlite3.Connection, insert: str, rows: Sequence[tupl
 def insert_selected(
     connection: sqlite3.Connection, insert: str, common: tuple[object, ...], rows: Sequence[tuple[object, ...]]
 ) -> int:
-    """Insert like ``insert_rows`` if rows have values in common, because handing over each value takes time.
+    """Insert like ``insert_rows``, but pass the values that all rows have in common only once, to save time.
 
-    ``insert`` goes up to its FROM: it selects ?1, ?2, ... from ``common`` and column1, column2, ... from each row.
+    ``insert`` ends before its FROM. It selects ?1, ?2, ... from ``common`` and column1, column2, ... from each row.
     """
     count = 0
     for part in parts(rows):
@@ -39,7 +40,10 @@ def insert_selected(
 
 
 def parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield ``rows`` in order, in parts. Sizes are powers of two, to keep the number of different statements small."""
+    """Yield ``rows`` in order, in parts.
+
+    The sizes of the parts are powers of two, to limit the number of different statements.
+    """
     start = 0
     while left := len(rows) - start:
         size = min(ROWS_MAX, 1 << left.bit_length() - 1)
@@ -48,7 +52,7 @@ def parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def parameters(count: int) -> str:
-    """Return this many placeholders for a statement."""
+    """Return ``count`` placeholders for a statement."""
     return ",".join("?" * count)
 
 

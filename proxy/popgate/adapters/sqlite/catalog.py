@@ -1,4 +1,4 @@
-"""The catalog on SQLite: one JSON row for each topic and each group."""
+"""Implements the catalog on SQLite, with one JSON row for each topic and each group."""
 
 import asyncio
 import sqlite3
@@ -14,8 +14,10 @@ from popgate.ports.catalog import Catalog
 
 
 class SqliteCatalog:
-    """The state port's catalog half on ``database``, which the caller opens and closes. Only this process uses it, so
-    it knows of all changes."""
+    """The state port's catalog half on ``database``, which the caller opens and closes.
+
+    Only this process uses the database, so it makes all changes itself.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

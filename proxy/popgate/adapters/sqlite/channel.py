@@ -1,18 +1,18 @@
-"""One consumption of one embedded queue: its deliveries, unsettled messages, and acks that are being written.
+"""Consumes one embedded queue: manages its deliveries, its unsettled messages, and the acks that are being written.
 
-Theory of operation. A queue's messages have positions. The channel walks over them with a cursor: every message before
-it was delivered on this channel, is listed in ``_returned`` to be delivered again, or is gone. The channel fetches
-through the database thread, one fetch at a time, as long as there is credit and something to read. If it has read
-everything, it delivers a new message from memory instead, right after its commit.
+Theory of operation. A queue's messages have positions. The channel reads them with a cursor. Every message before the
+cursor was delivered on this channel, or is listed in ``_returned`` to be delivered again, or no longer exists. The
+channel fetches through the database thread, one fetch at a time, as long as there is credit and something to read. When
+it has read everything, it instead delivers each new message from memory, right after the message's commit.
 
     cursor           tail
     |  not yet read  |  not yet committed
     ----------------------------------------> positions
 
-Why the tail can be trusted: outcomes reach the event loop in the order in which the jobs ran, writes before reads. When
-a fetch reports that it reached the end, every commit that it could see has been reported, and no other.
+The tail can be trusted because outcomes reach the event loop in the order in which the jobs ran, writes before reads.
+When a fetch reports that it reached the end, exactly those commits have been reported that the fetch could see.
 
-An ack takes effect here at once; ``acks`` writes it.
+An ack takes effect here at once. ``acks`` writes it to the disk.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 FETCH_DELAY_SECONDS = 0.02
-"""Seconds that a fetch of a few messages waits for more credit, so that single acks do not cost a fetch each."""
+"""Seconds that a fetch of a few messages waits for more credit, so that not every single ack causes a fetch."""
 
 
 class StoredQueue:
-    """A queue in memory. ``stored`` counts committed messages, ``tail`` is the position after them."""
+    """A queue in memory. ``stored`` is the number of committed messages, ``tail`` the position after the last one."""
 
     __slots__ = ("channel", "name", "next_position", "queue_id", "stored", "tail")
 
@@ -54,7 +54,7 @@ class StoredQueue:
         self.stored = stored
         self.tail = next_position
         self.next_position = next_position
-        """The position of the next message; ahead of ``tail`` while commits are in progress."""
+        """The position of the next message. It is ahead of ``tail`` while commits are in progress."""
         self.channel: SqliteChannel | None = None
 
     @property
@@ -63,20 +63,20 @@ class StoredQueue:
         return max(0, self.stored - (0 if self.channel is None else self.channel.held_count))
 
     def take_positions(self, count: int) -> int:
-        """Return the first of ``count`` positions for new messages. A failed publish leaves a harmless gap."""
+        """Reserve ``count`` positions for new messages and return the first. A failed publish leaves a harmless gap."""
         first = self.next_position
         self.next_position += count
         return first
 
     def published(self, first: int, messages: Sequence[Message]) -> None:
-        """Record that ``messages`` are committed at ``first`` and the positions after it."""
+        """Record that ``messages`` are committed, starting at position ``first``."""
         self.stored += len(messages)
         self.tail = first + len(messages)
         if self.channel is not None:
             self.channel.offer(first, messages)
 
     def published_once(self, end: int, count: int) -> None:
-        """Record that ``count`` messages are committed somewhere before ``end``."""
+        """Record that ``count`` messages are committed at positions before ``end``."""
         self.stored += count
         self.tail = end
         if self.channel is not None:
@@ -87,7 +87,7 @@ class StoredQueue:
 
 
 class SqliteChannel:
-    """A live consumption of ``queue``; it is the queue's ``channel`` until it ends."""
+    """A live consumption of ``queue``. It is the queue's ``channel`` until it ends."""
 
     def __init__(self, database: Database, queue: StoredQueue, prefetch: int, listener: Listener) -> None:
         self._database = database
@@ -101,9 +101,9 @@ class SqliteChannel:
         self._fetching = False
         self._pump_due = False
         self._unsettled: dict[int, int] = {}
-        """Position by tag."""
+        """The position of each unsettled message, by tag."""
         self._last_tag = 0
-        # Credit: a resize gives fresh credit in addition to the held messages, as RabbitMQ does.
+        # A resize grants the whole prefetch as new credit, in addition to the held messages, as RabbitMQ does.
         self._prefetch = prefetch
         self._credit_from_tag = 0
         self._credit_used = 0
@@ -152,7 +152,7 @@ class SqliteChannel:
     async def backlog(self) -> int:
         if self._ended:
             return 0
-        # Outcomes arrive in order, so a fetch in progress has been delivered when this returns.
+        # Outcomes arrive in order, so a fetch in progress has been delivered when this call returns.
         await self._database.read(_nothing, BrokerUnavailable)
         return self._queue.ready if self._queue.channel is self else 0
 
@@ -169,11 +169,11 @@ class SqliteChannel:
 
     @property
     def held_count(self) -> int:
-        """Stored messages that are not ready: delivered and unsettled, or acked and not yet deleted."""
+        """Number of stored messages that are not ready: delivered and unsettled, or acked and not yet deleted."""
         return len(self._unsettled) + self._acks.pending_count
 
     def lose(self, reason: str, *, queue_gone: bool) -> None:
-        """End because of the broker; earlier acks still count."""
+        """End the channel because the broker ended it. Earlier acks are still written, unless the queue was deleted."""
         if not self._ended:
             self._end()
             if queue_gone:
@@ -183,7 +183,7 @@ class SqliteChannel:
             self._listener.on_channel_lost(reason, queue_gone=queue_gone)
 
     def offer(self, first: int, messages: Sequence[Message]) -> None:
-        """Deliver messages that were committed from ``first`` on from memory, unless others come before them."""
+        """Deliver messages, committed from ``first`` on, from memory, unless other messages must be delivered first."""
         credit = self._prefetch - self._credit_used
         if self._fetching or self._returned or self._cursor != first or credit <= 0:
             self.pump()
@@ -193,7 +193,10 @@ class SqliteChannel:
         self._deliver(list(enumerate(taken, first)))
 
     def pump(self, *, now: bool = False) -> None:
-        """Fetch if there is credit, something to read, and no fetch in progress. Unless ``now``, low credit waits."""
+        """Fetch if there is credit, something to read, and no fetch in progress.
+
+        If the credit is low, wait for more, unless ``now`` is set.
+        """
         credit = self._prefetch - self._credit_used
         if self._fetching or self._ended or credit <= 0:
             return
@@ -263,7 +266,7 @@ class SqliteChannel:
         self._listener.on_deliveries(deliveries)
 
     def _end(self) -> None:
-        """Stop delivering; unsettled messages are available to the next channel."""
+        """Stop delivering. Unsettled messages are available to the next channel."""
         self._ended = True
         self._unsettled.clear()
         if self._queue.channel is self:

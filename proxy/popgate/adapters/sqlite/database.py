@@ -1,13 +1,13 @@
-"""The embedded store's file and the one thread that owns it.
+"""Owns the embedded store's file and the one thread that uses it.
 
 Owns the thread, its bounded queue of jobs, and the return of results to the event loop. ``group_commit`` lets jobs
-share a commit, ``opening`` checks the file, the adapters own what is stored.
+share a commit. ``opening`` checks the file. The adapters own the stored data.
 
     event loop                               thread
     write(job) --> bounded queue -----------> takes all that wait: BEGIN, job, job, job, COMMIT (one fsync)
     awaits     <-- one call a group <-------- results, after the commit
 
-If a caller is cancelled while it waits, its job may still run, whole or not at all.
+If a caller is cancelled while it waits, its job may still run. It then runs completely or not at all.
 """
 
 import asyncio
@@ -31,7 +31,8 @@ from popgate.ports.clock import Clock
 _log = logging.getLogger(__name__)
 
 WAITING_JOBS_MAX = 4096
-"""Maximum number of waiting jobs. Beyond it callers must retry later, because the disk is slower than the clients."""
+"""Maximum number of waiting jobs. If more arrive, callers must retry later, because the disk is slower than the
+clients."""
 GROUP_JOBS_MAX = 256
 OVERLOAD_RETRY_SECONDS = 1.0
 PROBE_INTERVAL_SECONDS = 1.0
@@ -40,9 +41,10 @@ T = TypeVar("T")
 
 
 class Database:
-    """The store at ``path``; its folder is created if it is missing, and locked against other processes.
+    """The store at ``path``. Its folder is created if it is missing, and locked against other processes.
 
-    ``clock`` gives the store its time (see ``store_clock``). A database serves the event loop that opened it, once.
+    ``clock`` provides the store's time (see ``store_clock``). A database is opened once, and belongs to the event loop
+    that opened it.
     """
 
     def __init__(self, path: Path, clock: Clock, *, waiting_jobs_max: int = WAITING_JOBS_MAX) -> None:
@@ -56,25 +58,25 @@ class Database:
         self._ended = asyncio.Event()
         self._is_open = False
         self._on_rollback: list[Callable[[], None]] = []
-        # Set by the thread, before the opening is answered.
+        # The thread sets these fields before ``open`` returns.
         self._lock: FolderLock | None = None
         self._connection: sqlite3.Connection | None = None
         self._committer: Committer | None = None
         self._store_clock: StoreClock | None = None
 
     async def open(self) -> None:
-        """Open the file. Raises: StartupError with one line, naming the path and what to do."""
+        """Open the file. Raises: StartupError, whose single line names the path and the remedy."""
         assert self._thread is None, "a database is opened once"
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = self._loop.create_future()
-        # A daemon, so that it can't delay a process that exits without closing. The file takes no harm from that.
+        # A daemon can't delay a process that exits without closing. The file is not damaged by such an exit.
         self._thread = threading.Thread(target=self._run, args=(opened,), name="popgate-sqlite", daemon=True)
         self._thread.start()
         await opened
         self._is_open = True
 
     async def close(self) -> None:
-        """Finish waiting jobs, save the time, fold the log into the file. Idempotent, and safe before ``open``."""
+        """Finish waiting jobs, save the time, and fold the log into the file. Idempotent, and safe before ``open``."""
         if self._thread is None:
             return
         self._is_open = False
@@ -95,19 +97,27 @@ class Database:
         return 0 if self._committer is None else self._committer.commit_count
 
     def now(self) -> float:
-        """Return the store's time: Unix seconds that only grow, even over restarts. Only after ``open``."""
+        """Return the store's time, in Unix seconds that only increase, even over restarts.
+
+        Must be called after ``open``.
+        """
         assert self._store_clock is not None, "the store's time begins with open()"
         return self._store_clock.now()
 
     def on_rollback(self, forget: Callable[[], None]) -> None:
-        """Call ``forget``, on the thread, whenever writes that jobs may remember were rolled back."""
+        """Call ``forget``, on the thread, whenever the writes of jobs were rolled back.
+
+        It must drop all cached rows.
+        """
         self._on_rollback.append(forget)
 
     async def write(self, job: Job[T], unavailable: type[RetryLater] = StorageUnavailable) -> T:
-        """Return ``job``'s result once it is on stable storage.
+        """Return ``job``'s result once the job is on stable storage.
 
-        ``job`` may run twice (if its group was rolled back) and must change nothing but the database. Its exceptions
-        are raised here, and its writes are undone. Raises: ``unavailable`` if nothing could be written.
+        ``job`` may run twice (if its group was rolled back) and must change nothing but the database. If it raises, its
+        writes are undone, and this method raises the same exception.
+
+        Raises: ``unavailable`` if nothing could be written, or if it is unknown whether it was.
         """
         return await self._await(job, unavailable, writes=True)
 
@@ -118,7 +128,10 @@ class Database:
     def submit(
         self, job: Job[T], done: Callable[[T], None], failed: Callable[[Exception], None], *, writes: bool
     ) -> None:
-        """Hand in ``job`` without waiting. One of the two callbacks runs on the event loop, in the order of handing in.
+        """Submit ``job`` without waiting. One of the two callbacks runs on the event loop.
+
+        The callbacks of writes run in the order of submission, and so do those of reads. A read's callback runs after
+        the callbacks of all earlier writes.
 
         Raises: StorageUnavailable if the job is not accepted because the store is closed or overloaded.
         """
@@ -174,16 +187,16 @@ class Database:
         return self._committer
 
     def _end(self) -> None:
-        """Save the time, fold the log into the file, close it, and note its checksum."""
+        """Save the time, fold the log into the file, close the file, and record its checksum."""
         assert self._connection is not None, "it has begun"
         assert self._store_clock is not None, "it has begun"
         if self._save(self._connection, self._store_clock):
             self._connection.close()
-            with suppress(OSError):  # then the next start looks closer
+            with suppress(OSError):  # without the checksum, the next start runs a longer check
                 note_closed(self.path)
 
     def _let_go(self) -> None:
-        """Close what is open, also after a failed beginning. Idempotent."""
+        """Close everything that is open, also if ``_begin`` failed. Idempotent."""
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.close()
@@ -192,13 +205,16 @@ class Database:
             lock.release()
 
     def _serve(self, committer: Committer) -> None:
-        """Run one group after the other until ``close``."""
+        """Run the groups of jobs one after another until ``close``."""
         closing = False
         while not closing:
             closing = self._serve_group(committer)
 
     def _serve_group(self, committer: Committer) -> bool:
-        """Run the waiting jobs, or wait for one. Return whether it was the last group. Keeps no body meanwhile."""
+        """Run the waiting jobs, or wait for one. Return whether this was the last group.
+
+        While this waits, no message body of an earlier group is kept in memory.
+        """
         try:
             pending = self._jobs.get(timeout=None if committer.failure is None else PROBE_INTERVAL_SECONDS)
         except Empty:
@@ -218,13 +234,13 @@ class Database:
             if group:
                 try:
                     run(group)
-                except Exception:  # each caller still gets an answer: its own, or UNDECIDED
+                except Exception:  # each caller still receives an answer: its own, or UNDECIDED
                     _log.exception("an internal error on the store's thread")
                 self._call(self._tell, group)
         return pending is None
 
     def _save(self, connection: sqlite3.Connection, clock: StoreClock) -> bool:
-        """Save the time and fold the log into the file. Return whether it worked."""
+        """Save the time and fold the log into the file. Return whether this succeeded."""
         try:
             connection.execute("UPDATE store SET high_water = ?", (clock.now(),))
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -235,7 +251,7 @@ class Database:
         return True
 
     def _call(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Call back on the event loop. If the loop has closed, no caller waits any more."""
+        """Run ``callback`` on the event loop. If the loop has closed, no caller waits any more."""
         assert self._loop is not None
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
@@ -250,7 +266,7 @@ class Database:
             except Exception as error:
                 _log.exception("a callback of the store raised an exception")
                 with suppress(Exception):
-                    pending.failed(error)  # its caller may not have an answer yet
+                    pending.failed(error)  # the caller may not have an answer yet
 
 
 def _answer(opened: asyncio.Future[None], error: Exception | None) -> None:

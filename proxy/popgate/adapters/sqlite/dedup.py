@@ -1,6 +1,7 @@
-"""The dedup store on SQLite: every call is one transaction; cleaning up is a series of short ones.
+"""Implements the dedup store on SQLite. Every call is one transaction, but cleaning up is a series of short ones.
 
-A publish usually has only new ids: one statement reserves them all, as consecutive rows, and one confirms those rows.
+Usually all ids of a publish are new. Then one statement reserves them all, as consecutive rows, and one statement
+confirms these rows.
 """
 
 import sqlite3
@@ -18,13 +19,13 @@ ROWS_PER_TRANSACTION_MAX = 1_000
 """Maximum number of rows in one step of housekeeping, so that other jobs wait only some milliseconds for the thread."""
 
 BATCHES_MAX = 1_024
-"""Maximum number of unconfirmed reservations in memory; others are confirmed id by id."""
+"""Maximum number of unconfirmed reservations in memory. Other reservations are confirmed id by id."""
 
 _INSERT = (
     "INSERT OR IGNORE INTO dedup (topic, reserved_at, confirmed, dedup_id, copy_id, message_id, queue_index) "
     "SELECT ?1, ?2, ?3, column1, column2, nullif(column3, column2), column4"
 )
-"""Takes the fields of ``DedupEntry``."""
+"""Expects the fields of ``DedupEntry``."""
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ class SqliteDedupStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._batches: dict[CopyId, _Batch] = {}
-        """Reservations that may be confirmed soon, by their first copy."""
+        """Reservations that may be confirmed soon, by the copy id of their first entry."""
 
     async def reserve(
         self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
@@ -80,7 +81,7 @@ class SqliteDedupStore:
             "(SELECT copy_id FROM repeated_copy WHERE noted_at <= ? LIMIT ?)",
             (now - noted_seconds, ROWS_PER_TRANSACTION_MAX),
         )
-        # From the front only, because rows are in the order of their times.
+        # Only the oldest rows are checked, because rows are in the order of their times.
         return await self._repeat(
             "DELETE FROM dedup WHERE row_id IN (SELECT row_id FROM "
             "(SELECT row_id, reserved_at FROM dedup ORDER BY row_id LIMIT ?2) WHERE reserved_at <= ?1)",
@@ -91,7 +92,7 @@ class SqliteDedupStore:
         return await self._database.write(job, StateUnavailable)
 
     async def _repeat(self, delete: str, bounds: tuple[object, ...]) -> int:
-        """Run ``delete`` until it finds less than a full step. Return the sum."""
+        """Run ``delete`` until it deletes less than a full step. Return the sum."""
         total = 0
         while True:
             count = await self._write(lambda connection: connection.execute(delete, bounds).rowcount)
@@ -107,7 +108,7 @@ def _reserve(
     now: float,
     window_seconds: float,
 ) -> tuple[dict[str, Reservation], _Batch | None]:
-    """Reserve as ``DedupStore.reserve`` says. Also return the rows if all ids were new."""
+    """Reserve as described in ``DedupStore.reserve``. Also return the rows if all ids were new."""
     if _insert(connection, topic, entries, now) == len(entries):
         (last_row,) = connection.execute("SELECT last_insert_rowid()").fetchone()
         return {}, _Batch(last_row - len(entries) + 1, len(entries), now)
@@ -130,7 +131,7 @@ def _reserve(
 def _confirm(
     connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], batch: _Batch | None
 ) -> None:
-    """Confirm the ids of these copies, all at once if they are the rows of ``batch``."""
+    """Confirm the ids of these entries. If they are the rows of ``batch``, one statement confirms them all."""
     if batch is not None and batch.size == len(entries):
         rows = (batch.first_row, batch.first_row + batch.size - 1, batch.reserved_at)
         confirm = "UPDATE dedup SET confirmed = 1 WHERE row_id BETWEEN ? AND ? AND reserved_at = ?"
@@ -142,7 +143,10 @@ def _confirm(
 def insert_confirmed(
     connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], now: float
 ) -> bool:
-    """Confirm these ids if all of them are free; otherwise change nothing."""
+    """Insert these ids as confirmed if all of them are free.
+
+    Otherwise change nothing. Return whether they were free.
+    """
     connection.execute("SAVEPOINT ids")
     are_free = _insert(connection, topic, entries, now, confirmed=True) == len(entries)
     if not are_free:
@@ -159,14 +163,14 @@ def _insert(
     *,
     confirmed: bool = False,
 ) -> int:
-    """Take the ids that are free. Return how many."""
+    """Insert the ids that are free. Return how many were free."""
     return insert_selected(connection, _INSERT, (topic, now, confirmed), entries)
 
 
 def _read(
     connection: sqlite3.Connection, topic: TopicName, dedup_ids: Sequence[str]
 ) -> dict[str, tuple[Reservation, float]]:
-    """Return, by id, its entry and whether it is confirmed, and when it was reserved."""
+    """Return, for each stored id, its reservation and the time at which it was reserved."""
     found: dict[str, tuple[Reservation, float]] = {}
     for part in parts(dedup_ids):
         sql = (
@@ -182,7 +186,7 @@ def _read(
 def _change(
     connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], change: str, condition: str = ""
 ) -> None:
-    """Run ``change`` on the rows of these ids that belong to these copies."""
+    """Run ``change`` on the rows that have both an id and a copy id of ``entries``."""
     for part in parts(entries):
         places = parameters(len(part))
         connection.execute(

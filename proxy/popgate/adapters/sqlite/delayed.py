@@ -1,7 +1,7 @@
-"""Delayed publishes as rows, within the caller's transaction.
+"""Stores delayed publishes as rows, in the caller's transaction.
 
-A row waits until it is due by the store's clock. Then one transaction moves it into the queues of the groups that
-exist, bodies and all within SQLite, and deletes it: no message is lost or doubled.
+A row waits until it is due by the store's clock. One transaction then moves it into the queues of the groups that
+exist, and deletes it, so that no message is lost or doubled. Bodies are copied within SQLite.
 """
 
 import sqlite3
@@ -17,7 +17,7 @@ from popgate.domain.names import TopicName
 
 DUE_COUNT_MAX = 1024
 DUE_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes after which a step ends: the message that exceeds them is its last. It bounds the thread's time."""
+"""Number of bytes after which a step ends: the message that exceeds them is its last. Bounds the thread's time."""
 
 Place = tuple[TopicName, int]
 """A topic, and the index of its queues."""
@@ -26,14 +26,14 @@ DelayedRow = tuple[float, TopicName, int, str, str, str | None, float, float | N
 
 
 class Due(NamedTuple):
-    """Due messages in their order, and the time of the next one after them (None: there is none)."""
+    """Due messages in order, and the time at which the next message after them is due (None: there is none)."""
 
     messages: list[tuple[int, Place]]
     following: float | None
 
 
 class Move(NamedTuple):
-    """Delayed messages, by their ids, that go to one queue from position ``first`` on."""
+    """Delayed messages, by their ids, that are stored in one queue, starting at position ``first``."""
 
     queue_id: int
     first: int
@@ -49,14 +49,17 @@ def insert_delayed(connection: sqlite3.Connection, rows: Sequence[DelayedRow]) -
 
 
 def count_delayed(connection: sqlite3.Connection) -> tuple[dict[Place, int], float | None]:
-    """Return how many wait for each place, and when the first one is due. Reads only an index, no body."""
+    """Return how many messages wait for each place, and when the first one is due.
+
+    Reads only an index, and no bodies.
+    """
     (earliest,) = connection.execute("SELECT min(due_at) FROM delayed").fetchone()
     sql = "SELECT topic, queue_index, count(*) FROM delayed INDEXED BY delayed_due GROUP BY topic, queue_index"
     return {(topic, index): count for topic, index, count in connection.execute(sql)}, earliest
 
 
 def find_due(connection: sqlite3.Connection, now: float) -> Due:
-    """Return the next step's messages that are due at ``now``, the earliest first."""
+    """Return the messages of the next step that are due at ``now``, the earliest first."""
     found: list[tuple[int, Place]] = []
     size = 0
     sql = (
@@ -73,7 +76,10 @@ def find_due(connection: sqlite3.Connection, now: float) -> Due:
 
 
 def move_due(connection: sqlite3.Connection, moves: Sequence[Move], done: Sequence[int]) -> list[int]:
-    """Store the messages of each move and delete the delayed messages ``done``. Return how many came to each queue."""
+    """Store the messages of each move, and delete the delayed messages ``done``.
+
+    Return how many messages each queue received.
+    """
     sql = (
         f"INSERT INTO message (message_key, {FIELD_COLUMNS}) SELECT ? + place.key, {FIELD_COLUMNS} "
         "FROM json_each(?) AS place CROSS JOIN delayed ON delayed_id = place.value"

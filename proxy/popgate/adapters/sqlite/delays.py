@@ -1,7 +1,7 @@
 """Moves delayed messages to the queues when they are due.
 
-Owns the timer and the counts. ``delayed`` owns the rows; the broker knows which queues a topic has. Each move is small
-and a transaction of its own, so that other jobs get their turn no matter how many messages are due at once.
+Owns the timer and the counts. ``delayed`` owns the rows. The broker determines which queues a topic has. Each move is
+small and has its own transaction, so that other jobs can run between moves, however many messages are due at once.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ class DelayedPublishes:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Load the counts and begin to watch the time. Raises: StorageUnavailable."""
+        """Load the counts and start the timer. Raises: StorageUnavailable."""
         self._counts, earliest = await self._database.read(count_delayed)
         self._next_due = NEVER if earliest is None else earliest
         self._task = asyncio.create_task(self._run(), name="sqlite broker: delayed publishes")
 
     async def stop(self) -> None:
-        """Stop watching. Idempotent. Messages that are due but not moved are moved after the next start."""
+        """Stop the timer. Idempotent. Messages that are due but not yet moved are moved after the next start."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -52,14 +52,14 @@ class DelayedPublishes:
         return self._counts.get(place, 0)
 
     def added(self, rows: Sequence[DelayedRow]) -> None:
-        """Count ``rows``, which are committed."""
+        """Add ``rows``, which are committed, to the counts."""
         for due_at, topic, index, *_ in rows:
             self._counts[topic, index] = self._counts.get((topic, index), 0) + 1
             self._next_due = min(self._next_due, due_at)
         self.look()
 
     def look(self) -> None:
-        """Look at the clock: more may be due than the timer knows."""
+        """Check the clock, because more messages may be due than the timer has noticed."""
         self._news.set()
 
     async def _run(self) -> None:
@@ -72,7 +72,7 @@ class DelayedPublishes:
                         await self._news.wait()
                 continue
             now = self._database.now()
-            self._next_due = NEVER  # rows that are added from now on lower it again
+            self._next_due = NEVER  # rows that are added from now on lower this time again
             try:
                 due = await self._database.read(partial(find_due, now=now))
                 self._next_due = min(self._next_due, NEVER if due.following is None else due.following)
@@ -84,7 +84,7 @@ class DelayedPublishes:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _hand_on(self, due: Due) -> None:
-        """Move one step's messages. Raises: StorageUnavailable; then nothing was moved."""
+        """Move the messages of one step. Raises: StorageUnavailable. In this case nothing was moved."""
         by_place: dict[Place, list[int]] = {}
         for delayed_id, place in due.messages:
             by_place.setdefault(place, []).append(delayed_id)
@@ -97,7 +97,7 @@ class DelayedPublishes:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(counts: Sequence[int]) -> None:
-            # At once, not when the task gets its turn: a fetch that reports next has seen these messages.
+            # Do this at once, not when the task runs next: a fetch that reports next has already seen these messages.
             for queue, move, count in zip(queues, moves, counts, strict=True):
                 queue.published_once(move.first + len(move.ids), count)
             for place, ids in by_place.items():

@@ -1,6 +1,6 @@
-"""Translates SQLite's errors for an operator: which file, why, and what to do.
+"""Translates SQLite's errors for an operator: which file failed, why, and what to do.
 
-Owns the translation, and which errors may be retried; ``group_commit`` decides what is rolled back.
+Owns the translation, and decides which errors may be retried. ``group_commit`` decides what is rolled back.
 """
 
 import sqlite3
@@ -9,15 +9,18 @@ from pathlib import Path
 from popgate.domain.errors import RetryLater
 
 RETRY_AFTER_SECONDS = 5.0
-"""Seconds until a retry: a full or failing disk is not repaired within a second."""
+"""Seconds until a retry. A full or failing disk is not repaired within a second."""
 
 
 class StorageUnavailable(RetryLater):
-    """The store can't do it now and has changed nothing. Adapters turn it into their port's error."""
+    """The store can't run a job at present. Adapters translate it into their port's error.
+
+    The job has changed nothing, except that the outcome of ``group_commit.UNDECIDED`` is unknown.
+    """
 
 
 def storage_failure(error: BaseException, path: Path) -> StorageUnavailable | None:
-    """Return the failure of disk or file behind ``error``, or None if the job itself is at fault."""
+    """Return the failure of the disk or file that caused ``error``, or None if the job itself is at fault."""
     if not isinstance(error, sqlite3.Error):
         return None
     remedy = _remedy(error, path)
@@ -47,6 +50,6 @@ def _remedy(error: sqlite3.Error, path: Path) -> str | None:
 
 
 def _name(error: sqlite3.Error) -> str:
-    # Errors that the sqlite3 module raises by itself carry no name.
+    # Exceptions that the sqlite3 module itself raises carry no name.
     name: object = getattr(error, "sqlite_errorname", None)
     return name if isinstance(name, str) else ""

@@ -1,4 +1,4 @@
-"""One process per data folder: an advisory lock on its file ``popgate.lock``, which the kernel releases at exit."""
+"""Limits a data folder to one process, by an advisory lock on ``popgate.lock`` that the kernel releases at exit."""
 
 import fcntl
 import os
@@ -13,8 +13,9 @@ PID_BYTES_MAX = 32
 class FolderLock:
     """The lock on ``folder``, held from construction to ``release``. Creates the folder if it is missing.
 
-    The file stays behind: removing it would let two processes lock two different files of one name. Raises:
-    StartupError, naming the process that holds it.
+    The file is never removed: otherwise two processes could lock two different files with the same name.
+
+    Raises: StartupError, naming the process that holds the lock.
     """
 
     def __init__(self, folder: Path) -> None:

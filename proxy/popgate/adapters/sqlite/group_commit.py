@@ -1,12 +1,12 @@
-"""Group commit: many jobs, one transaction, one fsync.
+"""Commits many jobs in one transaction, with one fsync.
 
-Theory of operation. All waiting jobs run in one transaction and are committed once. If one of them raises, the whole
-group is rolled back and its jobs run again one by one, each in a transaction of its own, so that a bad job harms no
-other. So a job must change nothing but the database and state that an ``on_rollback`` callback forgets. Jobs that only
-read run after the commit, outside of any transaction: they see every write that was handed in before them, and never
-one that may still be rolled back.
+Theory of operation. All waiting jobs run in one transaction and are committed once. If a job raises, the whole group is
+rolled back, and its jobs run again one by one, each in its own transaction. So a bad job does not affect the other
+jobs. Because a job may run twice, it must change nothing but the database and state that an ``on_rollback`` callback
+resets. Jobs that only read run after the commit, outside of any transaction. They see every write that was submitted
+before them, and never a write that may still be rolled back.
 
-Everything here runs on the thread that owns the connection; the callers wait elsewhere.
+Everything here runs on the thread that owns the connection. The callers wait on the event loop.
 """
 
 import logging
@@ -31,7 +31,7 @@ Job = Callable[[sqlite3.Connection], T]
 
 
 class PendingJob(Generic[T]):
-    """A job with its callbacks on the event loop: ``done`` gets its result, ``failed`` its error."""
+    """A job with its callbacks on the event loop. ``done`` is called with its result, ``failed`` with its error."""
 
     __slots__ = ("done", "error", "failed", "job", "result", "writes")
 
@@ -53,10 +53,11 @@ class PendingJob(Generic[T]):
 
 
 class Committer:
-    """Runs groups of jobs on ``connection``. ``failure`` says why the latest transaction was impossible, or None.
+    """Runs groups of jobs on ``connection``.
 
-    ``commit_count`` counts transactions that reached stable storage. ``on_rollback`` is called on this thread when
-    writes of jobs were undone: every cache of rows must be cleared.
+    ``failure`` is the reason why the latest transaction was impossible, or None. ``commit_count`` is the number of
+    transactions that reached stable storage. ``on_rollback`` is called on this thread when writes of jobs were undone:
+    every cache of rows must be cleared.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Committer:
         self.commit_count = 0
 
     def write(self, group: Sequence[PendingJob[Any]]) -> None:
-        """Run ``group``; afterwards each pending job holds its durable result or its error."""
+        """Run ``group``. Afterwards each pending job holds its durable result or its error."""
         try:
             results, saved_at = self._transact(group)
         except Exception as error:
@@ -98,13 +99,13 @@ class Committer:
                 pending.error = storage_failure(error, self._path) or error
 
     def probe(self) -> None:
-        """Find out whether a failing store can write again, even if no job arrives."""
+        """Check whether a failing store can write again, even if no job arrives."""
         self.write([PendingJob(_touch, _ignore, _ignore, writes=True)])
 
     def _transact(self, group: Sequence[PendingJob[Any]]) -> tuple[list[Any], float | None]:
         """Commit the jobs. Return their results, and the time if it was saved with them.
 
-        Raises only if nothing was committed: the caller then runs the jobs again.
+        Raises only if nothing was committed, because the caller then runs the jobs again.
         """
         connection = self._connection
         if connection.in_transaction:  # an earlier transaction could not be rolled back

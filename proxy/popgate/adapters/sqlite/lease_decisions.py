@@ -1,4 +1,4 @@
-"""Grants and settlements as jobs: read the records, ask the domain, write what changed.
+"""Runs grants and settlements as jobs: reads the records, lets the domain decide, and writes the changes.
 
 Owns which rows a decision needs and how its answer is stored. ``domain.lease`` decides.
 """
@@ -24,13 +24,13 @@ _FENCED = GrantAnswer(GrantStatus.FENCED, 0.0, None)
 _WRONG_MODE = GrantAnswer(GrantStatus.WRONG_MODE, 0.0, None)
 _BEHIND = GrantAnswer(GrantStatus.BEHIND, 0.0, None)
 _LETS_OTHERS_PASS = (GrantStatus.GRANTED, GrantStatus.SETTLED)
-"""Messages behind one with such an answer may be granted, too."""
+"""Answers after which the next messages of the same line may be granted, too."""
 
 
 def grant(
     connection: sqlite3.Connection, table: LatestRecords, request: GrantRequest, queue_ids: Sequence[int], now: float
 ) -> list[GrantAnswer]:
-    """Grant messages; ``queue_ids[i]`` is the queue of ``entries[i]``. Raises: LeaseGroupAcked, Conflict."""
+    """Grant messages. ``queue_ids[i]`` is the queue of ``entries[i]``. Raises: LeaseGroupAcked, Conflict."""
     entries = request.entries
     group = None if request.group is None else formed_group(connection, request.group)
     if table.generation(connection, request.subscription) > request.mode_generation:
@@ -41,7 +41,7 @@ def grant(
     former = {} if group is None else dict(records)
     answers: list[GrantAnswer] = []
     changed: dict[Key, LeaseRecord] = {}
-    first: dict[tuple[int, int], GrantAnswer] = {}  # copies without a record get equal ones, so they share one
+    first: dict[tuple[int, int], GrantAnswer] = {}  # copies without a record get equal records, so they share one
     held_up: set[int] = set()
     """Lines with a message that was not granted."""
     for (_, epoch, _, earlier, line), key in zip(entries, keys, strict=True):
@@ -86,12 +86,12 @@ def settle(
     queue_ids: Sequence[int],
     now: float,
 ) -> list[SettleAnswer]:
-    """Settle ``entries``; ``queue_ids[i]`` is the queue of ``entries[i]``."""
+    """Settle ``entries``. ``queue_ids[i]`` is the queue of ``entries[i]``."""
     keys = [(queue_id, entry.copy_id) for queue_id, entry in zip(queue_ids, entries, strict=True)]
     records = table.read(connection, keys)
     answers: list[SettleAnswer] = []
     changed: dict[Key, LeaseRecord] = {}
-    # Messages that were leased together share one record and get one answer. The records are kept here so that their
+    # Messages that were leased together share one record and one answer. The records are kept here so that their Python
     # ids stay unique.
     decided: dict[tuple[object, ...], tuple[LeaseRecord | None, SettleAnswer]] = {}
     for entry, key in zip(entries, keys, strict=True):

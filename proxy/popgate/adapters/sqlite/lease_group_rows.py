@@ -1,4 +1,7 @@
-"""Lease groups as rows: streams, groups, members. Runs in the caller's transaction; decides nothing about leases."""
+"""Stores lease groups as rows of streams, groups and members, in the caller's transaction.
+
+Decides nothing about leases.
+"""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -24,9 +27,9 @@ _INSERT_ALIKE = (
     "SELECT ?1, ?2, ?3, 0, column1, column2, column3"
 )
 NOT_LEASED = 1e18
-"""The time at which the leases of a group without members end, in seconds: never."""
+"""The time, in seconds, at which the leases of a group without members end: never."""
 _STATES = (GroupState.FORMING, GroupState.FROZEN, GroupState.RELEASING)
-"""States in the order of their numbers in the file: append only."""
+"""The states in the order of their numbers in the file. Append only."""
 _CODES = {state: code for code, state in enumerate(_STATES)}
 _COLUMNS = (
     "group_id, stream, epoch, state, lease_id, slices, span, member_count, lease_group.lost, ends_at, created_at, "
@@ -35,7 +38,7 @@ _COLUMNS = (
 
 
 class GroupRow(NamedTuple):
-    """A row of ``lease_group`` with the name of its stream; times are the store's."""
+    """A row of ``lease_group`` with the name of its stream. Times are the store's."""
 
     group_id: int
     stream: StreamName
@@ -135,7 +138,7 @@ def formed_group(connection: sqlite3.Connection, part: GroupPart) -> GroupRow:
 def read_groups(
     connection: sqlite3.Connection, subscription: Subscription, stream: StreamName | None
 ) -> list[GroupRow]:
-    """Return the groups above their stream's watermark, by stream and epoch."""
+    """Return the groups whose epoch is above the watermark of their stream, ordered by stream and epoch."""
     narrowed = "" if stream is None else " AND stream = ?"
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM lease_stream JOIN lease_group USING (stream_id) "
@@ -146,7 +149,7 @@ def read_groups(
 
 
 def group_count(connection: sqlite3.Connection, subscription: Subscription) -> int:
-    """Return how many groups are not acked yet."""
+    """Return how many groups are not yet acked."""
     (count,) = connection.execute(
         "SELECT count(*) FROM lease_stream JOIN lease_group USING (stream_id) WHERE topic = ? AND name = ?",
         subscription,
@@ -198,7 +201,7 @@ def streams_to_settle(connection: sqlite3.Connection) -> list[tuple[Subscription
 def abandon_groups(
     connection: sqlite3.Connection, *, formed_before: float, ended_before: float, forgotten_before: float
 ) -> None:
-    """Release abandoned groups, and forget streams without groups that have not changed since ``forgotten_before``."""
+    """Release abandoned groups, and delete streams without groups that have not changed since ``forgotten_before``."""
     connection.execute(
         "UPDATE lease_group SET state = ?1 WHERE ends_at < ?4 "
         "OR (state = ?2 AND (ends_at < ?3 OR (span = 0 AND created_at < ?3)))",
@@ -221,12 +224,13 @@ def add_members(
     former: Mapping[Key, LeaseRecord],
     ends_at: float,
 ) -> None:
-    """Make ``granted`` members of ``group``, which is FORMING; ``former`` are their earlier records.
+    """Add ``granted`` to the members of ``group``, which is FORMING. ``former`` are their earlier records.
 
-    A new member gets the next position. A member that lost its lease and gets it again keeps its position. If the group
-    itself gave it back because it was not its turn, it moves behind the messages that it waited for.
+    A new member is added at the next position. A member that lost its lease and is granted again keeps its position.
+    There is one exception: if the group itself released the member because it was not the member's turn, the member
+    moves behind the messages for which it waited.
     """
-    met = [key for key in granted if key in former]  # all others are new
+    met = [key for key in granted if key in former]  # all other members are new
     places = find_places(connection, group.group_id, met)
     returned = [
         key for key in places if former[key].lease_id == group.lease_id and former[key].state is RecordState.RELEASED
@@ -298,8 +302,10 @@ def count_members(connection: sqlite3.Connection, group_id: int, first: int, end
 
 
 def lose_members(connection: sqlite3.Connection, group: GroupRow, positions: Sequence[int]) -> None:
-    """Mark members as lost: their leases have gone elsewhere for good. A group that is FORMING deletes them, because no
-    client has seen them."""
+    """Mark members as lost, because their leases were granted to others or have been settled.
+
+    A group that is FORMING deletes them instead, because no client has seen them.
+    """
     if not positions:
         return
     if group.state is GroupState.FORMING:

@@ -1,6 +1,7 @@
-"""The lease-group store on SQLite: every call is one transaction over at most ``BITE`` members.
+"""Implements the lease-group store on SQLite. A step is one transaction over at most ``STEP_MEMBERS_MAX`` members.
 
-Owns what a step reads and writes. ``lease_group_rows`` and ``lease_records`` own the rows, the domain decides.
+Owns the decision which rows a step reads and writes. ``lease_group_rows`` and ``lease_records`` own the rows. The
+domain decides about leases.
 """
 
 import sqlite3
@@ -59,12 +60,13 @@ from popgate.ports.leases import GroupPart
 T = TypeVar("T")
 
 _STREAM_TOUCHED_SECONDS = 3_600.0
-"""Seconds between two writes of a stream whose acks bring no change. They keep the stream from being forgotten."""
+"""Seconds between two writes of a stream whose acks bring no change. These writes prevent the stream from being
+deleted."""
 _NOTHING = SettlementStep(SettleAction.ACK, [], 0, more=False)
 
 
 class SqliteLeaseGroups:
-    """Lease groups on ``database``. ``records`` is the record cache of the lease store beside it, which both change."""
+    """Lease groups on ``database``. ``records`` is the record cache that this store shares with the lease store."""
 
     def __init__(self, database: Database, records: LatestRecords) -> None:
         self._database = database
@@ -221,7 +223,8 @@ class SqliteLeaseGroups:
         group, others = (None, False) if row is None else next_to_settle(connection, row)
         if row is None or group is None:
             return _NOTHING
-        # No client has read a group that was still being formed: it is given back, even if an ack covers it.
+        # No client has read a group that was still being formed. So its messages are released, even if an ack covers
+        # it.
         is_ack = group.state is GroupState.FROZEN
         action = SettleAction.ACK if is_ack else SettleAction.RELEASE
         now = self._database.now()
@@ -288,13 +291,13 @@ def _with_record(row: MemberRow, record: LeaseRecord | None, now: float) -> Memb
 
 
 def _delete_group(connection: sqlite3.Connection, group: GroupRow) -> None:
-    """Delete a group whose remaining members are all lost."""
+    """Delete a group, with the members that it still has."""
     delete_members_until(connection, group.group_id, group.span)
     connection.execute("DELETE FROM lease_group WHERE group_id = ?", (group.group_id,))
 
 
 def _drop_part(connection: sqlite3.Connection, subscription: Subscription) -> bool:
-    """Delete one group of the subscription, or its streams if it has no group left. Return whether to go on."""
+    """Delete one group of the subscription, or its streams if it has no group left. Return whether to continue."""
     row = connection.execute(
         "SELECT group_id FROM lease_group JOIN lease_stream USING (stream_id) WHERE topic = ? AND name = ? LIMIT 1",
         subscription,

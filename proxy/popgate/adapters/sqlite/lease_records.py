@@ -1,9 +1,9 @@
-"""Lease records as rows: reads, writes and deletes them in the caller's transaction.
+"""Stores lease records as rows: reads, writes and deletes them in the caller's transaction.
 
-A settlement nearly always names a lease that was granted moments ago, so ``LatestRecords`` also keeps the latest live
-records in memory, and the fences that every grant checks. That is safe because one process owns the file and one thread
-runs every job on it. Every change that bypasses ``LatestRecords.write`` (deletions, a new fence, a rollback) must
-``clear`` it.
+A settlement nearly always names a lease that was granted moments ago. So ``LatestRecords`` also keeps in memory the
+latest live records, and the fences that every grant checks. This is safe because one process owns the file and one
+thread runs every job on it. Every change that bypasses ``LatestRecords.write`` (deletions, a new fence, a rollback)
+must ``clear`` it.
 """
 
 import sqlite3
@@ -23,14 +23,15 @@ STATES = (
     RecordState.DEAD,
     RecordState.DISCARDED,
 )
-"""States in the order of their numbers in the file: append only. From 4 on they are settled (``schema``)."""
+"""The states in the order of their numbers in the file. Append only. The states from 4 on are settled (``schema``)."""
 ROWS_PER_TRANSACTION_MAX = 1_000
 """Maximum number of rows in one step of housekeeping, so that other jobs wait only some milliseconds for the thread."""
 
 RECORDS_CACHED_MAX = 131_072
-"""Maximum number of records in memory: more than a lease group has, which is leased whole, then read and acked in the
-same order. About 12 MiB if messages are leased together, because these share a record; 51 MiB if each is leased alone.
-A full cache is cleared, because then there are more live leases than are likely to be settled soon."""
+"""Maximum number of records in memory. This is more than the number of messages in a lease group, which is leased as a
+whole, and then read and acked in the same order. Records take about 12 MiB if messages are leased together and so share
+a record, and 51 MiB if each message is leased alone. A full cache is cleared, because there are then more live leases
+than are likely to be settled soon."""
 
 _STATE_CODES = {state: code for code, state in enumerate(STATES)}
 _PARAMETERS_MAX = 256
@@ -59,7 +60,7 @@ class LatestRecords:
         self._generations: dict[Subscription, int] = {}
 
     def clear(self) -> None:
-        """Forget all rows: the tables may have changed in another way, or were rolled back."""
+        """Forget all rows, because the tables may have changed in another way, or were rolled back."""
         self._live.clear()
         self._epochs.clear()
         self._generations.clear()
@@ -73,7 +74,7 @@ class LatestRecords:
         return epoch
 
     def generation(self, connection: sqlite3.Connection, subscription: Subscription) -> int:
-        """Return the lowest mode generation that may still grant; 0 if none was ever set."""
+        """Return the lowest mode generation that may still grant leases. 0 if none was ever set."""
         generation = self._generations.get(subscription)
         if generation is None:
             sql = "SELECT generation FROM lease_mode WHERE topic = ? AND name = ?"
@@ -98,7 +99,10 @@ class LatestRecords:
         return found
 
     def write(self, connection: sqlite3.Connection, changed: Mapping[Key, LeaseRecord]) -> None:
-        """Write the records of (queue_id, copy_id). Copies that were leased and settled together share one object."""
+        """Write the records of (queue_id, copy_id).
+
+        Copies that were leased and settled together share one record object.
+        """
         shared: dict[int, list[Key]] = {}
         for key, record in changed.items():
             shared.setdefault(id(record), []).append(key)
@@ -124,12 +128,12 @@ class LatestRecords:
 def read_records(
     connection: sqlite3.Connection, queue_id: int, copy_ids: Sequence[CopyId]
 ) -> dict[CopyId, LeaseRecord]:
-    """Return the stored records of the ``copy_ids`` that have one; equal records are one object."""
+    """Return the stored records of those ``copy_ids`` that have one. Equal records are the same object."""
     found: dict[CopyId, LeaseRecord] = {}
     made: dict[Row, LeaseRecord] = {}
     for start in range(0, len(copy_ids), _PARAMETERS_MAX):
         part = copy_ids[start : start + _PARAMETERS_MAX]
-        # The next power of two, padded with NULLs that match nothing, keeps the number of different statements small.
+        # Padding with NULLs, which match nothing, to the next power of two limits the number of different statements.
         size = 1 << (len(part) - 1).bit_length()
         sql = f"SELECT {_COLUMNS} FROM lease WHERE queue_id = ? AND copy_id IN ({','.join('?' * size)})"
         for row in connection.execute(sql, (queue_id, *part, *(None,) * (size - len(part)))):
@@ -143,9 +147,10 @@ def read_records(
 def read_unsettled(
     connection: sqlite3.Connection, queue_id: int, after: str | None
 ) -> tuple[list[tuple[CopyId, LeaseRecord]], str | None]:
-    """Return the unsettled records in the next part of a queue, and the copy id after which to go on (None: the end).
+    """Return the unsettled records in the next part of a queue, and the copy id from which to continue.
 
-    ``after`` None means the first part. The number of rows to look at bounds a part.
+    ``after`` is the copy id that the previous call returned, or None for the first part. A returned copy id of None
+    means that the end was reached. The number of examined rows bounds a part.
     """
     part = "queue_id = ?"
     bounds: tuple[int | str, ...] = (queue_id,)
@@ -164,9 +169,9 @@ def read_unsettled(
 
 
 def delete_settled(connection: sqlite3.Connection, queue_id: int, changed_before: float) -> int:
-    """Delete the oldest settled records of a queue from before ``changed_before``: one step. Return how many.
+    """Delete a queue's oldest settled records that changed before ``changed_before``: one step. Return how many.
 
-    Records of copies that may arrive a second time stay (``ports.dedup``), for ``delete_unchanged``.
+    Records of copies that may arrive a second time (``ports.dedup``) are left to ``delete_unchanged``.
     """
     return connection.execute(
         "DELETE FROM lease WHERE queue_id = ?1 AND copy_id IN (SELECT copy_id FROM lease INDEXED BY lease_settled "
@@ -179,9 +184,10 @@ def delete_settled(connection: sqlite3.Connection, queue_id: int, changed_before
 def delete_unchanged(
     connection: sqlite3.Connection, after: tuple[int, str], changed_before: float
 ) -> tuple[int, float | None, tuple[int, str] | None]:
-    """Delete the records from before ``changed_before`` in the next part of the table.
+    """Delete the records in the next part of the table that have not changed since ``changed_before``.
 
-    Return how many, the oldest change among the rest, and where to go on (None: the end).
+    Return how many records were deleted, the oldest change among the remaining records of this part, and the key from
+    which to continue (None: the end was reached).
     """
     end: tuple[int, str] | None = connection.execute(
         "SELECT queue_id, copy_id FROM lease WHERE (queue_id, copy_id) > (?, ?) ORDER BY queue_id, copy_id "
@@ -219,7 +225,7 @@ def delete_records(connection: sqlite3.Connection, queue_id: int, copy_ids: Sequ
 
 
 def intern_queues(connection: sqlite3.Connection, names: Sequence[BrokerQueue]) -> dict[BrokerQueue, int]:
-    """Return the numbers of these queues in the lease tables; a new queue gets one."""
+    """Return the numbers of these queues in the lease tables. A new queue is given a number."""
     connection.executemany("INSERT OR IGNORE INTO lease_queue (name) VALUES (?)", [(name,) for name in names])
     sql = "SELECT queue_id FROM lease_queue WHERE name = ?"
     return {name: connection.execute(sql, (name,)).fetchone()[0] for name in names}

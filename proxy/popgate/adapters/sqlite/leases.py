@@ -1,6 +1,8 @@
-"""The lease store on SQLite: every call is one transaction that reads, decides in the domain, and writes.
+"""Implements the lease store on SQLite.
 
-Owns the numbers of queues, and housekeeping in small steps. ``lease_decisions`` owns grants and settlements,
+A grant or settlement is one transaction: it reads, the domain decides, it writes.
+
+Owns the numbers of queues, and housekeeping in small steps. ``lease_decisions`` owns grants and settlements.
 ``lease_records`` and ``attempts`` own the rows.
 """
 
@@ -45,17 +47,17 @@ T = TypeVar("T")
 class SqliteLeaseStore:
     """The state port's lease half on ``database``, which the caller opens and closes.
 
-    ``records`` are given if other stores on the same database change lease records, too.
+    ``records`` must be given if other stores on the same database change lease records, too.
     """
 
     def __init__(self, database: Database, records: LatestRecords | None = None) -> None:
         self._database = database
         self._queue_ids: dict[BrokerQueue, int] = {}
-        """Only numbers on stable storage; they never change."""
+        """Contains only numbers on stable storage. They never change."""
         self._queue_names: dict[int, BrokerQueue] = {}
         self._records = records or LatestRecords()
         self._oldest_change: float | None = None
-        """The earliest change of any record. Until it is old enough there is nothing to collect."""
+        """The earliest change of any record. Until this change is old enough, there is nothing to collect."""
         database.on_rollback(self._records.clear)
 
     def unavailable_reason(self) -> str | None:
@@ -138,7 +140,7 @@ class SqliteLeaseStore:
 
         found, now = await self._read(job)
         unknown = [queue_id for queue_id, _, _ in found if queue_id not in self._queue_names]
-        if unknown:  # these queues got their numbers before this process started
+        if unknown:  # these queues were given their numbers before this process started
             rows = await self._read(lambda c: c.execute("SELECT name, queue_id FROM lease_queue").fetchall())
             self._remember(dict(rows))
         return [
@@ -171,8 +173,8 @@ class SqliteLeaseStore:
 
     async def forget(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> None:
         (queue_id,) = await self._ids([queue])
-        # A durable record must never be dropped by mistake: it may be all that keeps an acked message from being
-        # delivered again.
+        # A durable record must never be dropped by mistake: it may be the only thing that prevents a second delivery of
+        # an acked message.
         transient = [copy_id for copy_id in copy_ids if copy_id.startswith(TRANSIENT_PREFIX)]
         if transient:
             await self._delete(lambda connection: delete_records(connection, queue_id, transient))
@@ -190,7 +192,7 @@ class SqliteLeaseStore:
         return await self._database.read(job, StateUnavailable)
 
     async def _delete(self, delete: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a job that deletes records that may be in memory."""
+        """Run a job that deletes records. It first clears the records in memory, which may include the deleted ones."""
 
         def job(connection: sqlite3.Connection) -> T:
             self._records.clear()
@@ -199,7 +201,7 @@ class SqliteLeaseStore:
         return await self._write(job)
 
     async def _repeat(self, delete: Callable[[sqlite3.Connection], int]) -> int:
-        """Run ``delete`` until it finds less than a full step. Return the sum."""
+        """Run ``delete`` until it deletes less than a full step. Return the sum."""
         total = 0
         while True:
             count = await self._delete(delete)
@@ -208,7 +210,10 @@ class SqliteLeaseStore:
                 return total
 
     async def _ids(self, queues: Iterable[BrokerQueue]) -> list[int]:
-        """Return the numbers of ``queues``, one each. New ones are committed first, so that no rollback undoes them."""
+        """Return the numbers of ``queues``, in order.
+
+        New numbers are committed first, so that a later rollback does not undo them.
+        """
         names = list(queues)
         known = self._queue_ids
         unknown = [name for name in dict.fromkeys(names) if name not in known]

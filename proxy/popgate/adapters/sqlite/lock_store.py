@@ -1,4 +1,4 @@
-"""The lock store on SQLite: one row for each definition, and one that says which fencing tokens were handed out."""
+"""Implements the lock store on SQLite, with a row for each definition and a row for the next fencing token."""
 
 import sqlite3
 from typing import Any

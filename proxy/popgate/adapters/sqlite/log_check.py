@@ -1,12 +1,13 @@
-"""Finds damage in the middle of SQLite's log (WAL), which SQLite itself takes for the log's end.
+"""Finds damage in the middle of SQLite's log (WAL), which SQLite itself treats as the end of the log.
 
-Theory of operation. The log is a header and frames of one page each, chained by checksums; the last frame of a
-transaction is marked. SQLite reads up to the first frame that does not fit and ignores the rest, because a power cut
-leaves such an end. But a transaction is synced before the next one is written. Suppose that a whole transaction and a
-frame behind it, chained to each other, follow a frame that does not fit. Then that frame was on stable storage and has
-been damaged since, and answered writes would be lost silently. Likewise a header is synced before the first frame.
+Theory of operation. The log is a header and frames of one page each, chained by checksums. The last frame of a
+transaction is marked. SQLite reads up to the first frame that does not match and ignores the rest, because a power cut
+leaves such an end. But a transaction is synced before the next one is written. Suppose that a frame does not match, but
+a whole transaction and a frame behind it, chained to each other, follow this frame. Then the mismatching frame was on
+stable storage and has been damaged since, and SQLite would silently lose writes that popgate has confirmed. In the same
+way, the header is synced before the first frame.
 
-A log that is cut off, or damaged in its last transaction, can't be distinguished from one that a power cut has left.
+A log that was cut off, or damaged in its last transaction, can't be distinguished from a log that a power cut has left.
 Formats: sqlite.org/fileformat2.html, section 4.
 """
 
@@ -16,7 +17,7 @@ from struct import Struct
 from typing import NamedTuple
 
 _MAGIC = 0x377F0682
-"""The last bit says whether the checksums are made of big-endian words."""
+"""The magic number without its last bit, which is set if the checksums use big-endian words."""
 _HEADER = Struct(">IIIIIIII")
 _FRAME = Struct(">IIIIII")
 _WORD_BITS = 0xFFFF_FFFF
@@ -31,9 +32,9 @@ class _Frame(NamedTuple):
 
 
 def damage_in(log: Path, *, bytes_max: int) -> str | None:
-    """Return what is damaged in ``log`` that was once on stable storage; None if no damage is known. Raises: OSError.
+    """Return which part of ``log`` is damaged that was once on stable storage, or None if no damage is known.
 
-    A log of more than ``bytes_max`` is not checked: it takes about a second for 16 MiB.
+    A log of more than ``bytes_max`` is not checked: checking 16 MiB takes about a second. Raises: OSError.
     """
     if not log.exists() or log.stat().st_size > bytes_max:
         return None
@@ -55,7 +56,10 @@ def damage_in(log: Path, *, bytes_max: int) -> str | None:
 
 
 class _Frames:
-    """The frames in ``content``. ``salts`` are the header's: frames with others are left over from an earlier use."""
+    """The frames in ``content``.
+
+    ``salts`` are the header's: frames with other salts are remains of an earlier use of the log.
+    """
 
     def __init__(self, content: bytes, page_size: int, salts: tuple[int, int], order: str) -> None:
         self._content = content
@@ -69,7 +73,7 @@ class _Frames:
         return _Frame(pages > 0, (rest[0], rest[1]), (rest[2], rest[3]))
 
     def follows(self, number: int, sums: Sums) -> bool:
-        """Return whether the frame is whole and continues a frame with these ``sums``."""
+        """Return whether the frame is complete and continues a frame with these ``sums``."""
         frame = self.read(number)
         if frame.salts != self._salts:
             return False
@@ -79,7 +83,7 @@ class _Frames:
         return _sums(sums, page, self._order) == frame.sums
 
     def proves_a_sync(self, number: int) -> bool:
-        """Return whether the frame ends a transaction and the next one was written behind it."""
+        """Return whether the frame ends a transaction and the next transaction's first frame follows it."""
         frame = self.read(number)
         return frame.ends_transaction and frame.salts == self._salts and self.follows(number + 1, frame.sums)
 

@@ -1,7 +1,7 @@
-"""Messages of the embedded broker as rows, within the caller's transaction.
+"""Stores messages of the embedded broker as rows, in the caller's transaction.
 
-A message has one integer key, made of queue number and position, so that a queue's messages are adjacent, in publish
-order, and a fetch is one walk along the table.
+The key of a message is one integer, made of the queue's number and the message's position. So a queue's messages are
+adjacent, in publish order, and a fetch reads one range of the table.
 """
 
 import sqlite3
@@ -14,15 +14,17 @@ import orjson
 from popgate.domain.message import Message
 
 POSITION_BITS = 40
-"""Number of bits of a position: 10^12 messages a queue, and 8 million queues ever."""
+"""Number of bits of a position. This allows 10^12 messages in a queue, and 8 million queues in the lifetime of a
+file."""
 POSITION_MIN = 1
 FETCH_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes after which a fetch ends: the message that exceeds them is its last. It bounds the thread's time and memory."""
+"""Number of bytes after which a fetch ends: the message that exceeds them is its last. Bounds the thread's time and
+memory."""
 FETCH_COUNT_MAX = 1024
 MESSAGE_OVERHEAD_BYTES = 256
 
 FIELD_COLUMNS = "copy_id, message_id, ordering_key, published_at, visible_at, expires_at, headers, body"
-"""The columns of ``Fields``, in its order."""
+"""The columns of ``Fields``, in the same order."""
 
 _COLUMNS = f"message_key, {FIELD_COLUMNS}"
 _INSERT = f"INSERT INTO message (message_key, once_in, {FIELD_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -32,7 +34,10 @@ MessageRow = tuple[int, int | None, str, str, str | None, float, float | None, f
 
 
 class Fetched(NamedTuple):
-    """Messages with their positions, in order. ``cut``: the fetch ended at one of its limits, so there may be more."""
+    """Messages with their positions, in order.
+
+    ``cut``: the fetch ended at one of its limits, so there may be more messages.
+    """
 
     messages: list[tuple[int, Message]]
     cut: bool
@@ -54,14 +59,14 @@ def message_fields(message: Message) -> Fields:
 
 
 def insert_messages(connection: sqlite3.Connection, rows: Sequence[MessageRow], counts: Mapping[int, int]) -> None:
-    """Store ``rows``; ``counts`` says how many of them go to each queue."""
+    """Store ``rows``. ``counts`` is the number of rows for each queue."""
     connection.executemany(_INSERT, rows)
     count_stored(connection, counts)
 
 
 def insert_messages_once(connection: sqlite3.Connection, queue_id: int, rows: Sequence[MessageRow]) -> int:
-    """Store the ``rows`` whose copy is not in the queue yet. Return how many."""
-    # Not INSERT OR IGNORE, which would also ignore a clash of positions, and so lose a message.
+    """Store the ``rows`` whose copy is not yet in the queue. Return how many were stored."""
+    # INSERT OR IGNORE would also ignore a clash of positions, and so lose a message.
     sql = f"{_INSERT} ON CONFLICT (once_in, copy_id) WHERE once_in IS NOT NULL DO NOTHING"
     count = connection.executemany(sql, rows).rowcount
     count_stored(connection, {queue_id: count})
@@ -89,7 +94,7 @@ def fetch_positions(connection: sqlite3.Connection, queue_id: int, positions: Se
 
 
 def delete_messages(connection: sqlite3.Connection, queue_id: int, positions: Sequence[int]) -> int:
-    """Delete the messages at these positions. Return how many there were."""
+    """Delete the messages at these positions. Return how many existed."""
     if not positions:
         return 0
     sql = "DELETE FROM message WHERE message_key IN (SELECT value FROM json_each(?))"
@@ -104,7 +109,10 @@ def _keys(queue_id: int, positions: Sequence[int]) -> str:
 
 
 def count_stored(connection: sqlite3.Connection, counts: Mapping[int, int]) -> None:
-    """Add to each queue's ``stored`` count: counting a million rows would read through all their bodies."""
+    """Add to the ``stored`` count of each queue.
+
+    Counting a million rows instead would read through all their bodies.
+    """
     connection.executemany(
         "UPDATE broker_queue SET stored = stored + ? WHERE queue_id = ?",
         [(count, queue_id) for queue_id, count in counts.items()],
@@ -114,7 +122,8 @@ def count_stored(connection: sqlite3.Connection, counts: Mapping[int, int]) -> N
 def _fetch(connection: sqlite3.Connection, sql: str, parameters: tuple[object, ...], count_max: int) -> Fetched:
     messages: list[tuple[int, Message]] = []
     size = 0
-    # Close it even if it is cut short: an open statement would keep the log from being folded into the file.
+    # Close the cursor even if the fetch ends early: an open statement would prevent SQLite from folding the log into
+    # the file.
     with closing(connection.execute(sql, parameters)) as cursor:
         for key, copy_id, message_id, ordering_key, published_at, visible_at, expires_at, headers, body in cursor:
             message = Message(

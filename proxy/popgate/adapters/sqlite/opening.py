@@ -1,6 +1,7 @@
-"""Opens the file: checks it, tunes it, and reports in one clear line why it can't be used.
+"""Opens the store's file: checks it, tunes it, and explains in one clear line if it can't be used.
 
-Never deletes or repairs anything by itself. A file of an older version is upgraded to this one, all or nothing.
+Never deletes or repairs anything by itself. A file of an older version is upgraded to this version, completely or not
+at all.
 """
 
 import os
@@ -15,25 +16,26 @@ from popgate.domain.errors import StartupError
 from popgate.runtime.stable_files import check_file, checksum, sync_folder, write_stably
 
 SQLITE_VERSION_MIN = (3, 35, 0)
-"""Lowest SQLite version with RETURNING, partial-index upserts and the error names that the translation needs."""
+"""Lowest SQLite version with RETURNING, partial-index upserts, and the error names that ``failures`` needs."""
 LOCK_WAIT_SECONDS = 1.0
 STATEMENTS_CACHED_MAX = 256
 LOG_CHECK_BYTES_MAX = 64 * 1024 * 1024
 FILE_CHECK_BYTES_MAX = 256 * 1024 * 1024
-"""Of larger files no checksum is kept: to make it would hold up the end of the process."""
+"""Maximum number of bytes in a file that is given a checksum. The checksum of a larger file would delay the end of the
+process."""
 QUICK_CHECK_BYTES_MAX = 256 * 1024 * 1024
-"""SQLite's own check of a larger file would hold up the start: it takes half a second for that much, and what the disk
-needs to read it."""
+"""Maximum number of bytes in a file that SQLite itself checks. A larger check would delay the start: for this size, it
+takes half a second plus the time to read the file from the disk."""
 _FILE_HEADER = Struct(">16xH6xII60xI")
 
 _REMEDY = "keep a copy of it, then restore a backup or choose another data folder with --data-dir"
 
 TUNING = (
-    "PRAGMA page_size = 8192",  # seven messages of 1 KiB a page; affects only a new file
+    "PRAGMA page_size = 8192",  # a page holds seven messages of 1 KiB; affects only a new file
     "PRAGMA locking_mode = EXCLUSIVE",  # no shared memory file, and no access by other programs
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",  # one fsync per commit: answered writes are on stable storage
-    "PRAGMA wal_autocheckpoint = 2000",  # 16 MiB: messages that come and go within it never reach the main file
+    "PRAGMA wal_autocheckpoint = 2000",  # 16 MiB: messages deleted while in the log never reach the main file
     "PRAGMA journal_size_limit = 67108864",
     "PRAGMA cache_size = -32768",  # 32 MiB
     "PRAGMA mmap_size = 0",  # a failing disk must cause an error, not a SIGBUS
@@ -62,7 +64,7 @@ def open_connection(path: Path) -> sqlite3.Connection:
         _check_identity(connection, path)
         if not is_whole and path.stat().st_size <= QUICK_CHECK_BYTES_MAX:
             _quick_check(connection, path)
-        # A write that changes nothing: a file or disk that can't be written must fail here.
+        # This write changes nothing. A file or disk that can't be written must fail here.
         connection.execute("UPDATE store SET high_water = high_water")
     except BaseException as error:
         if connection is not None:
@@ -82,7 +84,7 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     if tables == 0 and version == 0:
-        for statement in SCHEMA:  # one by one: executescript would commit first, and creation must be all or nothing
+        for statement in SCHEMA:  # one by one: executescript would commit first, but creation must be atomic
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         version = 1
@@ -101,7 +103,9 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def note_closed(path: Path) -> None:
-    """Note the checksum of the store's file, which is closed. It counts until the file is opened or written to.
+    """Record the checksum of the store's file, which is closed.
+
+    It is valid until the file is next opened or written to.
 
     Raises: OSError.
     """
@@ -110,8 +114,13 @@ def note_closed(path: Path) -> None:
 
 
 def _forget_closed(path: Path) -> None:
-    """The file is about to be written to, and after a power cut it may have its former time all the same: SQLite syncs
-    content alone. Raises: OSError."""
+    """Delete the file's checksum, because the file is about to be written to.
+
+    The file's time can't replace this step. After a power cut, the file may have its former time although its content
+    has changed, because SQLite syncs only the content.
+
+    Raises: OSError.
+    """
     check = check_file(path)
     if check.exists():
         check.unlink()
@@ -119,7 +128,10 @@ def _forget_closed(path: Path) -> None:
 
 
 def _check_files(path: Path) -> bool:
-    """Return whether the file is certainly as popgate closed it. Raises: StartupError if it or its log is damaged."""
+    """Return whether the file is certainly unchanged since popgate closed it.
+
+    Raises: StartupError if the file or its log is damaged.
+    """
     log, check = path.with_name(path.name + "-wal"), check_file(path)
     damage = damage_in(log, bytes_max=LOG_CHECK_BYTES_MAX)
     if damage is not None:
@@ -139,7 +151,10 @@ def _check_files(path: Path) -> bool:
 
 
 def _least_size(path: Path) -> int:
-    """Return the size in the file's header, or 0 if it is outdated. SQLite itself checks whole pages only."""
+    """Return the size in the file's header, or 0 if the header is outdated.
+
+    SQLite itself does not notice that whole pages are missing at the end.
+    """
     with path.open("rb") as stream:
         header = stream.read(_FILE_HEADER.size)
     if len(header) < _FILE_HEADER.size:

@@ -1,8 +1,8 @@
-"""Routes published messages: one part a queue, and the delayed ones beside them, all stored in one job.
+"""Routes published messages: one part for each queue, and the delayed messages. One job stores all of them.
 
-A message to a topic goes to one queue of every group. Its copy id is new, so it is stored without a check. A message to
-a queue by name is a move, and so is one that says ``once``. A repeated move carries the same copy id, and is stored
-once.
+A message to a topic is stored in one queue of every group. Its copy id is new, so it is stored without a check. Other
+messages are moves: those to a queue by name, and those with ``once``. A repeated move carries the same copy id, and is
+stored only once.
 """
 
 import sqlite3
@@ -27,7 +27,10 @@ Bindings = dict[TopicName, dict[int, list[StoredQueue]]]
 
 
 class Part(NamedTuple):
-    """The messages that one publish puts into one queue. ``once``: a copy that is there already is not stored again."""
+    """The messages that one publish stores in one queue.
+
+    ``once``: a copy that the queue already contains is not stored again.
+    """
 
     queue: StoredQueue
     messages: list[Message]
@@ -35,7 +38,7 @@ class Part(NamedTuple):
     once: bool
 
     def rows(self, first: int) -> list[MessageRow]:
-        """Return the messages as rows, from position ``first`` on."""
+        """Return the messages as rows, starting at position ``first``."""
         queue_id = self.queue.queue_id
         once_in = queue_id if self.once else None
         key = message_key(queue_id, first)
@@ -49,9 +52,9 @@ def route(
     outcomes: list[PublishOutcome],
     now: float,
 ) -> tuple[list[Part], list[DelayedRow]]:
-    """Return a part for each queue, and the rows to delay from ``now`` on.
+    """Return a part for each queue, and the rows of delayed messages. Delays start at ``now``.
 
-    Writes outcomes of messages that can't be stored into ``outcomes``.
+    For each message that can't be stored, its outcome is written into ``outcomes``.
     """
     delayed: list[DelayedRow] = []
     as_new: dict[StoredQueue, Part] = {}
@@ -88,7 +91,7 @@ def route(
 
 
 def store(connection: sqlite3.Connection, parts: Sequence[Part], rows: Sequence[list[MessageRow]]) -> list[int]:
-    """Store each part's rows. Return how many of each were new."""
+    """Store the rows of each part. Return how many rows of each part were new."""
     counts: list[int] = []
     together: list[MessageRow] = []
     by_queue: dict[int, int] = {}

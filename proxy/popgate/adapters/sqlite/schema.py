@@ -1,10 +1,11 @@
-"""The tables of the embedded store: those of version 1, and the statements that upgrade each version to the next.
+"""Defines the tables of the embedded store: the tables of version 1, and the upgrades from each version to the next.
 
-A new file goes through all upgrades like an old one, so that both end up alike. Released statements are never changed.
+A new file runs through all upgrades like an old file, so that both end with the same tables. Released statements are
+never changed.
 """
 
 APPLICATION_ID = 0x706F7067
-"""Marks the file as popgate's ("popg"), so that another program's database is never taken over."""
+"""Marks the file as popgate's ("popg"), so that popgate never uses another program's database."""
 SCHEMA_VERSION = 5
 
 SCHEMA = (
@@ -16,7 +17,7 @@ SCHEMA = (
         topic TEXT NOT NULL, name TEXT NOT NULL, spec TEXT NOT NULL, PRIMARY KEY (topic, name)
     ) WITHOUT ROWID
     """,
-    # Queues in the lease store. Never deleted, because the epoch of a claim only grows.
+    # Queues in the lease store. Rows are never deleted, because the epoch of a claim must only increase.
     """
     CREATE TABLE lease_queue (
         queue_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL DEFAULT 0
@@ -27,7 +28,7 @@ SCHEMA = (
         topic TEXT NOT NULL, name TEXT NOT NULL, generation INTEGER NOT NULL, PRIMARY KEY (topic, name)
     ) WITHOUT ROWID
     """,
-    # state: the index in lease_records.STATES; from 4 on the copy is settled.
+    # state: the index in lease_records.STATES. From 4 on, the copy is settled.
     """
     CREATE TABLE lease (
         queue_id INTEGER NOT NULL, copy_id TEXT NOT NULL, state INTEGER NOT NULL, lease_id TEXT NOT NULL,
@@ -55,7 +56,7 @@ SCHEMA = (
     """,
     "CREATE TABLE broker_garbage (queue_id INTEGER PRIMARY KEY)",
     # message_key: queue_id << 40 | position, so that one B-tree holds each queue's messages in order, bodies included.
-    # once_in: the queue_id if a repeated publish of the same copy must be stored only once, else NULL.
+    # once_in: the queue_id if a repeated publish of the same copy must be stored only once, otherwise NULL.
     """
     CREATE TABLE message (
         message_key INTEGER PRIMARY KEY, once_in INTEGER, copy_id TEXT NOT NULL, message_id TEXT NOT NULL,
@@ -67,11 +68,12 @@ SCHEMA = (
 
 UPGRADES = {
     2: (
-        # visible_at: when a delayed message became visible, else NULL. expires_at: when a ttl ends, else NULL.
+        # visible_at: when a delayed message became visible, otherwise NULL. expires_at: when a ttl ends, otherwise
+        # NULL.
         "ALTER TABLE message ADD COLUMN visible_at REAL",
         "ALTER TABLE message ADD COLUMN expires_at REAL",
-        # Published, but not visible before due_at (the store's clock). Then it goes to the groups that the topic has by
-        # then.
+        # Messages that are published but not visible before due_at (the store's clock). At due_at, a message moves to
+        # the queues that the topic's groups have at that time.
         """
         CREATE TABLE delayed (
             delayed_id INTEGER PRIMARY KEY, due_at REAL NOT NULL, topic TEXT NOT NULL, queue_index INTEGER NOT NULL,
@@ -80,8 +82,8 @@ UPGRADES = {
         )
         """,
         "CREATE INDEX delayed_due ON delayed (due_at, topic, queue_index)",
-        # Publishes that carried a dedup_id. row_id rises with reserved_at: the first to end comes first.
-        # message_id: NULL if it is the copy id.
+        # Publishes that carried a dedup_id. row_id increases with reserved_at, so the row that ends first comes first.
+        # message_id: NULL if it equals the copy id.
         """
         CREATE TABLE dedup (
             row_id INTEGER PRIMARY KEY, topic TEXT NOT NULL, dedup_id TEXT NOT NULL, copy_id TEXT NOT NULL,
@@ -92,7 +94,8 @@ UPGRADES = {
         "CREATE UNIQUE INDEX dedup_key ON dedup (topic, dedup_id)",
         # Copies that the broker may hold twice: their settled records are kept.
         "CREATE TABLE repeated_copy (copy_id TEXT PRIMARY KEY, noted_at REAL NOT NULL) WITHOUT ROWID",
-        # Streams of lease groups: every epoch up to acked_through is acked, or about to be. acked, lost: by that ack.
+        # Streams of lease groups. Every epoch up to acked_through is acked, or about to be. The latest ack set acked
+        # and lost.
         """
         CREATE TABLE lease_stream (
             stream_id INTEGER PRIMARY KEY, topic TEXT NOT NULL, name TEXT NOT NULL, stream TEXT NOT NULL,
@@ -119,14 +122,15 @@ UPGRADES = {
         """,
     ),
     3: (
-        # leased_at: when the present lease was granted. For a lease that was extended before this version it is known
-        # only if it is the first one; otherwise this is the latest possible time. Settled records never need it.
+        # leased_at: when the present lease was granted. For a lease that was extended before this version, the time is
+        # known only if it is the message's first lease. Otherwise this is the latest possible time. Settled records
+        # don't need it.
         "ALTER TABLE lease ADD COLUMN leased_at REAL NOT NULL DEFAULT 0.0",
         """
         UPDATE lease SET leased_at = CASE delivery_count WHEN 1 THEN first_delivered_at ELSE changed_at END
         WHERE state < 4
         """,
-        # A group that is being formed may get its own members again after their leases have expired.
+        # A group that is being formed may be granted its own members again after their leases have expired.
         "CREATE INDEX lease_group_copy ON lease_group_member (group_id, queue_id, copy_id)",
     ),
     4: (
@@ -150,4 +154,4 @@ UPGRADES = {
         """,
     ),
 }
-"""The statements that upgrade the previous version to this one."""
+"""For each version, the statements that upgrade the previous version to it."""

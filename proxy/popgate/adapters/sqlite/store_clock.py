@@ -1,8 +1,8 @@
-"""The store's clock: the time in which leases are written.
+"""Provides the store's clock, in whose time lease records are written.
 
-Wall time is read once, at open, and then advanced by the monotonic clock: a jump of the wall clock neither ends nor
-prolongs a lease. Over restarts the time never falls behind the highest saved one. It is saved at most once a second, so
-after a crash together with a clock set back, leases may last up to that much longer, never shorter.
+Wall time is read once, at open, and then advanced by the monotonic clock. So a jump of the wall clock neither ends nor
+prolongs a lease. After a restart, the time is never below the highest saved time. The time is saved at most once a
+second. So if a crash and a clock set back occur together, leases may last up to that much longer, but never shorter.
 """
 
 from popgate.ports.clock import Clock
@@ -11,7 +11,7 @@ SAVE_INTERVAL_SECONDS = 1.0
 
 
 class StoreClock:
-    """Seconds since the Unix epoch that only grow. ``high_water`` is the highest time saved before."""
+    """A clock of Unix seconds that only increase. ``high_water`` is the highest time that was saved before."""
 
     def __init__(self, clock: Clock, high_water: float) -> None:
         self._clock = clock
