@@ -1,1 +1,1 @@
-"""Adapters: implementations of the ports on real brokers and stores. Only bootstrap chooses among them."""
+"""Contains the adapters, which implement the ports on real brokers and stores. Only bootstrap chooses among them."""

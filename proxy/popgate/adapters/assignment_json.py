@@ -1,4 +1,4 @@
-"""Assignments as JSON, as the stores keep them.
+"""Converts assignments to JSON for the stores, and back.
 
 Fields that a newer popgate adds at the end of a row are ignored here, so that stored assignments survive an upgrade and
 a downgrade.

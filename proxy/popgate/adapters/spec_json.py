@@ -1,6 +1,7 @@
-"""Topics and groups as JSON, as the stores keep them: all fields but the name, which is the key.
+"""Converts topics and groups to JSON for the stores, and back. The JSON has all fields but the name, which is the key.
 
-A field that a newer popgate adds gets its default here, so that stored specs survive an upgrade.
+If a stored spec lacks a field that a newer popgate has added, the field has its default, so that stored specs survive
+an upgrade.
 """
 
 from dataclasses import asdict
@@ -19,7 +20,7 @@ def topic_json(spec: TopicSpec) -> str:
 
 
 def group_json(spec: GroupSpec) -> str:
-    """Return the JSON, without ``min_replicas`` if it is not set, because older popgates can't read it."""
+    """Return the JSON. It omits ``min_replicas`` if this is not set, because older popgates can't read the field."""
     fields = _fields(spec, without="subscription")
     if spec.policy.min_replicas is None:
         del fields["policy"]["min_replicas"]

@@ -1,4 +1,6 @@
-"""Observes what ``popgate doctor`` has rules for, over AMQP, HTTP, RabbitMQ's tools, Redis and the data folder.
+"""Gathers the facts for the rules of ``popgate doctor``, and carries out fixes.
 
-``observing`` gathers the facts, which changes nothing; ``fixing`` carries out fixes.
+The facts are gathered over AMQP, HTTP, RabbitMQ's tools, Redis and from the data folder.
+
+``observing`` gathers the facts, which changes nothing. ``fixing`` carries out fixes.
 """

@@ -1,4 +1,4 @@
-"""Facts about RabbitMQ over AMQP alone: queues by name, and the user's permissions."""
+"""Reads facts about RabbitMQ over AMQP alone: queues by name, and the user's permissions."""
 
 import secrets
 from collections.abc import Callable, Coroutine
@@ -18,7 +18,12 @@ _Step = Callable[[AbstractChannel], Coroutine[Any, Any, object]]
 
 
 async def inspect_queue(session: Session, name: str, owner: Owner) -> Queue | Refusal | None:
-    """Return the queue as AMQP shows it; None if it is exclusive to another connection. Raises: BrokerUnavailable."""
+    """Return the queue as AMQP shows it, or a Refusal if this user may not inspect it.
+
+    Return None if the queue can't be inspected for another reason, such as being exclusive to another connection.
+
+    Raises: BrokerUnavailable.
+    """
     try:
         shape = await queue_shape(session, BrokerQueue(name))
     except Conflict as error:
@@ -36,14 +41,19 @@ async def inspect_queue(session: Session, name: str, owner: Owner) -> Queue | Re
 
 
 async def find_refusals(session: Session) -> list[Refusal]:
-    """Try popgate's operations with a queue and an exchange of the doctor's own. Raises: BrokerUnavailable."""
+    """Try popgate's operations with a queue and an exchange that the doctor creates.
+
+    Return those that RabbitMQ refuses.
+
+    Raises: BrokerUnavailable.
+    """
     name = f"popgate:doctor:{secrets.token_hex(6)}"
     steps: list[tuple[str, str, _Step]] = [
         ("configure", name, lambda channel: channel.queue_declare(name, exclusive=True)),
         ("configure", name, lambda channel: channel.exchange_declare(name, exchange_type="fanout")),
         ("read", name, lambda channel: channel.queue_purge(name)),
         ("write", name, lambda channel: channel.basic_publish(b"", exchange=name)),
-        # To a queue that does not exist: RabbitMQ confirms the message, and drops it.
+        # The queue does not exist, so RabbitMQ confirms the message and drops it.
         ("write", DEFAULT_EXCHANGE, lambda channel: channel.basic_publish(b"", routing_key=f"{name}:none")),
     ]
     found = [Refusal(kind=kind, name=what) for kind, what, step in steps if not await _may(session, step)]
@@ -53,7 +63,10 @@ async def find_refusals(session: Session) -> list[Refusal]:
 
 
 async def consumer_count(session: Session, queue: str) -> int:
-    """Return 0 if there is no such queue, or if this user may not inspect it. Raises: BrokerUnavailable."""
+    """Return the number of consumers of ``queue``, or 0 if there is no such queue, or this user may not inspect it.
+
+    Raises: BrokerUnavailable.
+    """
     channel = await session.open_channel()
     try:
         answer = await session.call(channel.queue_declare(queue, passive=True))
@@ -65,7 +78,7 @@ async def consumer_count(session: Session, queue: str) -> int:
 
 
 async def _may(session: Session, step: _Step) -> bool:
-    """Return whether RabbitMQ allows the step to this user. A refusal for another reason does not count."""
+    """Return whether RabbitMQ allows the step to this user. A refusal for another reason also returns True."""
     channel = await session.open_channel(confirms=True)
     try:
         await session.call(step(channel))

@@ -1,4 +1,4 @@
-"""Facts for the doctor from RabbitMQ's management API and its command line tools."""
+"""Reads facts for the doctor from RabbitMQ's management API and its command line tools."""
 
 import re
 import time
@@ -28,12 +28,15 @@ _LOOK = (
     "{{ok, #{{effective_machine_version := Running}}, _}} -> Running; _ -> none end}} end "
     "|| Queue <- rabbit_amqqueue:list(<<{vhost}>>), amqqueue:get_type(Queue) =:= rabbit_quorum_queue]}}."
 )
-"""An Erlang expression that reads facts that the management API does not show; works on 3.10.8, 4.0.5 and 4.3.6."""
+"""An Erlang expression that reads facts that the management API does not show. It works on 3.10.8, 4.0.5 and 4.3.6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """Settings of a node. ``consumer_timeout_ms`` is 0 if RabbitMQ has disabled it."""
+    """Settings of a node.
+
+    ``consumer_timeout_ms`` is 0 if the timeout is disabled, and None if it is not in the configuration.
+    """
 
     consumer_timeout_ms: int | None
     reconciles_membership: bool
@@ -60,7 +63,7 @@ def broker_policies(rows: Iterable[Row]) -> tuple[BrokerPolicy, ...]:
 
 
 def disabled_flags(rows: Iterable[Row]) -> tuple[str, ...]:
-    """Return disabled flags that RabbitMQ's next release may need; experimental ones are for trials only."""
+    """Return disabled flags that RabbitMQ's next release may need. Experimental flags are not included."""
     return tuple(
         sorted(str(row.get("name")) for row in rows if row.get("state") != "enabled" and row.get("stability") in STABLE)
     )
@@ -82,7 +85,7 @@ def kind_of(row: Row) -> str:
 
 
 def node_settings(configuration: str) -> NodeSettings:
-    """Read the settings from the effective configuration, which is Erlang terms as text."""
+    """Read the settings from the effective configuration, which is a text of Erlang terms."""
     found = _TIMEOUT.search(configuration)
     return NodeSettings(
         consumer_timeout_ms=None if found is None else _milliseconds(found[1]),
@@ -91,7 +94,10 @@ def node_settings(configuration: str) -> NodeSettings:
 
 
 async def api_clock(management: Management, place: str) -> ClockSkew | None:
-    """Return the least difference of RabbitMQ's clock from ours. Raises: BrokerUnavailable."""
+    """Return the smallest possible difference of RabbitMQ's clock from this machine's clock.
+
+    Raises: BrokerUnavailable.
+    """
     before = time.time()
     date = await management.date()
     after = time.time()
@@ -103,8 +109,12 @@ async def api_clock(management: Management, place: str) -> ClockSkew | None:
 
 
 def skew_seconds(before: float, after: float, earliest: float, latest: float) -> float:
-    """Return the least lead of a clock over ours. It was read between ``before`` and ``after`` and showed a time
-    between ``earliest`` and ``latest``."""
+    """Return the smallest possible lead of another clock over this machine's clock.
+
+    It is negative if the other clock is behind.
+
+    The other clock was read between ``before`` and ``after``, and showed a time between ``earliest`` and ``latest``.
+    """
     if earliest > after:
         return earliest - after
     return min(0.0, latest - before)
@@ -136,5 +146,5 @@ def _machines(value: Mapping[str, Any]) -> Iterable[MachineVersion]:
 
 
 def _milliseconds(value: object) -> int:
-    """Return milliseconds; a value that is not a number disables the timeout, as 0 does."""
+    """Return milliseconds. A value that is not a number disables the timeout, as 0 does."""
     return int(str(value)) if str(value).isdecimal() else 0

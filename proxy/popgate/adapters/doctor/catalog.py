@@ -1,4 +1,7 @@
-"""The queues in popgate's catalog, which is only read: in Redis, or in the data folder of a stopped proxy."""
+"""Reads the queues of popgate's catalog, in Redis or in the data folder of a stopped proxy.
+
+Never changes the catalog.
+"""
 
 import sqlite3
 from collections.abc import Sequence
@@ -22,14 +25,17 @@ class CatalogQueue:
 
 
 async def redis_catalog(redis: RedisConnection) -> list[CatalogQueue]:
-    """Read the hashes themselves: a script would create an incarnation in an empty Redis. Raises: StateUnavailable."""
+    """Read the catalog's hashes directly: a script would create an incarnation in an empty Redis.
+
+    Raises: StateUnavailable.
+    """
     topics = await _texts(redis, "topics")
     groups = [tuple(key.split("/", 1)) for key, _ in await _texts(redis, "topic_groups") if "/" in key]
     return _queues(topics, [(topic, group) for topic, group in groups])
 
 
 def folder_catalog(file: Path) -> list[CatalogQueue]:
-    """Read the catalog of a data folder. SQLite itself may fold the log that a killed proxy left into the file.
+    """Read the catalog of a data folder. If a killed proxy left a log, SQLite itself may fold it into the file.
 
     Raises: StartupError if a proxy uses the folder; sqlite3.Error, OSError.
     """

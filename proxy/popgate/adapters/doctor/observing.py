@@ -1,6 +1,6 @@
 """Gathers the doctor's facts through the best available interface, and reports which facts could not be seen.
 
-Only AMQP has to work. The management API, the command line tools and Redis add what they can show.
+Only AMQP must be available. The management API, the command line tools and Redis add the facts that they can show.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -52,7 +52,7 @@ KEEPER_QUEUE = Slot(LOCK_NAME, LockKind.MUTEX, 1).token_queue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interfaces:
-    """The interfaces to look through; None if one is not available."""
+    """The interfaces for the observation. An interface is None if it is not available."""
 
     session: Session
     management: Management | None
@@ -62,8 +62,11 @@ class Interfaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What to look for. ``named`` are queues that an administrator will adopt; ``known`` are those of the catalog, with
-    ``unseen`` if it could not be read."""
+    """The objects to observe.
+
+    ``named`` are queues that an administrator will adopt. ``known`` are the catalog's queues. If the catalog could not
+    be read, ``unseen`` says so.
+    """
 
     vhost: str
     user: str
@@ -76,7 +79,7 @@ class Scope:
 
 @dataclass(slots=True)
 class _Api:
-    """The answers of the management API; None if there is none."""
+    """The answers of the management API. A field is None if there is no answer."""
 
     queues: list[Row] | None = None
     policies: list[Row] | None = None
@@ -90,7 +93,7 @@ class _Api:
 
 
 async def observe(interfaces: Interfaces, scope: Scope) -> Facts:
-    """Look at everything once. Raises: BrokerUnavailable, StateUnavailable."""
+    """Observe everything once. Raises: BrokerUnavailable, StateUnavailable."""
     api = await _ask_api(interfaces, scope)
     tools, no_tools = await _ask_tools(interfaces, scope.vhost)
     unseen = [*scope.unseen, *api.unseen]
@@ -184,7 +187,7 @@ async def _ask_api(interfaces: Interfaces, scope: Scope) -> _Api:
     api.flags = await asked("feature flags", management.feature_flags())
     api.exchanges = await asked("exchanges", management.exchanges())
     api.permissions = await asked("permissions by name", management.permissions(scope.user))
-    try:  # what is missing is reported together with the tools' facts
+    try:  # a missing configuration is reported together with the tools' facts
         api.configuration = await management.effective_configuration()
     except BrokerUnavailable:
         api.configuration = None
@@ -209,10 +212,10 @@ async def _ask_tools(interfaces: Interfaces, vhost: str) -> tuple[ToolFacts | No
 
 
 async def _queues(session: Session, api: _Api, scope: Scope) -> tuple[list[Queue], list[Refusal]]:
-    """Return popgate's own and the adopted queues, and what this user may not inspect over AMQP."""
+    """Return popgate's own and the adopted queues, and the queues that this user may not inspect over AMQP."""
     owners = {one.name: one.owner for one in scope.known} | dict.fromkeys(scope.named, Owner.ADOPTED)
     rows = {str(row.get("name")): row for row in api.queues or ()}
-    # popgate's exclusive queues come and go; an expected one represents them.
+    # popgate's exclusive queues exist only temporarily, so an expected one represents them.
     owners |= {
         name: Owner.POPGATE for name, row in rows.items() if name.startswith(OWN_PREFIX) and kind_of(row) != "classic"
     }
@@ -234,7 +237,7 @@ async def _queues(session: Session, api: _Api, scope: Scope) -> tuple[list[Queue
 
 
 def _expected() -> list[Queue]:
-    """Return queues as popgate would declare them: one with messages, one for delays, and one that is exclusive."""
+    """Return queues as popgate would declare them: one for messages, one for delays, and an exclusive one."""
     return [
         own_queue(OWN_EXAMPLE),
         Queue(name=level_name(0), owner=Owner.POPGATE, is_expected=True),
@@ -243,7 +246,7 @@ def _expected() -> list[Queue]:
 
 
 def own_queue(name: str) -> Queue:
-    """Return one of popgate's queues with messages, as popgate declares it."""
+    """Return a queue of popgate for messages, as popgate declares it."""
     arguments = {
         QUEUE_TYPE: "quorum",
         DELIVERY_LIMIT: DELIVERY_LIMIT_UNREACHABLE,

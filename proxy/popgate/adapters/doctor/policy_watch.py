@@ -1,7 +1,7 @@
-"""Watches for policies that endanger messages of popgate's queues while popgate runs.
+"""Watches, while popgate runs, for policies that endanger messages of popgate's queues.
 
-AMQP does not show policies, so this asks the management API, and reports nothing if there is none. The rules are those
-of ``popgate doctor``, which checks everything else, too.
+AMQP does not show policies, so this module uses the management API, and reports nothing if there is none. The rules are
+those of ``popgate doctor``, which checks everything else, too.
 """
 
 import logging
@@ -21,7 +21,11 @@ _log = logging.getLogger(__name__)
 
 
 class PolicyWatch:
-    """``queues`` returns popgate's present queues. Each finding is logged once, until it is gone."""
+    """Watches the policies of one virtual host.
+
+    ``queues`` returns popgate's present queues. Each finding is logged once, when it appears, and again when it has
+    ended.
+    """
 
     def __init__(self, management: Management, vhost: str, queues: Callable[[], Iterable[BrokerQueue]]) -> None:
         self._management = management
@@ -30,7 +34,10 @@ class PolicyWatch:
         self._known: set[tuple[str, str]] = set()
 
     async def look(self) -> list[Finding]:
-        """Return the present findings. Logs new and ended ones; does nothing if the management API does not answer."""
+        """Return the present findings, and log new and ended ones.
+
+        Returns nothing if the management API does not answer.
+        """
         try:
             facts = await self._facts()
         except BrokerUnavailable as error:

@@ -1,4 +1,4 @@
-"""Facts for the doctor from Redis."""
+"""Reads facts for the doctor from Redis."""
 
 import time
 
@@ -9,7 +9,7 @@ from popgate.doctor.facts import ClockSkew, RedisFacts
 
 
 async def redis_facts(redis: RedisConnection) -> tuple[RedisFacts, ClockSkew]:
-    """Return the facts and the clock's difference. Raises: StateUnavailable."""
+    """Return the facts, and the difference of Redis' clock from this machine's clock. Raises: StateUnavailable."""
     before = time.time()
     told: list[bytes] = await redis.command("TIME")
     after = time.time()

@@ -1,4 +1,4 @@
-"""The journal as Parquet files (decision 20; docs/journal.md has the schema).
+"""Implements the journal as Parquet files (decision 20; docs/journal.md has the schema).
 
     event loop: ``journal`` --calls--> thread: ``writer`` --``tables``--> Parquet --``places``--> disk or store
 

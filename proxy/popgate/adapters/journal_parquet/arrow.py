@@ -1,10 +1,10 @@
-"""pyarrow and fsspec, which have no stubs: the only module that declares it."""
+"""Imports pyarrow and fsspec, which have no type stubs. Only this module has to declare this."""
 
 import os
 from typing import Any, TypeAlias
 
-# Arrow's allocator reads this when it is loaded. By default it gives memory back after 10 ms, and the journal asks for
-# the same amount again ten times a second: a fifth of its processor time was spent on fresh pages.
+# Arrow's allocator reads this variable when it is loaded. By default it returns memory after 10 ms. But the journal
+# needs the same amount again ten times a second, and spent a fifth of its processor time on new pages.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "60000")
 
 import fsspec.core as untyped_fsspec_core  # type: ignore[import-untyped]  # it has no stubs

@@ -1,7 +1,7 @@
 """Converts rows of values to columns of Arrow: the snapshot of each message at its event.
 
-The event loop waits while the interpreter walks over values, so this does as little as possible: a column with a value
-in each row, or in none, is passed on as one text or one block of numbers.
+The event loop waits while the interpreter iterates over values, so this module iterates as little as possible. If a
+column has a value in each row, or in none, it is passed on as one text or one block of numbers.
 """
 
 import struct
@@ -14,25 +14,25 @@ from popgate.adapters.journal_parquet.rows import WIDTH
 TEXT, COUNT, SECONDS = pyarrow.string(), pyarrow.int32(), pyarrow.float64()
 _FORMATS = {COUNT: "i", SECONDS: "d"}
 _SEPARATOR = "\0"
-"""No id is expected to contain it; one that does only makes this slower."""
+"""Separates joined texts. No id should contain it; if one does, the conversion is only slower."""
 
 
 class RowColumns(NamedTuple):
-    """The values of rows, in the order that ``rows`` has."""
+    """The values of rows, in the order of ``rows``."""
 
     copy_id: Array
     queue: Array
     delivery_count: Array
-    """0: never handed out."""
+    """0 if the message was never delivered."""
     leased_at: Array
-    """0.0: not known; so are the seconds below."""
+    """0.0 if it is not known. This also applies to the seconds below."""
     client: Array
     invisibility_seconds: Array
     message_id: Array
     ordering_key: Array
     published_at: Array
     visible_at: Array
-    """None: at once."""
+    """None if the message was visible at once."""
     size_bytes: Array
 
 
@@ -41,10 +41,11 @@ assert len(_TYPES) == WIDTH, "rows has as many values"
 
 
 def row_columns(runs: Sequence[tuple[list[Any], int, int]]) -> tuple[RowColumns, list[int]]:
-    """Return the rows of ``runs``, each once, and the number of each run's first row.
+    """Return the rows of ``runs``, each row once, and the number of each run's first row.
 
-    A run is a list of values, the index of its first row in the list, and its number of rows. Raises: pyarrow's errors,
-    if a value has another type or can't be written.
+    A run is a list of values, the index of its first row in the list, and its number of rows.
+
+    Raises: pyarrow's errors if a value has another type or can't be written.
     """
     parts: list[tuple[list[Any], int, int]] = []
     first_rows: list[int] = []
@@ -82,12 +83,12 @@ def _array(column: list[Any], kind: Any) -> Array:
 
 
 def _joined(column: list[str]) -> Array:
-    """Join texts. Raises: TypeError, if one of them is None."""
+    """Convert texts by joining them. Raises: TypeError if one of them is None."""
     array = compute.split_pattern(pyarrow.array([_SEPARATOR.join(column)], TEXT), _SEPARATOR).values
     return array if len(array) == len(column) else pyarrow.array(column, TEXT)
 
 
 def _packed(column: list[float], kind: Any) -> Array:
-    """Pack numbers. Raises: struct.error, if one of them is None or does not fit."""
+    """Convert numbers by packing them. Raises: struct.error if one of them is None or does not fit."""
     numbers = struct.pack(f"={len(column)}{_FORMATS[kind]}", *column)
     return pyarrow.Array.from_buffers(kind, len(column), [None, pyarrow.py_buffer(numbers)])

@@ -1,8 +1,8 @@
-"""The journal port on Parquet files: the event loop's part.
+"""Implements the journal port on Parquet files: this module is the event loop's part.
 
-The event loop only copies an event's fields (``rows``); the thread does everything else (``writer``). Events beyond the
-buffer's bound are counted and dropped, never waited for. The journal itself reports how many, as soon as there is room
-again.
+The event loop only copies an event's fields (``rows``). The thread does everything else (``writer``). If the buffer is
+full, further events are counted and dropped. The event loop never waits for room. As soon as there is room again, the
+journal itself reports how many events were dropped.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from popgate.ports.journal import EventKind, Journal, JournalSubject
 _log = logging.getLogger(__name__)
 
 START_SECONDS = 20.0
-"""Maximum number of seconds for the first answer of the place."""
+"""Maximum number of seconds that the start waits for the place."""
 BUFFERED_FILES_MAX = 2
 BUFFERED_EVENTS_MIN = 100_000
-"""The buffer holds one file that is being written and one that is being filled; with small files, at least this many
-events. An event takes about 400 bytes at most, in addition to its names."""
+"""Minimum size of the buffer, in events. The buffer holds one file that is being written and one that is being filled,
+but at least this many events if files are small. An event takes at most about 400 bytes, in addition to its names."""
 
 
 def buffered_events_max(rotation: Rotation) -> int:
@@ -37,7 +37,7 @@ def buffered_events_max(rotation: Rotation) -> int:
 
 
 class ParquetJournal:
-    """Writes the events of one proxy to files. ``name`` of the place is for error messages."""
+    """Writes the events of one proxy to files. ``name`` is the place's name in error messages."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class ParquetJournal:
         self._buffered_ever = 0
         self._dropped = 0
         self._lost = 0
-        """Number of events dropped since the last one that was not."""
+        """Number of events dropped since the last recorded event."""
         self._unwritable = 0
-        """The writer's lost events that were reported so far."""
+        """Number of the writer's lost events that have been reported so far."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
         self._is_over = False
@@ -69,7 +69,7 @@ class ParquetJournal:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the place, and begin. Raises: StartupError, if nothing can be written there."""
+        """Open the place and start the thread. Raises: StartupError if nothing can be written there."""
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[str] = self._loop.create_future()
 
@@ -99,7 +99,7 @@ class ParquetJournal:
         self._append_one(EventKind.JOURNAL_STARTED, self._clock.wall())
 
     async def stop(self) -> None:
-        """Write the remaining events. Idempotent. A cancellation gives up: events not written by then are lost."""
+        """Write the remaining events. Idempotent. If it is cancelled, the events that are not yet written are lost."""
         if self._loop is None:
             return
         if not self._is_over:
@@ -121,7 +121,7 @@ class ParquetJournal:
             try:
                 oldest_at = float(str(self._calls[0][4]))
             except IndexError:
-                oldest_at = None  # the writer has just taken it
+                oldest_at = None  # the writer has just removed it
         return JournalFigures(
             written_events=writer.written_events,
             dropped_events=self._dropped + writer.lost_events,
@@ -145,7 +145,7 @@ class ParquetJournal:
         new_copy_ids: Sequence[CopyId] = (),
         groups: Sequence[GroupName] = (),
     ) -> None:
-        """Record events, as the port says."""
+        """Record events, as the port describes."""
         count = len(subjects)
         if not count or not self._admits(count):
             return
@@ -184,12 +184,12 @@ class ParquetJournal:
         queue_index: int | None = None,
         detail: str = "",
     ) -> None:
-        """Record one event, as the port says."""
+        """Record one event, as the port describes."""
         if self._admits(1):
             self._append_one(kind, at, topic=topic, group=group, queue_index=queue_index, detail=detail)
 
     def _admits(self, count: int) -> bool:
-        """Return whether there is room for this many events; otherwise they are lost."""
+        """Return whether there is room for this many events. If there is not, they are lost."""
         if self._buffered_ever - self._writer.left_events + count > self._events_max or self._is_over:
             self._lose(count)
             return False
@@ -198,7 +198,7 @@ class ParquetJournal:
         return True
 
     def _lose(self, count: int) -> None:
-        """Leave so many events out; the next one that is not tells it."""
+        """Drop this many events. The next recorded event is preceded by a report of the loss."""
         self._next_seq += count
         self._dropped += count
         self._lost += count
@@ -226,18 +226,18 @@ class ParquetJournal:
         return self._buffered_ever - self._writer.left_events
 
     def _tell_loss(self) -> None:
-        """Report the loss, beyond the bound if need be: it is one event."""
+        """Report the loss, even if the buffer is full, because the report is only one event."""
         lost, self._lost = self._lost, 0
         _log.warning("events of the journal are lost", extra={"place": self._name, "events": lost})
         self._append_one(EventKind.JOURNAL_LOST, self._clock.wall(), detail=str(lost))
 
     def _has_room(self) -> None:
-        """Note that the writer has written. Runs on its thread."""
+        """Report losses, because the writer has made room. Runs on the writer's thread."""
         if self._lost or self._writer.lost_events > self._unwritable:
             self._in_loop(self._tell_loss_late)
 
     def _tell_loss_late(self) -> None:
-        """Report a loss at once: the next event, which would report it, may come much later."""
+        """Report a loss at once. Otherwise the next event would report it, and this event may arrive much later."""
         unwritable = self._writer.lost_events - self._unwritable
         self._unwritable += unwritable
         self._lost += unwritable

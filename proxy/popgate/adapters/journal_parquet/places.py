@@ -1,7 +1,8 @@
-"""The places of the journal's files: a folder of this machine, or any URL that pyarrow or fsspec can reach.
+"""Implements the places of the journal's files: a folder of this machine, or any URL that pyarrow or fsspec can reach.
 
-A file is there completely or not at all. In a folder it is written under ``WRITING``, which every reader skips, brought
-to stable storage and renamed; an object store shows an object once all of it has arrived. All calls block.
+A file is visible either completely or not at all. In a folder, it is written under ``WRITING``, which every reader
+skips, then brought to stable storage and renamed. An object store shows an object only after all of it has arrived. All
+calls block.
 """
 
 import contextlib
@@ -15,11 +16,11 @@ from urllib.parse import unquote, urlsplit
 from popgate.adapters.journal_parquet.arrow import FileSystem, filesystems, fsspec_core, pyarrow
 
 WRITING = "_writing"
-"""The folder of unfinished files. It is separate, so that one look finds the files that a kill left there."""
+"""The folder of unfinished files. It is separate, so that one listing finds all files that killed proxies have left."""
 LEFT_OVER_SECONDS = 3_600.0
-"""Age in seconds from which a file was left by a kill: no proxy, this one or another, writes one file for so long."""
+"""Age in seconds from which a file is considered left by a killed proxy: no proxy takes so long to write one file."""
 OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "memory"})
-"""Names of filesystem types that show only whole objects, and have no rename."""
+"""Names of filesystem types that show only complete objects, and have no rename."""
 
 
 class Place(Protocol):
@@ -29,16 +30,22 @@ class Place(Protocol):
     def name(self) -> str: ...
 
     def open(self) -> None:
-        """Create the place, and make sure that it can be written to; remove what a kill has left. Raises: OSError."""
+        """Create the place, check that it can be written to, and remove files that killed proxies have left.
+
+        Raises: OSError.
+        """
         ...
 
     def put(self, path: str, content: memoryview) -> None:
-        """Write a whole file to stable storage. A repetition replaces it. Raises: OSError; then it is not there."""
+        """Write a whole file to stable storage. A repeated call replaces the file.
+
+        Raises: OSError. The call must then be repeated.
+        """
         ...
 
 
 class UnusablePlace(Exception):
-    """The URL names no writable place; the message says why."""
+    """The URL does not lead to a writable place. The message says why."""
 
 
 def place_at(target: str) -> Place:
@@ -70,7 +77,10 @@ def first_line(error: BaseException) -> str:
 
 
 def _reached(url: str) -> tuple[FileSystem, str]:
-    """Return the filesystem and its root, from pyarrow itself or from fsspec, which has more of them."""
+    """Return the filesystem and its root.
+
+    If pyarrow does not support the URL, fsspec is used, which has more filesystems.
+    """
     try:
         filesystem, root = filesystems.FileSystem.from_uri(url)
     except pyarrow.ArrowInvalid as error:
@@ -95,7 +105,7 @@ class LocalFolder:
         return str(self._folder)
 
     def open(self) -> None:
-        """Open the place, as ``Place`` says."""
+        """Open the place, as ``Place`` describes."""
         self._make(self._writing)
         before = time.time() - LEFT_OVER_SECONDS
         for left in self._writing.iterdir():
@@ -107,7 +117,7 @@ class LocalFolder:
         probe.unlink()
 
     def put(self, path: str, content: memoryview) -> None:
-        """Write a file, as ``Place`` says."""
+        """Write a file, as ``Place`` describes."""
         target = self._folder / path
         draft = self._writing / target.name
         self._make(self._writing)
@@ -125,14 +135,14 @@ class LocalFolder:
         _sync(target.parent)
 
     def _make(self, folder: Path) -> None:
-        """Create the folder with its parents, on stable storage."""
+        """Create the folder and its parents on stable storage."""
         if folder in self._synced and folder.is_dir():
             return
         missing = [one for one in (folder, *folder.parents) if not one.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         for one in missing:
             _sync(one.parent)
-        self._synced = {folder, self._writing}  # of the hours' folders only the last one matters
+        self._synced = {folder, self._writing}  # only the latest hour's folder is needed again
 
 
 class RemoteFolder:
@@ -145,7 +155,7 @@ class RemoteFolder:
         self.name = name
 
     def open(self) -> None:
-        """Open the place, as ``Place`` says."""
+        """Open the place, as ``Place`` describes."""
         writing = str(self._root / WRITING)
         probe = f"{writing}/probe-{os.getpid()}"
         with _as_os_errors():
@@ -158,7 +168,7 @@ class RemoteFolder:
                     self._filesystem.delete_file(left.path)
 
     def put(self, path: str, content: memoryview) -> None:
-        """Write a file, as ``Place`` says."""
+        """Write a file, as ``Place`` describes."""
         target = self._root / path
         with _as_os_errors():
             if self._shows_whole_files:
@@ -181,7 +191,7 @@ def _type_of(filesystem: FileSystem) -> str:
 
 @contextlib.contextmanager
 def _as_os_errors() -> Generator[None]:
-    """Turn every error of a foreign filesystem into an OSError, so that none of them ends the journal."""
+    """Convert every error of an external filesystem to an OSError, so that no error ends the journal."""
     try:
         yield
     except OSError:

@@ -1,10 +1,11 @@
-"""Snapshots of messages at their events: rows of ``WIDTH`` values, in lists that calls share.
+"""Takes snapshots of messages at their events: rows of ``WIDTH`` values, in lists that calls share.
 
-A subject changes afterwards, and its body must not be kept for the journal. So its fields are copied, which is the cost
-of an event for the event loop. Most messages are acked as they were handed out, many at once and in the same order.
-Such an ack reuses the rows of its hand-out if they are still in memory, so that nothing is copied or converted to Arrow
-twice. Copy id and ``leased_at`` identify a hand-out, and the rest of its row fits its ack. The exception is a hand-out
-whose message was not in memory: the ack may know it.
+A subject changes after its event, and its body must not be kept for the journal. So its fields are copied, which is the
+event loop's cost for an event. Most messages are acked as they were delivered, many at once and in the same order. Such
+an ack reuses the rows of its delivery if they are still in memory, so that nothing is copied or converted to Arrow
+twice. A delivery is identified by copy id and ``leased_at``, and the other values of its row are also valid for its
+ack. There is one exception: if a message was not in memory when it was delivered, the delivery's rows are not reused,
+because the message may be in memory at the ack.
 """
 
 from collections.abc import Sequence
@@ -14,33 +15,35 @@ from popgate.domain.names import CopyId, Subscription
 from popgate.ports.journal import EventKind, JournalSubject
 
 WIDTH = 11
-"""Number of values in a row: copy id, queue, delivery count, leased_at, client, invisibility; message id, ordering key,
-published_at, visible_at, size of the body, as in ``columns.RowColumns``."""
+"""Number of values in a row: copy id, queue, delivery count, leased_at, client, invisibility, message id, ordering key,
+published_at, visible_at, and size of the body. The order is that of ``columns.RowColumns``."""
 COPY_ID, QUEUE_INDEX, LEASED_AT = 0, 1, 3
 SHARED_VALUES = 16_384
-"""Length of a list of values. A list for each call would cost more, and a long list would not fit into CPU caches."""
+"""Length of a list of values. A separate list for each call would cost more, and a longer list would not fit into CPU
+caches."""
 REMEMBERED_VALUES = 6 * SHARED_VALUES
-"""Hand-outs among at least this many of the latest values, and at most twice as many, stay in memory for their acks.
-All values count, because a hand-out keeps its whole list: 10 MB at most."""
+"""Number of latest values within which deliveries stay in memory for their acks. At most, twice as many values stay.
+All values count, not only those of deliveries, because a delivery keeps its whole list. They take 10 MB at most."""
 
 Rows: TypeAlias = tuple[list[Any], int]
-"""The list, and the index of the first row in it."""
+"""A list of values, and the index of the first row's first value in it."""
 
 
 class SharedRows:
-    """Copies the fields of subjects, and remembers hand-outs."""
+    """Copies the fields of subjects, and remembers deliveries."""
 
     def __init__(self) -> None:
         self._values: list[Any] = []
         self._recent: dict[tuple[Subscription, CopyId], tuple[list[Any], int, int]] = {}
-        """Rows and count of hand-outs, by their first message, and by group because all groups have the same copies."""
+        """Rows and row count of each recent delivery, by its first message. The key contains the subscription, because
+        all groups have copies with the same ids."""
         self._former: dict[tuple[Subscription, CopyId], tuple[list[Any], int, int]] = {}
-        """The hand-outs before those, which are dropped all at once."""
+        """The deliveries before the recent ones. They are dropped all at once."""
         self._recent_values = 0
-        """Number of values copied since then, except those in the list that grows."""
+        """Number of values copied since the last drop, without those in the list that is being filled."""
 
     def of(self, kind: EventKind, subscription: Subscription, subjects: Sequence[JournalSubject]) -> Rows:
-        """Return the rows of ``subjects``, of which there is at least one."""
+        """Return the rows of ``subjects``, which must not be empty."""
         if kind is EventKind.ACKED and (found := self._of_hand_out(subscription, subjects)):
             return found
         values, first_value, is_whole = self._copied(subjects)
@@ -49,7 +52,7 @@ class SharedRows:
         return values, first_value
 
     def _copied(self, subjects: Sequence[JournalSubject]) -> tuple[list[Any], int, bool]:
-        """Return the rows, and whether all messages were in memory."""
+        """Return the list, the index of the first value, and whether all messages were in memory."""
         is_whole, values = True, self._values
         if len(values) >= SHARED_VALUES:
             self._recent_values += len(values)
@@ -58,7 +61,7 @@ class SharedRows:
             values = self._values = []
         first_value = len(values)
         extend = values.extend
-        for one in subjects:  # as plain and short as possible: this is the journal's cost per event
+        for one in subjects:  # as simple and short as possible, because this is the journal's cost for each event
             message = one.message
             if message is None:
                 is_whole = False
@@ -96,7 +99,10 @@ class SharedRows:
         return values, first_value, is_whole
 
     def _of_hand_out(self, subscription: Subscription, subjects: Sequence[JournalSubject]) -> Rows | None:
-        """Return the rows from the hand-out of exactly these, in this order; None if there is none in memory."""
+        """Return the rows of the delivery of exactly these subjects, in this order.
+
+        Return None if no such rows are in memory.
+        """
         first = subscription, subjects[0].copy_id
         found = self._recent.pop(first, None) or self._former.pop(first, None)
         if found is None:
@@ -106,5 +112,5 @@ class SharedRows:
         if [one.copy_id for one in subjects] != values[first_value + COPY_ID : end : WIDTH]:
             return None
         if [one.leased_at for one in subjects] != values[first_value + LEASED_AT : end : WIDTH]:
-            return None  # some were handed out again since then
+            return None  # some were delivered again since the remembered delivery
         return values, first_value

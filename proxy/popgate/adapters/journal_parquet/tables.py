@@ -1,11 +1,11 @@
 """Converts the reported events to Arrow, and to the bytes of a Parquet file.
 
-Owns the schema, version 1 (docs/journal.md). Readers have the same table (``popgate_spark.journal_schema``); adding,
-removing or redefining a column makes another version.
+Owns the schema, version 1 (docs/journal.md). Readers have the same table (``popgate_spark.journal_schema``). If a
+column is added, removed or redefined, the version must change.
 
-Arrow does nearly all the work and releases the interpreter meanwhile, because Python's work for an event delays the
-event loop. So Arrow repeats the values that a call has only once (``pc.run_end_decode``), and no Python code iterates
-over rows.
+Python's work on an event delays the event loop. So Arrow does nearly all the work, and releases the interpreter's lock
+while it works. Arrow also repeats the values that a call contains only once (``pc.run_end_decode``), so that no Python
+code iterates over rows.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,8 @@ _NAME = pyarrow.dictionary(pyarrow.int32(), TEXT)
 _WRITTEN = pyarrow.schema(
     [field.with_type(_NAME) if field.name in {"event", "topic", "group", "proxy"} else field for field in SCHEMA]
 )
-"""Columns with few distinct values are passed to Parquet as the dictionaries that they become there."""
+"""The schema with which files are written. Columns with few distinct values are passed to Parquet as dictionaries,
+because Parquet stores them as dictionaries."""
 
 HELD_UNTIL = frozenset({EventKind.ACKED, EventKind.RELEASED, EventKind.EXTENDED, EventKind.EXPIRED, EventKind.REJECTED})
 """Events that report how long a message was held."""
@@ -63,26 +64,28 @@ _HELD_UNTIL, _LEASED_FOR, _TOPIC_EVENTS = (
 )
 
 RISING_COLUMNS = ("journal_seq", "at", "published_at", "visible_at")
-"""Written as differences, because they rise, or nearly."""
+"""Columns that are written as differences, because their values increase, or nearly so."""
 UNLIKE_COLUMNS = frozenset({*RISING_COLUMNS, "held_seconds", "new_copy_id"})
-"""Hardly any value repeats, so a dictionary would only cost."""
+"""Columns that are written without a dictionary, because hardly any of their values repeats."""
 DICTIONARY_BYTES_MAX = 8 << 20
-"""Maximum number of bytes in a dictionary: holds a file's copy ids, which repeat for every event of a message."""
+"""Maximum number of bytes in a dictionary. It holds a file's copy ids, which repeat for every event of a message."""
 FILTERED_COLUMNS = ("at", "topic", "group", "journal_seq")
-"""Readers skip data by the statistics of these columns."""
+"""Columns that are written with statistics, by which readers skip data."""
 WRITTEN_AT_ONCE = 65_536
-"""Number of values that a column gets at once, because Parquet has a fixed cost for each lot."""
+"""Number of values of a column that are written at once, because Parquet has a fixed cost for each write."""
 _DICTIONARIES = [name for name in SCHEMA.names if name not in UNLIKE_COLUMNS]
 _NO_SECONDS, _NO_TEXT = pyarrow.scalar(None, SECONDS), pyarrow.scalar(None, TEXT)
 _INSTANT_SECONDS_MAX = 253_402_300_800.0
-"""The year 10,000: timestamps of foreign publishers may be anything, and readers know no later time."""
+"""The start of the year 10,000, in Unix seconds. Other applications may set any timestamp, and readers support no later
+time."""
 
 
 class Call(NamedTuple):
-    """Events that the engine has reported together. ``values`` has ``WIDTH`` values for each subject, one subject after
-    the other, from ``first_value`` on. Several calls share the list, which only grows; some share rows, too.
+    """Events that the engine has reported together.
 
-    ``details`` and ``new_copy_ids`` have one value for each subject, or are empty.
+    ``values`` contains ``WIDTH`` values for each subject, one subject after another, starting at ``first_value``.
+    Several calls share this list, which only grows. Some calls share rows, too. ``details`` and ``new_copy_ids``
+    contain one value for each subject, or are empty.
     """
 
     first_seq: int
@@ -160,7 +163,7 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
 
 
 def readable(call: Call) -> Call:
-    """Return ``call`` with replacements for characters that are no valid text, such as half of a surrogate pair."""
+    """Return ``call`` with replacements for characters that are not valid text, such as half of a surrogate pair."""
     values = call.values[call.first_value : call.first_value + WIDTH * call.event_count]
     return call._replace(
         values=[_whole_text(value) if isinstance(value, str) else value for value in values],
@@ -174,23 +177,23 @@ def _whole_text(text: str) -> str:
 
 
 def _positive(numbers: Array) -> Array:
-    """Null if it is not known."""
+    """Return ``numbers`` with null in place of unknown values, which are 0."""
     return compute.if_else(compute.greater(numbers, 0), numbers, pyarrow.scalar(None, numbers.type))
 
 
 def _believable(seconds: Array) -> Array:
-    """Null if it is not a time, or none that the format can hold."""
+    """Return ``seconds`` with null in place of values that are not a time, or that the format can't hold."""
     is_time = compute.and_(compute.greater(seconds, 0.0), compute.less(seconds, _INSTANT_SECONDS_MAX))
     return compute.if_else(is_time, seconds, _NO_SECONDS)
 
 
 def _instants(seconds: Array) -> Array:
-    rounded = compute.floor(compute.add(compute.multiply(seconds, 1e6), 0.5))  # three times as quick as compute.round
+    rounded = compute.floor(compute.add(compute.multiply(seconds, 1e6), 0.5))  # three times as fast as compute.round
     return rounded.cast(pyarrow.int64()).cast(_INSTANT)
 
 
 def _texts(given: Sequence[Sequence[str]], calls: Sequence[Call], count: int) -> Array:
-    """Return a column that few calls have: an empty text is none."""
+    """Return a column that few calls have. An empty text becomes null."""
     if not any(given):
         return pyarrow.nulls(count, TEXT)
     texts = (one or (None,) * call.event_count for one, call in zip(given, calls, strict=True))
@@ -203,7 +206,7 @@ def parquet_of(batches: Sequence[RecordBatch]) -> memoryview:
     with parquet.ParquetWriter(
         sink,
         _WRITTEN,
-        store_schema=False,  # otherwise readers would get dictionaries in place of texts
+        store_schema=False,  # otherwise readers would read dictionaries instead of texts
         compression="zstd",
         use_dictionary=_DICTIONARIES,
         dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,

@@ -1,10 +1,10 @@
-"""Writes the events that the engine has reported to files, on a thread of its own.
+"""Writes the events that the engine has reported to files, on a separate thread.
 
-Theory of operation. Calls are collected until there are enough for Arrow to be fast, and batches until the file is
-full, old, or its hour is over. A file is encoded in memory first and written in one go. If the disk is full, broken or
-slow, the same file is tried again and nothing of it is lost. Events leave the buffer only when they are in a finished
-file, or can't be in any. ``journal``, which fills the buffer, knows its bound. So a hanging disk costs memory up to
-that bound, then events, and never a message.
+Theory of operation. Calls are collected until there are enough of them for Arrow to be fast. Batches are collected
+until the file is full or old, or its hour is over. A file is first encoded in memory and then written as a whole. If
+the disk is full, broken or slow, the same file is retried, and none of its events is lost. Events leave the buffer only
+when they are in a finished file, or can't be written to any file. ``journal`` fills the buffer and limits it. So a
+hanging disk first costs memory up to this limit, and then events, but never a message.
 
     calls --CHUNK_EVENTS--> batches --rotation--> sealed files --the place takes them--> written
 """
@@ -24,14 +24,14 @@ from popgate.ports.clock import Clock
 _log = logging.getLogger(__name__)
 
 CHUNK_EVENTS = 32768
-"""Number of events that are converted to Arrow at once; in small lots each event costs three times as much."""
+"""Number of events that are converted to Arrow at once. In small batches, each event costs three times as much."""
 TICK_SECONDS = 0.1
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.5, 10.0
 SECONDS_OF_HOUR = 3_600
 
 
 class Rotation(NamedTuple):
-    """When a file is finished: ``seconds`` after its first event, with ``events`` events, or at the end of its hour."""
+    """When to finish a file: ``seconds`` after its first event, at ``events`` events, or at the end of its hour."""
 
     seconds: float
     events: int
@@ -47,7 +47,7 @@ class _Sealed(NamedTuple):
 
 
 class _Open:
-    """A file that is being filled; it has at least one call."""
+    """A file that is being filled. It has at least one call."""
 
     def __init__(self, first: Call, began: float) -> None:
         self.hour = int(first.at // SECONDS_OF_HOUR)
@@ -59,7 +59,7 @@ class _Open:
         self.calls: list[Call] = []
         self.called_count = 0
         self.lost_count = 0
-        """Number of events that can't be written, which ``event_count`` does not include."""
+        """Number of events that can't be written. ``event_count`` does not include them."""
 
     def add(self, call: Call) -> None:
         self.calls.append(call)
@@ -73,11 +73,11 @@ class _Open:
         calls, self.calls, self.called_count = self.calls, [], 0
         try:
             self.batches.append(batch_of(calls, proxy))
-        except Exception:  # foreign publishers may write anything
+        except Exception:  # other applications may publish anything
             self._pack_with_care([readable(call) for call in calls], proxy)
 
     def _pack_with_care(self, calls: Sequence[Call], proxy: str) -> None:
-        """Convert call by call if need be, so that only events that can't be written are lost."""
+        """Convert the calls, one by one if necessary, so that only events that can't be written are lost."""
         try:
             self.batches.append(batch_of(calls, proxy))
         except Exception as error:
@@ -97,8 +97,11 @@ class _Open:
 
 
 class Writer:
-    """Writes the plain tuples that are appended to ``calls``. ``room`` is called on this thread when there may be room
-    again. All numbers only grow, except ``oldest_at``, which is None if everything is written."""
+    """Writes the plain tuples that are appended to ``calls``.
+
+    ``room`` is called on this thread when there may be room again. All numbers only increase, except ``oldest_at``,
+    which is None if everything is written.
+    """
 
     def __init__(
         self,
@@ -111,10 +114,10 @@ class Writer:
         room: Callable[[], None],
     ) -> None:
         self.left_events = 0
-        """Number of events that have left the buffer, written or not."""
+        """Number of events that have left the buffer, whether they were written or not."""
         self.written_events = 0
         self.lost_events = 0
-        """Number of those events that can't be written at all."""
+        """Number of events that have left the buffer and can't be written."""
         self.file_count = 0
         self.file_bytes = 0
         self.failed_writes = 0
@@ -126,8 +129,8 @@ class Writer:
         self._clock = clock
         self._room = room
         self._open: dict[int, _Open] = {}
-        """By hour. At the turn of an hour, events of both arrive one after the other. No more than two stay open for
-        longer than a round."""
+        """Files by hour. At the turn of an hour, events of both hours arrive alternately. At most two files stay open
+        for longer than a round."""
         self._sealed: deque[_Sealed] = deque()
         self._failures = 0
         """Number of consecutive failures."""
@@ -135,11 +138,11 @@ class Writer:
         self._ending = threading.Event()
 
     def end(self) -> None:
-        """Let ``run`` write the remaining events, and return."""
+        """Tell the thread to write the remaining events and end. Does not wait for this."""
         self._ending.set()
 
     def run(self, opened: Callable[[str], None], ended: Callable[[], None]) -> None:
-        """Run the thread. ``opened`` gets the reason why the place can't be used, or an empty text."""
+        """Run the thread. ``opened`` is called with the reason why the place can't be used, or with an empty text."""
         try:
             place = self._open_place()
             place.open()
@@ -165,12 +168,12 @@ class Writer:
                 if is_last or self._is_due(file):
                     self._seal(file)
             self._put(place, is_last=is_last)
-        except Exception as error:  # a bug in popgate: the journal has a gap, and goes on
+        except Exception as error:  # a bug in popgate: the journal has a gap, and continues
             _log.error("the journal failed", exc_info=error)
         self._note_oldest()
 
     def _take(self) -> None:
-        """Take all calls until now."""
+        """Take all calls that are in the buffer now."""
         for _ in range(len(self._calls)):
             call = Call._make(self._calls.popleft())
             file = self._open.get(int(call.at // SECONDS_OF_HOUR))
@@ -191,7 +194,7 @@ class Writer:
         del self._open[file.hour]
         try:
             sealed = file.sealed(self._proxy)
-        except Exception as error:  # a bug in popgate: the journal has a gap, and goes on
+        except Exception as error:  # a bug in popgate: the journal has a gap, and continues
             _log.error("a file of the journal is lost", exc_info=error, extra={"events": file.event_count})
             self._lose(file.event_count + file.lost_count)
             return
@@ -204,7 +207,7 @@ class Writer:
         self.left_events += count
 
     def _put(self, place: Place, *, is_last: bool) -> None:
-        """Write the sealed files if it is time to try."""
+        """Write the sealed files, unless the pause after a failure has not ended."""
         if not self._sealed or (self._failures and not is_last and self._clock.monotonic() < self._retry_at):
             return
         while self._sealed:
@@ -234,7 +237,7 @@ class Writer:
         seconds = min(RETRY_SECONDS_MAX, RETRY_SECONDS_MIN * 2.0 ** min(self._failures, 16))
         self._failures += 1
         self._retry_at = self._clock.monotonic() + seconds
-        self.failed_writes += 1  # last, so that an observer of it can rely on the time of the next attempt
+        self.failed_writes += 1  # last, so that an observer of this number can rely on the time of the next attempt
 
     def _note_oldest(self) -> None:
         ages = [file.oldest_at for file in self._sealed]

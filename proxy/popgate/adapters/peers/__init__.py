@@ -1,4 +1,4 @@
-"""The peers port over HTTP."""
+"""Implements the peers port over HTTP."""
 
 from popgate.adapters.peers.http import HttpPeers
 

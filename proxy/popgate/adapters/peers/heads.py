@@ -1,4 +1,4 @@
-"""Builds the heads of requests between proxies, and filters a passed answer's head for the client. Pure."""
+"""Builds the heads of requests between proxies, and filters the head of a forwarded answer for the client. Pure."""
 
 from collections.abc import Iterable
 
@@ -30,12 +30,13 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-"""RFC 9110, section 7.6.1: these headers apply to one connection."""
+"""Headers that apply to one connection only (RFC 9110, section 7.6.1)."""
 _ABOUT_BROWSERS = frozenset({b"origin", b"sec-fetch-site"})
-"""Checked at the proxy that the client reached (``api.browsers``); the next proxy has another name."""
+"""Headers that the proxy that the client reached has already checked (``api.browsers``). The next proxy has another
+name."""
 _NOT_ASKED_AGAIN = _HOP_BY_HOP | _ABOUT_BROWSERS | {b"content-length", b"expect", b"host"}
 _NOT_ANSWERED_AGAIN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
-"""The server that answers the client sets these itself."""
+"""Headers that the server that answers the client sets itself."""
 
 
 def message_head(authority: bytes, to: InstanceId, token: bytes, size: int) -> bytes:
@@ -53,7 +54,7 @@ def message_head(authority: bytes, to: InstanceId, token: bytes, size: int) -> b
 
 
 def watch_head(authority: bytes, to: InstanceId, token: bytes) -> bytes:
-    """Return the head of a request whose answer ends when ``to`` begins to leave."""
+    """Return the head of a request whose answer ends when ``to`` begins to leave the cluster."""
     parts = (PEERS_PATH.encode(), authority, TO, to.encode(), TOKEN, token)
     return b"GET %b HTTP/1.1\r\nhost: %b\r\n%b: %b\r\n%b: %b\r\n\r\n" % parts
 
@@ -66,8 +67,10 @@ def passing_head(
     passed_by: InstanceId,
     wait_seconds: float | None,
 ) -> bytes:
-    """Return the head of a client's request that is passed on: its own, without headers of its connection and without
-    headers that only peers may set."""
+    """Return the head of a client's request that is forwarded.
+
+    It omits the headers of the client's connection, and headers that only peers may set.
+    """
     target = request.path.encode("latin-1") + (b"?" + request.query if request.query else b"")
     lines = [b"%b %b HTTP/1.1" % (request.method.encode(), target), b"host: " + authority]
     dropped = _NOT_ASKED_AGAIN | _named_by_connection(request.headers)
@@ -86,7 +89,7 @@ def passing_head(
 
 
 def client_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a peer's answer that the client should see."""
+    """Return those headers of a peer's answer that the client should receive."""
     headers = list(headers)
     dropped = _NOT_ANSWERED_AGAIN | _named_by_connection(headers)
     return [(name, value) for name, value in headers if name not in dropped and not name.startswith(RESERVED_PREFIX)]

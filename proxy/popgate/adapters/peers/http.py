@@ -1,9 +1,9 @@
-"""The peers port over HTTP: messages to ``/v1/peers``, and clients' requests as they came.
+"""Implements the peers port over HTTP: messages to ``/v1/peers``, and clients' requests in their original form.
 
-Theory of operation. Every request names the intended instance and shows the token. Another instance at that address
-refuses it, because a restarted process knows nothing of what its predecessor was asked. So does an instance with
-another secret. Every failure is PeerUnavailable; unless no connection could be made, the request may have been done
-nevertheless.
+Theory of operation. Every request names the receiving instance and carries the token. If another instance has the same
+address, it refuses the request: a restarted process knows nothing of the requests to its predecessor. An instance with
+another secret also refuses the request. Every failure raises PeerUnavailable. Unless no connection could be made, the
+request may have been carried out nevertheless.
 """
 
 from collections.abc import Callable
@@ -37,15 +37,15 @@ from popgate.wire.errors import NotUnderstood
 AnswerT = TypeVar("AnswerT")
 
 ANSWER_SECONDS = 10.0
-"""Maximum number of seconds for a peer's answer, in addition to the wait of a passed request."""
+"""Maximum number of seconds for a peer's answer, in addition to the wait time of a forwarded request."""
 QUOTED_LENGTH_MAX = 300
 REPEATABLE: frozenset[type[PeerMessage[Any]]] = frozenset({Learned, Wanted, Available, Fetch, CountMessages, Follow})
-"""Messages that do no harm and have the same answer when they arrive twice. LeaseForGroup would lease twice, and the
-answers of SettleAtOwner and PurgeAtOwner would be those of the repetition."""
+"""Messages that may be sent twice: the second one does no harm and has the same answer. LeaseForGroup would lease
+twice. The repeated answers of SettleAtOwner and PurgeAtOwner would describe only the repetition."""
 
 
 class _Problem(msgspec.Struct):
-    """The fields of a refusal that are read."""
+    """The fields of a refusal that popgate reads."""
 
     code: str = ""
     detail: str = ""
@@ -55,9 +55,11 @@ _read_problem = msgspec.json.Decoder(_Problem).decode
 
 
 class HttpPeers:
-    """The peers of the proxy ``me``. ``address_of`` returns the URL of a member, or None for other instances;
-    ``version`` returns the cluster's present protocol version, one of ``codec``'s. Connects on demand; used within one
-    event loop."""
+    """The peers of the proxy ``me``.
+
+    ``address_of`` returns the URL of a member, or None for other instances. ``version`` returns the cluster's present
+    protocol version, which is one of ``codec``'s versions. Connects on demand. Must be used within one event loop.
+    """
 
     def __init__(
         self,
@@ -76,7 +78,10 @@ class HttpPeers:
         self._pools: dict[InstanceId, PeerPool] = {}
 
     async def ask(self, to: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
-        """Send a message, as the port says. A cancellation loses the answer; the message may have been handled."""
+        """Send a message, as the port describes.
+
+        After a cancellation the answer is lost, but the message may have been handled.
+        """
         pool = self._pool(to)
         try:
             body = self._codec.encode_message(self._version(), self._me, message)
@@ -91,9 +96,9 @@ class HttpPeers:
     async def forward(
         self, to: InstanceId, request: ForwardedRequest, *, wait_seconds: float | None
     ) -> ForwardedAnswer:
-        """Pass a request on, as the port says. Never sent twice: a repeated pop would lease twice.
+        """Forward a request, as the port describes. It is never sent twice, because a repeated pop would lease twice.
 
-        A cancellation resets the connection, so that the peer gives its leases back at once.
+        A cancellation resets the connection, so that the peer releases the request's leases at once.
         """
         pool = self._pool(to)
         head = passing_head(pool.authority, to, self._token, request, self._me, wait_seconds)
@@ -105,11 +110,14 @@ class HttpPeers:
         return ForwardedAnswer(answer.status, client_headers(answer.headers), answer.body, arrivals)
 
     async def died(self, member: Member) -> None:
-        """Return once the member's process has surely died: its connection was closed without a goodbye, and its port
-        refuses, or belongs to another instance. Never returns if it left in order, hangs, or can't be reached.
+        """Return once the member's process has certainly died.
 
-        Notices a SIGKILL at once. Notices nothing of a member that could not be reached in the first place. Raises:
-        PeerUnavailable, if its address is invalid.
+        This is certain if its connection was closed without the end of an answer, and its port refuses connections or
+        belongs to another instance. A SIGKILL is noticed at once. This never returns if the member left in order,
+        hangs, or can't be reached. If the member could not be reached in the first place, its death is not noticed
+        either.
+
+        Raises: PeerUnavailable if the member's address is invalid.
         """
         try:
             watch = Watch(member, self._token)
@@ -118,7 +126,7 @@ class HttpPeers:
         await watch.until_died()
 
     def close(self) -> None:
-        """Close all connections; requests that wait for an answer fail. Idempotent."""
+        """Close all connections. Requests that wait for an answer fail. Idempotent."""
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()

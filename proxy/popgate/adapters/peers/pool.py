@@ -1,9 +1,10 @@
-"""The connections to one peer: kept while they are used, and no longer than the peer keeps them.
+"""Manages the connections to one peer, which are kept for some time after a request.
 
-Theory of operation. A request takes the connection that was used last, or makes one. The peer closes idle connections
-after 75 seconds and this side after 30, so that a request hardly ever crosses with the peer's goodbye. If it does, the
-request may have been done. It is sent again only if it does no harm twice (``repeatable``), and if a connection that
-had been in use before brought no byte of an answer. A request that failed on a new connection is not sent again.
+Theory of operation. A request uses the connection that was used last, or opens a new one. The peer closes idle
+connections after 75 seconds, and this side closes them after 30. So the peer hardly ever closes a connection just when
+a request is sent. If it does, the request may have been carried out. The request is sent again only if a repetition
+does no harm (``repeatable``), and only if no byte of an answer arrived on a connection that had been used before. A
+request that failed on a new connection is not sent again.
 """
 
 import asyncio
@@ -14,12 +15,15 @@ from popgate.ports.peers import ForwardedAnswer
 
 IDLE_SECONDS_MAX = 30.0
 CONNECTIONS_MAX = 512
-"""Maximum number of requests to one peer at once; others wait."""
+"""Maximum number of simultaneous requests to one peer. Further requests wait."""
 HTTP_PORT = 80
 
 
 def address_parts(address: str) -> tuple[str, int, bytes]:
-    """Return the host, the port, and both as in a ``host`` header. Raises: ValueError, if it is not a peer's URL."""
+    """Return the host, the port, and the value for a ``host`` header.
+
+    Raises: ValueError if ``address`` is not a peer's URL.
+    """
     parts = urlsplit(address)
     if parts.scheme != "http" or not parts.hostname:
         raise ValueError(f"{address} is not a peer's address, which looks like http://host:port")
@@ -27,13 +31,13 @@ def address_parts(address: str) -> tuple[str, int, bytes]:
 
 
 class PeerPool:
-    """Connections to one peer, used within one event loop. Raises: ValueError, if ``address`` is not an http URL."""
+    """Connections to one peer, used within one event loop. Raises: ValueError if ``address`` is not an http URL."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._host, self._port, self.authority = address_parts(address)
         self._idle: dict[PeerConnection, float] = {}
-        """Since when each is idle; the one used last comes last."""
+        """Idle connections, with the time since which each has been idle. The one that was used last is last."""
         self._busy: set[PeerConnection] = set()
         self._places = asyncio.Semaphore(CONNECTIONS_MAX)
         self._is_closed = False
@@ -41,8 +45,10 @@ class PeerPool:
     async def exchange(self, head: bytes, body: bytes, seconds: float, *, repeatable: bool) -> ForwardedAnswer:
         """Return the answer to a request, within ``seconds``.
 
-        If it does not arrive, or on cancellation, the connection is reset: the answer counts as unread. Raises:
-        OSError, of which a TimeoutError and a ConnectionError are some.
+        If the answer does not arrive, or the call is cancelled, the connection is reset, so that the peer treats the
+        answer as unread.
+
+        Raises: OSError, which includes TimeoutError and ConnectionError.
         """
         async with asyncio.timeout(seconds), self._places:
             connection = self._take()
@@ -58,7 +64,7 @@ class PeerPool:
             return await self._exchange(connection, head, body)
 
     def close(self) -> None:
-        """Close all connections; requests that wait for an answer fail. Idempotent."""
+        """Close all connections. Requests that wait for an answer fail. Idempotent."""
         self._is_closed = True
         for connection in [*self._idle, *self._busy]:
             connection.close()
@@ -80,7 +86,10 @@ class PeerPool:
         return answer
 
     def _take(self) -> PeerConnection | None:
-        """Return the connection used last, if it is still fresh; close stale ones."""
+        """Return the connection that was used last, if it is still usable, or None.
+
+        Close connections that were idle too long.
+        """
         if not self._idle:
             return None
         oldest_allowed = asyncio.get_running_loop().time() - IDLE_SECONDS_MAX

@@ -1,5 +1,5 @@
-"""Replicas of RabbitMQ's queues, seen and changed through any interface that the broker offers.
+"""Observes and changes the replicas of RabbitMQ's queues, through any interface that the broker offers.
 
-Three modules ask: ``management`` over HTTP, ``tools`` by ``rabbitmqctl`` and its kin, and ``backend``, which chooses.
-``reading`` translates their answers into the domain's terms.
+``management`` uses HTTP, and ``tools`` runs ``rabbitmqctl`` and the other command line tools. ``backend`` chooses
+between them. ``reading`` translates their answers into the domain's terms.
 """

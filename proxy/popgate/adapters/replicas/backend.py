@@ -1,12 +1,13 @@
-"""Replicas of a RabbitMQ virtual host. Each task uses the best interface that this broker offers.
+"""Observes and changes the replicas of a RabbitMQ virtual host. Each task uses the broker's best interface for it:
 
-to see queues and nodes     the management API; else ``rabbitmqctl``
-to see streams' members     ``rabbitmqctl``: the API's short listing leaves them out (3.10, 4.0 and 4.3)
-to see maintenance          the management API if it reports it (3.11.19, 3.12.1 and newer); else ``rabbitmqctl``
-to change quorum queues     ``POST``/``DELETE /api/queues/quorum/...`` if the broker reports that it has them
+to see queues and nodes     the management API; otherwise ``rabbitmqctl``
+to see streams' members     ``rabbitmqctl``: the API's short listing omits them (3.10, 4.0 and 4.3)
+to see maintenance          the management API if it reports it (3.11.19, 3.12.1 and newer);
+                            otherwise ``rabbitmqctl``
+to change quorum queues     ``POST``/``DELETE /api/queues/quorum/...`` if the broker reports these endpoints
                             (3.11.19, 3.12.1 and newer; an administrator may have disabled them);
-                            else ``rabbitmq-queues``
-to change streams           ``rabbitmq-streams``: no RabbitMQ has an endpoint for it
+                            otherwise ``rabbitmq-queues``
+to change streams           ``rabbitmq-streams``: no RabbitMQ has an endpoint for this
 to see owners' nodes        the management API's statistics
 to move a queue's leader    ``rabbitmq-queues`` (4.2.9, 4.3.3 and newer); HTTP can only rebalance all leaders
 """
@@ -48,16 +49,19 @@ from popgate.ports.replicas import Proof, ReplicaBroker, ReplicaCapabilities, Re
 _log = logging.getLogger(__name__)
 
 SLOW_FACTS_SECONDS = 20.0
-"""Maximum age in seconds of maintenance states from a tool, nodes' tags and owners' nodes."""
+"""Maximum age, in seconds, of maintenance states that a tool reported, of nodes' tags, and of owners' nodes."""
 STREAMS_FORGET_FROM = (3, 13)
-"""Versions before it refuse ``rabbitmq-streams delete_replica`` if the node does not run (late 3.12 counts as such)."""
+"""First version whose ``rabbitmq-streams delete_replica`` is used for a node that does not run. Earlier versions refuse
+this. Late 3.12 versions are treated as if they refused it, too."""
 ALREADY_LEADS = "already the leader"
 LISTED = ("name", "type", "members", "online", "leader", "messages", "arguments")
 NO_SUCH_QUEUE = re.compile(r"\bnot_found\b|\bwas not found\b")
-"""The answer of ``rabbitmq-queues quorum_status``: 3.10 uses the first form, 4.0 and 4.3 the second."""
+"""Matches the answer of ``rabbitmq-queues quorum_status`` for a missing queue. 3.10 uses the first form, 4.0 and 4.3
+the second."""
 NOT_IN_CLUSTER = "not a cluster member"
-"""Since 4.2.5 and 4.3.0 (rabbit_mgmt_nodes:require_node_name) the endpoint can't remove a member on a node that was
-removed from the cluster; ``rabbitmq-queues delete_member`` can."""
+"""Part of the endpoint's answer if the node of a member was removed from the cluster. Since 4.2.5 and 4.3.0
+(rabbit_mgmt_nodes:require_node_name), the endpoint can't remove such a member, but ``rabbitmq-queues delete_member``
+can."""
 NO_WAY = (
     "give its management API with --management-url, or a way to its command line tools with --replica-commands (such "
     "as 'ssh rabbit-1' or 'kubectl exec rabbit-0 --')"
@@ -69,8 +73,11 @@ NO_WAY_TO_CHANGE = (
 
 
 class RabbitReplicas:
-    """``management`` or ``tools`` may be None if the broker does not offer it. ``zones``, by node name, override the
-    nodes' own tags. ``sees_owners``: whether to look where queues' consumers are."""
+    """The replicas of one virtual host.
+
+    ``management`` or ``tools`` may be None if the broker does not offer them. ``zones``, by node name, override the
+    nodes' own tags. ``sees_owners``: whether to find out on which nodes the queues' consumers are.
+    """
 
     def __init__(
         self,
@@ -116,7 +123,7 @@ class RabbitReplicas:
                 reasons.append(error.detail)
         if management is None and tools is None:
             raise BrokerUnavailable(f"RabbitMQ can't be asked about replicas: {'; '.join(reasons) or NO_WAY}; {NO_WAY}")
-        # All in one step: changes in progress may still use the interfaces that were found before.
+        # Set all of them in one step, because changes in progress may still use the former interfaces.
         self._management, self._tools, self._changes_by_api = management, tools, by_api
         tool = None if tools is None else "rabbitmq-queues"
         return ReplicaCapabilities(
@@ -126,7 +133,7 @@ class RabbitReplicas:
             changes_streams_by=None if tools is None else "rabbitmq-streams",
             voters_join_late=late,
             forgets_absent_streams=_release(version) >= STREAMS_FORGET_FROM,
-            # Only the management API shows where a queue's owner is.
+            # Only the management API shows on which node a queue's owner is.
             moves_leaders_by=tool if management is not None and _transfers_leadership(_release(version)) else None,
         )
 
@@ -184,7 +191,7 @@ class RabbitReplicas:
                 raise
 
     async def _changed_by_api(self, method: str, what: str, queue: QueueRef, node: str, prove: Proof) -> bool:
-        """Return whether the API made the change; if False, the tools must make it."""
+        """Return whether the API made the change. If it did not, the tools must make it."""
         if self._management is None or not self._changes_by_api or queue.kind is QueueKind.STREAM:
             return False
         answer = await self._management.quorum(method, queue.name, f"replicas/{what}", {"node": node}, prove)
@@ -205,7 +212,7 @@ class RabbitReplicas:
     # -- what the broker can -------------------------------------------------------------------------------------------
 
     async def _ask_api(self, management: Management) -> tuple[str, bool, bool]:
-        """Return its version, whether new members join without a vote, and whether it changes quorum queues."""
+        """Return the version, whether new members join without a vote, and whether the API changes quorum queues."""
         overview = await management.overview()
         version = str(overview.get("rabbitmq_version") or overview.get("management_version") or "unknown")
         by_api = await management.allows("POST", "replicas/add") and await management.allows(
@@ -232,7 +239,7 @@ class RabbitReplicas:
     async def _found(
         self, tools: BrokerTools, missing: Collection[QueueRef], policies: Sequence[Row]
     ) -> dict[QueueRef, ReplicaQueue | None]:
-        """Return the queues whose members the API did not show. If the tools fail, these queues stay unseen."""
+        """Return the queues whose members the API did not show. If the tools fail, these queues remain unseen."""
         try:
             listed = await self._listed(tools)
         except (BrokerUnavailable, ReplicaRefused) as error:
@@ -253,7 +260,7 @@ class RabbitReplicas:
         if self._sees_owners and now - self._owner_nodes_at >= SLOW_FACTS_SECONDS:
             try:
                 self._owner_nodes = owner_nodes(await management.consumers())
-            except BrokerUnavailable as error:  # replicas are kept without it
+            except BrokerUnavailable as error:  # replicas can be kept without this
                 self._owner_nodes = {}
                 _log.warning("can't find out where consumers are", extra={"reason": error.detail})
             self._owner_nodes_at = now
@@ -281,8 +288,11 @@ class RabbitReplicas:
     # -- one queue -----------------------------------------------------------------------------------------------------
 
     async def _look_by_api(self, management: Management, queue: QueueRef) -> tuple[MemberState, ...] | None:
-        """Return None if the broker has no such endpoint (before 3.13), or if it fails: before 4.3 each node answers
-        500 while the node of a member is down."""
+        """Return the members that the API shows, or None if it does not show them.
+
+        It does not if the broker has no such endpoint (before 3.13), or if the request fails: before 4.3, each node
+        answers 500 while the node of a member is down.
+        """
         if not self._changes_by_api:
             return None
         try:
@@ -298,7 +308,7 @@ class RabbitReplicas:
         return quorum_members(as_object(row) for row in rows) or None
 
     async def _look_at_listing(self, queue: QueueRef) -> tuple[MemberState, ...]:
-        """Return which members exist and which are online, and no more."""
+        """Return the members and whether they are online. The listing shows no further facts about a member."""
         assert self._management is not None, "there is one way at least"
         row = await self._management.queue(queue.name)
         if row is None:
@@ -321,7 +331,10 @@ class RabbitReplicas:
 
 
 def _named(queue: QueueRef) -> tuple[str, str]:
-    """Return its name as the last arguments of a tool; it may begin with a dash. Raises: ReplicaRefused."""
+    """Return the queue's name as the last arguments of a tool.
+
+    The name may begin with a dash. Raises: ReplicaRefused.
+    """
     if "\0" in queue.name:
         raise ReplicaRefused("a queue with a NUL in its name can't be named to RabbitMQ's tools")
     return "--", queue.name
@@ -329,7 +342,7 @@ def _named(queue: QueueRef) -> tuple[str, str]:
 
 def _observation(nodes: Sequence[ReplicaNode], seen: Iterable[tuple[QueueRef, Any]]) -> Observation:
     pairs = list(seen)
-    if not any(node.is_running for node in nodes):  # members on nodes that are not listed would count as removed
+    if not any(node.is_running for node in nodes):  # members on unlisted nodes would count as removed
         raise BrokerUnavailable("RabbitMQ reports no running node")
     return Observation(
         nodes=tuple(nodes),
@@ -339,13 +352,13 @@ def _observation(nodes: Sequence[ReplicaNode], seen: Iterable[tuple[QueueRef, An
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return its first two or three numbers; none if it has none."""
+    """Return the first two or three numbers of ``version``, or an empty tuple if it has none."""
     numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     return () if numbers is None else tuple(int(number) for number in numbers.groups() if number is not None)
 
 
 def _transfers_leadership(release: tuple[int, ...]) -> bool:
-    """Return whether ``rabbitmq-queues`` has ``transfer_leadership``, which came with 4.2.9 and 4.3.3."""
+    """Return whether ``rabbitmq-queues`` has ``transfer_leadership``, which was added in 4.2.9 and 4.3.3."""
     return (4, 2, 9) <= release < (4, 3) or release >= (4, 3, 3)
 
 
@@ -356,7 +369,7 @@ def _version_of(status: Row) -> str:
 
 
 def _reason(answer: Any) -> str:
-    """Return RabbitMQ's reason: ``{"error": ..., "reason": ...}``."""
+    """Return the reason in RabbitMQ's answer, which is ``{"error": ..., "reason": ...}``."""
     try:
         body = answer.json()
         return str(body.get("reason") or body.get("error"))

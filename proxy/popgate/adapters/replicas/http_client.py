@@ -1,4 +1,4 @@
-"""An HTTP client for one place, whose URL may contain credentials."""
+"""Creates an HTTP client for one place, whose URL may contain credentials."""
 
 from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -9,7 +9,7 @@ import httpx
 def http_client(
     url: str, path: str, *, timeout_seconds: float, headers: Mapping[str, str] | None = None
 ) -> httpx.AsyncClient:
-    """Return a client for paths below ``path``. Its URL has no credentials, because httpx logs every URL."""
+    """Return a client for paths below ``path``. Its URL contains no credentials, because httpx logs every URL."""
     parts = urlsplit(url)
     auth = None if parts.username is None else (unquote(parts.username), unquote(parts.password or ""))
     place = parts._replace(netloc=parts.netloc.rpartition("@")[2])
@@ -19,5 +19,5 @@ def http_client(
         headers=headers,
         timeout=timeout_seconds,
         trust_env=False,
-        verify=parts.scheme == "https",  # reading the machine's certificates takes longer than all the rest
+        verify=parts.scheme == "https",  # reading the machine's certificates takes longer than everything else
     )

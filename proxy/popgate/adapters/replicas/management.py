@@ -1,7 +1,9 @@
-"""RabbitMQ's management API, as far as replicas and the doctor need it. Nodes are tried one after the other.
+"""Implements the parts of RabbitMQ's management API that replicas and the doctor need.
 
-After the loss of a node, the usual listing of queues hangs for more than a minute, just when it is needed: it waits for
-the lost node's statistics (seen on 3.10.8). So everything here asks without statistics.
+Nodes are tried one after another.
+
+After the loss of a node, the usual listing of queues hangs for more than a minute, because it waits for the lost node's
+statistics (seen on 3.10.8). The listing is needed at just this time. So it is requested without statistics.
 """
 
 import logging
@@ -21,13 +23,15 @@ _log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 5.0
 REASON_LENGTH_MAX = 300
 CHANGE_SECONDS = 40.0
-"""Maximum number of seconds for a change; RabbitMQ itself allows it 30 s."""
+"""Maximum number of seconds for a change. RabbitMQ itself allows 30 s."""
 WITHOUT_STATISTICS = {"disable_stats": "true", "enable_queue_totals": "true"}
 
 
 class Management:
-    """A client of the management API. ``urls`` lead to one cluster's nodes, as in
-    ``http://user:password@host:15672``."""
+    """A client of the management API.
+
+    ``urls`` lead to one cluster's nodes, and look like ``http://user:password@host:15672``.
+    """
 
     def __init__(self, urls: Sequence[str], vhost: str) -> None:
         self._vhost = quote(vhost, safe="")
@@ -44,7 +48,7 @@ class Management:
         return as_object(_decoded(await self._request("GET", "overview")))
 
     async def tags_by_node(self) -> dict[str, Any]:
-        """Return ``node_tags`` of the nodes that answer: each node shows only its own."""
+        """Return the ``node_tags`` of all nodes that answer. Each node is asked, because it shows only its own tags."""
         tags: dict[str, Any] = {}
         for client in self._clients:
             try:
@@ -76,7 +80,10 @@ class Management:
         return as_object(_decoded(answer))
 
     async def consumers(self) -> list[Row]:
-        """Return consumers, up to some seconds old. Raises: BrokerUnavailable, also if RabbitMQ keeps no statistics."""
+        """Return the consumers.
+
+        The answer may be some seconds old. Raises: BrokerUnavailable, also if there are no statistics.
+        """
         return await self._rows(f"consumers/{self._vhost}")
 
     async def policies(self) -> list[Row]:
@@ -92,12 +99,15 @@ class Management:
         return await self._rows("feature-flags")
 
     async def permissions(self, user: str) -> Row | None:
-        """Return the user's permissions, or None if RabbitMQ itself has none. Raises: BrokerUnavailable."""
+        """Return the user's permissions, or None if RabbitMQ itself stores none. Raises: BrokerUnavailable."""
         answer = await self._request("GET", f"permissions/{self._vhost}/{quote(user, safe='')}")
         return None if answer.status_code == 404 else as_object(_decoded(answer))
 
     async def effective_configuration(self) -> str | None:
-        """Return the node's configuration as Erlang terms; None before RabbitMQ 3.13. Raises: BrokerUnavailable."""
+        """Return the node's configuration as Erlang terms, or None if RabbitMQ does not show it (before 3.13).
+
+        Raises: BrokerUnavailable.
+        """
         answer = await self._request("GET", "config/effective")
         return answer.text if answer.is_success else None
 
@@ -122,8 +132,10 @@ class Management:
         return states[0] == "enabled" if states else None
 
     async def allows(self, method: str, what: str) -> bool:
-        """Return whether the quorum queue endpoint ``what`` exists and takes ``method``, by an OPTIONS request for a
-        queue that need not exist. False if an administrator has disabled it.
+        """Return whether the quorum queue endpoint ``what`` exists and accepts ``method``.
+
+        This is found out by an OPTIONS request, for a queue that need not exist. If an administrator has disabled the
+        endpoint, the result is False.
 
         Raises: BrokerUnavailable.
         """
@@ -133,7 +145,7 @@ class Management:
     async def quorum(
         self, method: str, name: str, what: str, body: object = None, prove: Proof | None = None
     ) -> httpx.Response:
-        """Return the answer of such an endpoint; ``prove`` is called right before each request.
+        """Return the answer of a quorum queue endpoint. ``prove`` is called just before each request.
 
         Raises: BrokerUnavailable.
         """
@@ -148,7 +160,10 @@ class Management:
             raise Conflict(f"PUT /api/{path} was answered {answer.status_code}: {answer.text[:REASON_LENGTH_MAX]}")
 
     async def _rows(self, path: str, params: Mapping[str, str] | None = None) -> list[Row]:
-        """Return the rows. No answer is not an empty list, which would make members' nodes count as removed."""
+        """Return the rows. If the answer is not a list, raise an error.
+
+        With an empty list instead, members' nodes would be considered removed.
+        """
         rows: Any = _decoded(await self._request("GET", path, params=params))
         if not isinstance(rows, list):
             raise BrokerUnavailable(f"the answer to GET /api/{path} is not from a management API: it is not a list")
@@ -164,7 +179,10 @@ class Management:
         seconds: float = TIMEOUT_SECONDS,
         prove: Proof | None = None,
     ) -> httpx.Response:
-        """Return the first node's answer. A change is not requested from a second node, which could double it."""
+        """Return the answer of the first node that answers.
+
+        If it is unknown whether a node made a change, no other node is asked, because this could make the change twice.
+        """
         reasons: list[str] = []
         for step in range(len(self._clients)):
             at = (self._at + step) % len(self._clients)

@@ -1,4 +1,4 @@
-"""Replica requirements of groups, read from a proxy: for a replica keeper that runs outside of one."""
+"""Reads the replica requirements of groups from a proxy, for a replica keeper that runs outside of a proxy."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,10 @@ class _Answer(msgspec.Struct):
 
 
 class ProxyReplicaGroups:
-    """``urls``: proxies of one cluster; the first answer counts. ``vhost``: the keeper's. ``token``: for a gateway."""
+    """Reads the replica requirements from the first proxy that answers and uses the same virtual host.
+
+    ``urls`` are proxies of one cluster. ``vhost`` is the keeper's virtual host. ``token`` is sent for a gateway.
+    """
 
     def __init__(self, urls: Sequence[str], vhost: str, token: str | None) -> None:
         self._vhost = vhost

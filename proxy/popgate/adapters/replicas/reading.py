@@ -1,7 +1,7 @@
 """Translates answers of RabbitMQ's management API and tools into the domain's terms. Pure.
 
-Everything here was looked up in RabbitMQ's source (3.10.8, 3.13.7, 4.1.0 and 4.3.5), and tried on 3.10.8. Answers of
-another program can't be relied on: a missing or odd value is unknown, never an error.
+All formats were looked up in RabbitMQ's source (3.10.8, 3.13.7, 4.1.0 and 4.3.5), and tried on 3.10.8. Answers of
+another program are not reliable: a missing or invalid value is unknown, and never an error.
 """
 
 import re
@@ -24,16 +24,17 @@ from popgate.domain.replicas import (
 Row: TypeAlias = Mapping[str, Any]
 
 POSITIONS = ("Last Log Index", "Log Index")
-"""Names in ``quorum_status``: since 3.13, and before."""
+"""Names of a member's position in ``quorum_status``: since 3.13, and before 3.13."""
 _ALIASES = {"rabbit_quorum_queue": QueueKind.QUORUM, "rabbit_stream_queue": QueueKind.STREAM}
-"""Types by the names of RabbitMQ's modules, which some listings use."""
+"""Queue types by the names of RabbitMQ's modules, which some listings use."""
 ZONE_TAGS = ("zone", "availability_zone")
 _APPLIES_TO = {
     QueueKind.QUORUM: frozenset({"all", "queues", "quorum_queues"}),
     QueueKind.STREAM: frozenset({"all", "queues", "streams"}),
 }
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m|\W?\[[0-9;]+m")
-"""``cluster_status`` colours maintenance states, even in JSON; the escape character may get lost on the way."""
+"""Matches the colour codes that ``cluster_status`` adds to maintenance states, even in JSON. The escape character may
+be missing."""
 
 
 def queue_ref(vhost: str, row: Row) -> QueueRef | None:
@@ -48,7 +49,10 @@ def queue_ref(vhost: str, row: Row) -> QueueRef | None:
 def replica_queue(
     ref: QueueRef, row: Row, policies: Sequence[Row] = (), owner_nodes: Mapping[str, str] = MappingProxyType({})
 ) -> ReplicaQueue | None:
-    """Return the queue, or None without members: queues without a leader and streams in the short listing."""
+    """Return the queue, or None if the row has no members.
+
+    The rows of queues without a leader, and of streams in the short listing, have none.
+    """
     members = names(row.get("members"))
     if not members:
         return None
@@ -66,7 +70,10 @@ def replica_queue(
 
 
 def owner_nodes(rows: Iterable[Row]) -> dict[str, str]:
-    """Return, from ``GET /api/consumers``, the node of each queue's active consumer, if it has exactly one node."""
+    """Return the node of each queue's active consumer, from ``GET /api/consumers``.
+
+    Queues with active consumers on several nodes are omitted.
+    """
     found: dict[str, set[object]] = {}
     for row in rows:
         queue = as_object(row.get("queue")).get("name")
@@ -81,17 +88,17 @@ def names(value: object) -> frozenset[str]:
 
 
 def as_list(value: object) -> list[Any]:
-    """Return an empty list if it is something else."""
+    """Return ``value`` if it is a list, otherwise an empty list."""
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def as_object(value: object) -> Row:
-    """Return an empty object if it is something else."""
+    """Return ``value`` if it is an object, otherwise an empty object."""
     return cast("Row", value) if isinstance(value, dict) else {}
 
 
 def _arguments(value: object) -> Row:
-    """Return the arguments: the management API has an object, the tools have a list of (name, type, value)."""
+    """Return the arguments. The management API reports an object, the tools report a list of (name, type, value)."""
     rows = [as_list(row) for row in as_list(value)]
     return as_object(value) or {row[0]: row[2] for row in rows if len(row) == 3}
 
@@ -105,7 +112,7 @@ def _asked_by_argument(arguments: Row) -> Asked | None:
 
 
 def _asked_by_policy(ref: QueueRef, policies: Sequence[Row]) -> Asked | None:
-    """Return the wish of the policy that RabbitMQ itself would apply: the matching one with the highest priority."""
+    """Return the replica count in the policy that RabbitMQ applies: the matching one with the highest priority."""
     matching = [
         policy
         for policy in policies
@@ -135,7 +142,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def nodes_of_api(rows: Iterable[Row], zones: Mapping[str, str], drained: Iterable[str] = ()) -> tuple[ReplicaNode, ...]:
-    """Return the nodes of ``GET /api/nodes``, which has ``being_drained`` since 3.11.19 and 3.12.1."""
+    """Return the nodes of ``GET /api/nodes``, which contains ``being_drained`` since 3.11.19 and 3.12.1."""
     in_maintenance = set(drained)
     return tuple(
         ReplicaNode(
@@ -161,7 +168,7 @@ def _share(part: object, whole: object) -> float:
 
 
 def nodes_of_status(status: Row, zones: Mapping[str, str]) -> tuple[ReplicaNode, ...]:
-    """Return the nodes of ``rabbitmqctl cluster_status``, which does not show how full a node is."""
+    """Return the nodes of ``rabbitmqctl cluster_status``, which does not show a node's use of memory and disk."""
     running, drained = names(status.get("running_nodes")), drained_nodes(status)
     partitions = as_object(status.get("partitions"))
     alarms = names([as_object(alarm).get("node") for alarm in as_list(status.get("alarms"))])
@@ -216,7 +223,7 @@ def quorum_members(rows: Iterable[Row]) -> tuple[MemberState, ...]:
 
 
 def stream_members(members: Iterable[str], online: Iterable[str], rows: Iterable[Row]) -> tuple[MemberState, ...]:
-    """Return the listed members, with facts from ``stream_status``, which has those that answer."""
+    """Return the listed members, with facts from ``stream_status``, which contains only the members that answer."""
     states = {str(row.get("node")): row for row in rows}
     alive = set(online)
     return tuple(

@@ -1,7 +1,8 @@
-"""RabbitMQ's command line tools, run here or through a prefix such as ``ssh rabbit-1`` or ``kubectl exec rabbit-0 --``.
+"""Runs RabbitMQ's command line tools, here or through a prefix (``ssh rabbit-1``, ``kubectl exec rabbit-0 --``).
 
-A prefix is run as words, never through a local shell. But ``ssh`` joins its words and passes them to a remote shell. So
-they are quoted for it, because a queue may have any name, once for each ``ssh``, as in ``ssh bastion ssh rabbit-1``.
+A prefix is run as a list of words, never through a local shell. But ``ssh`` joins its words and passes them to a remote
+shell. The words must be quoted for this shell, because a queue may have any name. They are quoted once for each
+``ssh``, as in ``ssh bastion ssh rabbit-1``.
 """
 
 import asyncio
@@ -22,21 +23,27 @@ from popgate.ports.replicas import Proof, ReplicaRefused
 _log = logging.getLogger(__name__)
 
 TOOLS_AT_ONCE_MAX = 2
-"""Maximum number of tools at a time: each is an Erlang machine and takes a third of a second of a core to start."""
+"""Maximum number of tools at a time. Each one is an Erlang machine, and its start takes a third of a second of a
+core."""
 TIMEOUT_SECONDS = 60.0
 WORDS_LENGTH_MAX = 300
 REMOTE_SHELLS = frozenset({"ssh", "autossh"})
-"""Commands that pass their words to a shell, anywhere in a prefix, as in ``sudo ssh`` and ``timeout 10 ssh``."""
+"""Commands that pass their words to a shell. They may be anywhere in a prefix, as in ``sudo ssh`` and ``timeout 10
+ssh``."""
 REFUSALS = frozenset({64, 65, 69, 70})
-"""Exit codes (``sysexits.h``) of the tools if the node answered, and mostly also if it did not."""
+"""Exit codes (``sysexits.h``) of the tools if the node answered. In most cases, they are the same if it did not
+answer."""
 UTF_8 = {"LC_ALL": "C.UTF-8"}
-"""Under another locale the tools read names in their arguments as Latin-1, and from 4.0 on write Latin-1, too. ``ssh``
-passes this on if it is configured to (Debian's is)."""
+"""Environment variables of the tools. Under another locale, the tools read names in their arguments as Latin-1, and
+from 4.0 on also write Latin-1. ``ssh`` passes this variable on if it is configured to do so (Debian's is)."""
 _UNREACHABLE = ("unable to perform an operation on node", "nodedown", "TCP connection", "epmd", "timed out", "timeout")
 
 
 class BrokerTools:
-    """Runs the tools. ``prefixes``: ways to one cluster's nodes, tried in turn; an empty one is this machine."""
+    """Runs the tools. ``prefixes`` are ways to one cluster's nodes, tried in turn.
+
+    An empty prefix means this machine.
+    """
 
     def __init__(self, prefixes: Sequence[str]) -> None:
         self._prefixes = [shlex.split(prefix) for prefix in prefixes]
@@ -44,18 +51,18 @@ class BrokerTools:
         self._turns = asyncio.Semaphore(TOOLS_AT_ONCE_MAX)
 
     async def run_json(self, tool: str, *arguments: str) -> Any:
-        """Run a tool and return its output, decoded. Raises: BrokerUnavailable, ReplicaRefused."""
+        """Run a tool and return its decoded output. Raises: BrokerUnavailable, ReplicaRefused."""
         said = await self.run(tool, "--formatter", "json", *arguments)
         try:
             return orjson.loads(said)
-        except orjson.JSONDecodeError as error:  # also if it is not UTF-8: a guessed name could be another queue's
+        except orjson.JSONDecodeError as error:  # also if not UTF-8: a guessed name could be another queue's
             raise BrokerUnavailable(
                 f"{tool} {arguments[0]} did not answer in JSON and UTF-8 (set LC_ALL=C.UTF-8 where it runs): "
                 f"{_words(said)}"
             ) from error
 
     async def run(self, tool: str, *arguments: str, prove: Proof | None = None) -> bytes:
-        """Run a tool and return its standard output; ``prove`` is called right before each start.
+        """Run a tool and return its standard output. ``prove`` is called just before each start.
 
         Raises: BrokerUnavailable, ReplicaRefused, and the errors of ``prove``.
         """
@@ -98,7 +105,7 @@ class BrokerTools:
             finally:
                 if process.returncode is None:
                     with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)  # the scripts have children
+                        os.killpg(process.pid, signal.SIGKILL)  # the scripts have child processes
                     await asyncio.shield(process.wait())
         if process.returncode == 0:
             return out
