@@ -1,4 +1,4 @@
-"""The peer protocol of the proxies of a cluster: encoding, versions and authentication.
+"""Implements the protocol between the proxies of a cluster: encoding, versions and authentication.
 
-Owns bytes and headers. ``adapters.peers`` and ``api.peers`` transport them; the engine gives them their meaning.
+Owns the bytes and headers. ``adapters.peers`` and ``api.peers`` transport them. The engine interprets the messages.
 """

@@ -1,7 +1,7 @@
-"""How one proxy authenticates to another over HTTP: the path, the headers that only peers may send, and the token.
+"""Defines how a proxy authenticates to another over HTTP: the path, the headers reserved for peers, and the token.
 
-The token is derived from the secret that all proxies of a cluster share. It proves that the sender is one of them, not
-which one. It does not protect against anyone who can read the network between them.
+The token is derived from the secret that all proxies of a cluster share. It proves that the sender is one of these
+proxies, but not which one. It does not protect against anyone who can read the network between the proxies.
 """
 
 import hmac
@@ -11,22 +11,24 @@ PEERS_PATH = "/v1/peers"
 CONTENT_TYPE = b"application/msgpack"
 
 RESERVED_PREFIX = b"popgate-"
-"""Prefix of headers reserved for peers; such headers from a client are never forwarded."""
+"""Prefix of headers that are reserved for peers. If a client sends such a header, it is never forwarded."""
 TOKEN = b"popgate-peer-token"
-"""The header of the token. It is not ``authorization``, because a forwarded request carries its client's own."""
+"""The header of the token. It is not ``authorization``, because a forwarded request carries its client's
+``authorization``."""
 TO = b"popgate-to"
-"""The header of the receiving instance: a later instance may have the same address."""
+"""The header of the receiving instance, which the address does not identify: a later instance may have the same
+address."""
 PASSED_BY = b"popgate-passed-by"
 ARRIVALS = b"popgate-arrivals"
 WAIT_SECONDS = b"popgate-wait-seconds"
 CLIENT_ID = b"popgate-client-id"
-"""The header of a forwarded pop's client id. It is not in the body, because an earlier release would refuse an unknown
-field but ignores an unknown header."""
+"""The header of a forwarded pop's client id. The client id is not in the body, because an earlier release would refuse
+an unknown field, but ignores an unknown header."""
 
 NOT_A_PEER = "not_a_peer"
 WRONG_INSTANCE = "wrong_instance"
 REFUSALS = {NOT_A_PEER: 401, WRONG_INSTANCE: 421}
-"""The codes and HTTP status of problems with which a peer refuses a request before doing anything."""
+"""The codes, with their HTTP status, of the problems for which a peer refuses a request before it does anything."""
 
 _PURPOSE = b"popgate peers 1"
 
@@ -37,8 +39,8 @@ def peer_token(secret: bytes) -> bytes:
 
 
 def is_peer(headers: Mapping[bytes, bytes], token: bytes) -> bool:
-    """Return whether a request with these headers comes from a proxy with the same secret.
+    """Return whether a request with these headers is from a proxy with the same secret.
 
-    Takes the same time for all wrong tokens.
+    The comparison takes the same time for all wrong tokens.
     """
     return hmac.compare_digest(headers.get(TOKEN, b""), token)

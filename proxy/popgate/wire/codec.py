@@ -1,8 +1,8 @@
 """Converts messages between proxies to bytes and back, in every version that this proxy speaks.
 
-All versions are a MessagePack map with a ``version``; the rest differs by version. A message is answered in the version
-in which it came. That may be any version that this proxy speaks, because the cluster's version may have changed while
-the message was under way.
+In all versions, a message is a MessagePack map with a ``version``. The other fields differ by version. A message is
+answered in its own version. This may be any version that this proxy speaks, because the cluster's version may have
+changed while the message was in transit.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Version(Protocol):
-    """One version of the protocol: a separate module that shares nothing with other versions."""
+    """One version of the protocol. It is a separate module that shares nothing with other versions."""
 
     def encode_message(self, sender: InstanceId, message: PeerMessage[Any]) -> bytes: ...
     def decode_message(self, data: bytes) -> tuple[InstanceId, PeerMessage[Any]]: ...
@@ -39,7 +39,7 @@ _decode_head = Decoder(_Head).decode
 
 
 class Codec:
-    """Speaks ``versions``, which must be consecutive."""
+    """Encodes and decodes in all ``versions``, which must be consecutive."""
 
     def __init__(self, versions: Mapping[int, Version]) -> None:
         self._versions = versions
@@ -48,7 +48,7 @@ class Codec:
         assert len(versions) == highest - lowest + 1, "members publish only the range of their versions"
 
     def encode_message(self, version: int, sender: InstanceId, message: PeerMessage[Any]) -> bytes:
-        """Encode a message. Raises: NotUnderstood, if this proxy does not speak ``version``."""
+        """Encode a message. Raises: NotUnderstood if this proxy does not speak ``version``."""
         return self._spoken(version).encode_message(sender, message)
 
     def decode_message(self, data: bytes) -> tuple[int, InstanceId, PeerMessage[Any]]:
@@ -65,7 +65,10 @@ class Codec:
         return self._spoken(version).encode_error(error)
 
     def decode_answer(self, message: PeerMessage[AnswerT], data: bytes) -> AnswerT:
-        """Return the answer to ``message``. Raises: NotUnderstood, and the PopgateError that the peer answered with."""
+        """Return the answer to ``message``.
+
+        Raises: NotUnderstood, and the PopgateError with which the peer answered.
+        """
         answer: AnswerT = self._spoken(_version_of(data)).decode_answer(message, data)
         return answer
 
@@ -85,4 +88,4 @@ def _version_of(data: bytes) -> int:
 
 
 CODEC = Codec({1: version_1})
-"""The versions that this release speaks. Add new versions here, and keep all versions of the previous release."""
+"""The codec of this release. Add new versions here, and retain all versions of the previous release."""

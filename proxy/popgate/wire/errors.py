@@ -1,4 +1,4 @@
-"""Errors in data from a peer."""
+"""Defines the errors in data from a peer."""
 
 from popgate.domain.errors import PopgateError
 

@@ -1,9 +1,10 @@
-"""Version 1 of the peer protocol: MessagePack maps with field names.
+"""Implements version 1 of the peer protocol: MessagePack maps with field names.
 
     a message   {version, sender, message: {type, ...its fields}}
     an answer   {version, answer} or {version, error: {kind, detail, ...}}
 
-A later version is a separate package beside this one. After its release, a version changes only as ``fields`` allows.
+A later version is a separate package beside this one. After its release, a version may change only as ``fields``
+allows.
 """
 
 from collections.abc import Mapping
@@ -41,7 +42,8 @@ class _ReadAnswer(Struct, frozen=True):
     error: Failure | UnsetType = UNSET
 
 
-# Foreign publishers may use header values that MessagePack can't represent; clients get them as text anyway.
+# Other applications may publish header values that MessagePack can't represent. Clients receive all such values as
+# text.
 _encode = Encoder(enc_hook=str).encode
 _decode_said = Decoder(_Said).decode
 _decode_answered = Decoder(_ReadAnswer).decode
@@ -74,7 +76,7 @@ def encode_error(error: PopgateError) -> bytes:
 
 
 def decode_answer(message: PeerMessage[Any], data: bytes) -> Any:
-    """Return the answer to ``message``. Raises: NotUnderstood, and the PopgateError that the peer answered with."""
+    """Return the answer to ``message``. Raises: NotUnderstood, and the PopgateError with which the peer answered."""
     family = type(message)
     try:
         answered = _decode_answered(data)

@@ -1,7 +1,7 @@
-"""Errors in a peer's answer: the sender of the message gets an error of the same type, with all its fields.
+"""Converts errors in a peer's answer, so that the sender of the message receives the same type and fields.
 
-The table below names the errors, independent of their classes, which may be renamed. An error that the table or the
-sender does not know becomes RetryLater, because it does not mean that the request is wrong.
+The table below names the errors. These names are independent of the classes, which may be renamed. If the table or the
+sender does not know an error, the error becomes RetryLater, because it does not mean that the request is wrong.
 """
 
 from msgspec import UNSET, Struct, UnsetType
@@ -53,7 +53,7 @@ _UNFORESEEN = "unforeseen"
 
 
 class Failure(Struct, frozen=True, omit_defaults=True):
-    """An error on the wire. Fields that a kind does not use are left out."""
+    """An error on the wire. Fields that a kind does not use are omitted."""
 
     kind: str
     detail: str
@@ -65,7 +65,7 @@ class Failure(Struct, frozen=True, omit_defaults=True):
 
 
 def failure_of(error: PopgateError) -> Failure:
-    """Return ``error`` for the wire, under the most specific kind in the table."""
+    """Return ``error`` for the wire, as the most specific kind in the table."""
     kind = next((_NAMES[family] for family in type(error).__mro__ if family in _NAMES), _UNFORESEEN)
     return Failure(
         kind=kind,

@@ -1,8 +1,8 @@
-"""The fields of version 1: these types define the wire format.
+"""Defines the wire format of version 1 by the fields of these types.
 
-They are deliberately separate from the domain's types, so that a change of the domain does not change what proxies of
-an earlier release read. The only change allowed in this version is a new field with a default; unknown fields are
-skipped. Golden bytes in the tests enforce this.
+The types are deliberately separate from the domain's types. So a change of the domain does not change the data that
+proxies of an earlier release read. The only change that this version allows is a new field with a default. Unknown
+fields are skipped. Golden bytes in the tests enforce this.
 """
 
 from typing import Any

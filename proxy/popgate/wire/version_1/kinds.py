@@ -1,7 +1,7 @@
-"""Converts every kind of message in version 1, and its answer, from the port's types to the wire's and back.
+"""Converts every kind of message in version 1, and its answer, from the port's types to the wire's types and back.
 
-Flat tuples are converted by position, which is fastest, because a batch has hundreds of them. The tests check that they
-have the wire's fields in the wire's order.
+Flat tuples are converted by position. This is the fastest way, and matters because a batch contains hundreds of them.
+The tests check that these tuples have the wire's fields in the wire's order.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -147,7 +147,7 @@ def _same(value: Any) -> Any:
 
 
 class Kind(NamedTuple):
-    """How one kind of message and its answer are written and read."""
+    """Describes how one kind of message and its answer are written and read."""
 
     wire_type: type[Struct]
     write: Callable[[Any], Struct]
