@@ -1,1 +1,1 @@
-"""The cluster: decides which queues this proxy owns; the members agree without a leader (decision 18)."""
+"""Decides which queues this proxy owns. The members of the cluster agree without a leader (decision 18)."""

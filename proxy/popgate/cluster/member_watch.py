@@ -1,4 +1,4 @@
-"""Removes members whose process has died, long before their missing heartbeats would show it."""
+"""Removes members whose process has died, long before their missing heartbeats would show the loss."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ class MemberWatch:
         self._watching: dict[InstanceId, asyncio.Task[None]] = {}
 
     def follow(self, members: Mapping[InstanceId, Member]) -> None:
-        """Watch these members from now on, and no others."""
+        """From now on, watch these members except this proxy, and no others."""
         for instance in [one for one in self._watching if one not in members]:
             self._watching.pop(instance).cancel()
         for instance, member in members.items():
@@ -42,5 +42,5 @@ class MemberWatch:
             await self._died(member)
             _log.warning("a proxy has died", extra={"member": member.instance})
             await self._claims.remove(member.instance)
-        except (PeerUnavailable, StateUnavailable) as error:  # its missing heartbeats will show it
+        except (PeerUnavailable, StateUnavailable) as error:  # missing heartbeats will show the loss
             _log.info("a proxy can't be watched", extra={"member": member.instance, "reason": error.detail})

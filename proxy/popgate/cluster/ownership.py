@@ -1,14 +1,14 @@
-"""This proxy's part in the cluster: sends heartbeats, and claims and releases queues as the plan says.
+"""Plays this proxy's part in the cluster: sends heartbeats, and claims and releases queues according to the plan.
 
 Theory of operation. There is one loop, which wakes when the view changes, when the queues change, and at every
 heartbeat. Each round computes the plan of ``domain.balance`` from the latest view, for the members that own queues, and
-carries out this member's part of it. If no member owns queues, there is no plan. A separate task hands over each queue
-that the plan moves away; until it is done, all others still see this proxy as the owner. No task waits for another.
-While the store is unavailable, nothing is planned and owners continue.
+carries out this member's part of the plan. If no member owns queues, there is no plan. For each queue that the plan
+moves away, a separate task hands over the queue. Until this task is done, all other members still see this proxy as the
+owner. No task waits for another task. While the store is unavailable, nothing is planned, and owners keep their queues.
 
-A store that has lost its data knows no members and no owners. Each member then joins again with the queues that it
-serves and takes them again, which writes back their records. It leaves alone the queues of other members until these
-have had time to do the same.
+A store that has lost its data has no members and no owners. Each member then joins again with the queues that it
+serves, and takes these queues again, which writes back their records. It does not claim the queues of other members
+until these members have had time to join again.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ from popgate.runtime.background import Background
 _log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 0.5
-"""Seconds until an unavailable store is asked again: well before the others consider this proxy dead."""
+"""Seconds between two attempts while the store is unavailable. This is much less than the time after which other
+members consider this proxy dead."""
 
 
 class Ownership:
@@ -56,15 +57,17 @@ class Ownership:
         self._member_watch = member_watch
         self._view = ClusterView(0, {}, {})
         self._version_min = 0
-        """Version of this proxy's latest change: with an older view, the proxy would repeat what it has done."""
+        """Version of this proxy's latest change. With an older view, the proxy would repeat a change that it has
+        already made."""
         self._wake = asyncio.Event()
         self._under_way: dict[BrokerQueue, asyncio.Task[None]] = {}
-        """Queues that are being taken or handed over."""
+        """Queues that are being taken or handed over, with their tasks."""
         self._seen = asyncio.Event()
-        """Set whenever there is a new view, and then replaced by another event."""
+        """Set whenever there is a new view, and replaced by a new event."""
         self._data_lost = False
         self._former: Mapping[BrokerQueue, InstanceId] = {}
-        """The owners of queues when the store lost its data; they may claim them again until ``_former_until``."""
+        """The owners of queues when the store lost its data. They may claim their queues again until
+        ``_former_until``."""
         self._former_until = float("-inf")
         self._stopping = False
         self._loop: asyncio.Task[None] | None = None
@@ -76,7 +79,7 @@ class Ownership:
         return self._view
 
     def moves(self) -> dict[BrokerQueue, InstanceId]:
-        """Return the queues that should move by the current view, with their new owners."""
+        """Return the queues that should move according to the current view, with their new owners."""
         views = {queue: QueueView(self._view.owners.get(queue)) for queue in self._hosts.queues()}
         owners = sorted(name for name, member in self._view.members.items() if member.owns)
         moves = plan(owners, views) if owners else {}
@@ -115,7 +118,7 @@ class Ownership:
             await asyncio.wait(self._under_way.values())
         with contextlib.suppress(StateUnavailable):
             await asyncio.gather(*(self._hand_over(queue) for queue in sorted(self._held())))
-        with contextlib.suppress(StateUnavailable):  # its missing heartbeats will show it
+        with contextlib.suppress(StateUnavailable):  # otherwise its missing heartbeats will show that it left
             await self._claims.remove(self._me)
 
     def queues_changed(self) -> None:
@@ -123,14 +126,14 @@ class Ownership:
         self._wake.set()
 
     def overtaken(self, queue: BrokerQueue) -> None:
-        """React to ``hosts`` giving up ``queue`` on their own: look up its owner."""
+        """React when ``hosts`` itself has given up ``queue``: look up the queue's owner."""
         _log.info("a queue is not served any more", extra={"queue": queue})
         self._wake.set()
 
     def data_lost(self) -> None:
-        """React to a loss of the store's data: members, owners and the records of all queues are gone."""
+        """React to a loss of the store's data: members, owners and the records of all queues are lost."""
         self._data_lost = True
-        if self._view.owners:  # keep the owners of the first loss while it is being repaired
+        if self._view.owners:  # a second loss during the repair must not replace the owners known at the first loss
             self._former = self._view.owners
         self._former_until = asyncio.get_running_loop().time() + self._gone_seconds
         self._hosts.data_lost()
@@ -171,7 +174,7 @@ class Ownership:
                 self._lose(self._held())
                 with contextlib.suppress(StateUnavailable):
                     self._see(await self._joined())
-                    self._version_min = 0  # the store may have lost its data and restarted its count
+                    self._version_min = 0  # the store may have lost its data and restarted its version count
                     continue
             except StateUnavailable as error:
                 _log.warning("the store can't be reached: owners keep their queues", extra={"reason": error.detail})
@@ -181,7 +184,10 @@ class Ownership:
                     await self._wake.wait()
 
     async def _join_again(self) -> None:
-        """Join after a loss of data, and keep the held queues that have no other owner by now; they are taken again."""
+        """Join after a loss of data, and keep the held queues that have no other owner yet.
+
+        These queues are taken again.
+        """
         self._data_lost = False
         try:
             view = await self._joined(sorted(self._held()))
@@ -194,8 +200,8 @@ class Ownership:
     async def _joined(self, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
         """Join and return the view.
 
-        Raises: StateUnavailable; NoCommonVersion, which ends a running process: the others were upgraded beyond it
-        while they considered it dead.
+        Raises: StateUnavailable; NoCommonVersion, which ends a running process. The latter happens if the other members
+        considered this process dead and were upgraded to versions that it does not speak.
         """
         view = await self._claims.join(self._member, keeps)
         if self._me not in view.members:
@@ -251,7 +257,7 @@ class Ownership:
                 self._spawn(queue, self._hosts.take(queue))
 
     def _may_be_kept(self, queue: BrokerQueue) -> bool:
-        """Return whether a former owner that has yet to join again after a loss of data may keep the queue."""
+        """Return whether ``queue`` is reserved for its former owner, which must join again first."""
         owner = self._former.get(queue, self._me)
         if owner == self._me or owner in self._view.members:
             return False

@@ -1,8 +1,8 @@
 """Chooses the version of the peer protocol that the proxies of a cluster speak. Pure.
 
-Every member publishes the lowest and the highest version that it speaks. A sender chooses the version from the same
-view in which it finds the receiver. So no member receives a version that it does not speak, even if views differ for a
-moment.
+Every member publishes the lowest and the highest version that it speaks. A sender finds the receiver and chooses the
+version in the same view. So no member receives a version that it does not speak, even if the members' views differ for
+a moment.
 """
 
 from collections.abc import Collection, Iterable
