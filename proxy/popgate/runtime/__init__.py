@@ -1,1 +1,1 @@
-"""The basics of every process: clocks, background work, logs, and the data folder."""
+"""Contains the basics of every process: clocks, background work, logs, and the data folder."""

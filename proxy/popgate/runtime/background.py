@@ -1,6 +1,6 @@
-"""Runs background tasks: every task has a name, an owner and an end.
+"""Runs background tasks. Every task has a name, an owner and an end.
 
-Owns the tasks and handles their failures. Knows nothing of what they do.
+Owns the tasks and handles their failures, without knowing what they do.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ AGAIN_SECONDS = 1.0
 
 
 class Background:
-    """Runs tasks and reports failed ones to ``on_failure``: an unexpected failure is a bug."""
+    """Runs tasks and passes their failures to ``on_failure``. An unexpected failure is a bug."""
 
     def __init__(self, on_failure: Callable[[BaseException], None] | None = None) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -23,7 +23,7 @@ class Background:
         self._stopping = False
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None] | None:
-        """Run ``work`` as a named task. Returns None, and runs nothing, once ``stop`` was called."""
+        """Run ``work`` as a named task. After ``stop`` was called, run nothing and return None."""
         if self._stopping:
             work.close()
             return None
@@ -33,7 +33,7 @@ class Background:
         return task
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> asyncio.Task[None] | None:
-        """Run an endless loop as a named task, and restart it when it fails. Returns None once ``stop`` was called."""
+        """Run an endless loop as a named task, and restart it if it fails. After ``stop`` was called, return None."""
         return self.spawn(self._kept(work, name), name=name)
 
     async def _kept(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
@@ -45,7 +45,7 @@ class Background:
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def stop(self) -> None:
-        """Cancel all tasks and wait for their end. Idempotent, and safe before anything was spawned."""
+        """Cancel all tasks and wait until they have ended. Idempotent, and safe before anything was spawned."""
         self._stopping = True
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:

@@ -1,4 +1,4 @@
-"""Clocks: the real one, and one that tests advance."""
+"""Implements the clock port twice: the real clock, and a clock that tests advance."""
 
 import time
 
@@ -16,7 +16,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only by its methods, for tests and simulation."""
+    """A clock that only its methods advance, for tests and simulation."""
 
     def __init__(self, *, monotonic: float = 1_000.0, wall: float = 1_700_000_000.0) -> None:
         self._monotonic = monotonic
@@ -29,7 +29,7 @@ class ManualClock:
         return self._wall
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass on both clocks."""
+        """Advance both clocks by ``seconds``."""
         self._monotonic += seconds
         self._wall += seconds
 

@@ -1,8 +1,8 @@
-"""The data folder: creates it, keeps the secret in it, and records which broker its lease records belong to.
+"""Manages the data folder: creates it, stores the secret in it, and records the broker of its lease records.
 
-Lease records are valid for one broker only: with another broker, a copy with the id of a settled one would be acked
-without being handed out. So the first start binds the folder to its broker: to the embedded one, or to a mark left on
-RabbitMQ.
+Lease records are valid for one broker only. With another broker, popgate would mistake a copy with the id of a settled
+copy for the settled one, and ack it without delivering it. So the first start binds the folder to its broker: to the
+embedded broker, or to a mark that it leaves on RabbitMQ.
 """
 
 import os
@@ -30,7 +30,7 @@ def make_folder(folder: Path) -> None:
 
 
 def kept_secret(folder: Path) -> bytes:
-    """Return the secret in the folder; the first start creates it, readable by its owner only. Raises: StartupError."""
+    """Return the secret in the folder. The first start creates it, readable by its owner only. Raises: StartupError."""
     secret = _kept(folder / SECRET_FILE, secrets.token_hex(SECRET_LENGTH_MIN))
     if len(secret) < SECRET_LENGTH_MIN:
         file = folder / SECRET_FILE
@@ -39,18 +39,18 @@ def kept_secret(folder: Path) -> bytes:
 
 
 def bound_broker(folder: Path) -> str | None:
-    """Return the broker recorded by ``bind_broker``; None if there is none yet. Raises: StartupError."""
+    """Return the broker that ``bind_broker`` recorded, or None if there is none yet. Raises: StartupError."""
     file = folder / BROKER_FILE
     return _checked(file) if file.exists() else None
 
 
 def bind_broker(folder: Path, broker: str) -> None:
-    """Record ``broker`` unless the folder has one. Raises: StartupError."""
+    """Record ``broker``, unless the folder already has a broker. Raises: StartupError."""
     _kept(folder / BROKER_FILE, broker)
 
 
 def _kept(file: Path, first: str) -> str:
-    """Return the content of ``file``; if it is missing, write it atomically with the content ``first``.
+    """Return the content of ``file``. If it is missing, write it atomically with the content ``first``.
 
     Only one process at a time uses the folder, because the store in it is locked.
     """
@@ -59,7 +59,7 @@ def _kept(file: Path, first: str) -> str:
         if not file.exists():
             check.unlink(missing_ok=True)
             write_stably(file, first)
-        if not check.exists():  # also if an earlier popgate made the folder without checksums
+        if not check.exists():  # also needed if an earlier popgate created the folder without checksums
             write_stably(check, checksum(file))
     except OSError as error:
         raise StartupError(f"{file} can't be created ({error})") from error
@@ -67,7 +67,7 @@ def _kept(file: Path, first: str) -> str:
 
 
 def _checked(file: Path) -> str:
-    """Return the content of ``file``. Raises: StartupError if it is not what popgate wrote."""
+    """Return the content of ``file``. Raises: StartupError if popgate did not write this content."""
     check = check_file(file)
     try:
         if check.exists() and check.read_text() != checksum(file):

@@ -1,6 +1,7 @@
-"""Deadlines of leases, retries, parked pops, idle buffers and held locks, and the one loop that handles them.
+"""Calls items at their deadlines: leases, retries, parked pops, idle buffers and held locks.
 
-After beanstalkd: one tick does the due work and returns the time to the next.
+One loop handles all of them. The design follows beanstalkd: one tick does the due work and returns the time to the next
+tick.
 """
 
 import asyncio
@@ -12,7 +13,8 @@ from popgate.ports.clock import Clock
 
 NEVER = float("inf")
 DUE_BATCH_MAX = 2_000
-"""Maximum number of items of one tick, so that 100,000 leases that end together don't block the event loop for long."""
+"""Maximum number of items handled in one tick, so that 100,000 leases that end together don't block the event loop for
+long."""
 STALE_MIN = 100
 """Number of stale entries up to which the heap is not rebuilt."""
 
@@ -28,9 +30,9 @@ ItemT = TypeVar("ItemT", bound=_HasTimer)
 class DeadlineHeap(Generic[ItemT]):
     """Orders items by the time at which each is due. Pure.
 
-    An item has one time. If it gets another one, or is cancelled, its former entry stays in the heap and is stale. If
-    stale entries outnumber the others, the heap is rebuilt. So the entry of a twelve-hour lease that is acked after a
-    second does not stay for twelve hours.
+    An item has one time. If its time changes or is cancelled, its former entry stays in the heap and is stale. If there
+    are more stale entries than others, the heap is rebuilt. So if a twelve-hour lease is acked after a second, its
+    entry does not stay for twelve hours.
     """
 
     def __init__(self) -> None:
@@ -43,11 +45,11 @@ class DeadlineHeap(Generic[ItemT]):
 
     @property
     def next_at(self) -> float:
-        """The time of the next look: that of the first item, or earlier; NEVER if there is none."""
+        """The time of the next check: the time of the first item, or an earlier one. NEVER if there is no entry."""
         return self._heap[0][0] if self._heap else NEVER
 
     def schedule(self, at: float, item: ItemT) -> None:
-        """Make ``item`` due at ``at`` (monotonic seconds), which replaces its former time."""
+        """Make ``item`` due at ``at`` (monotonic seconds). This replaces its former time."""
         if item.timer == at:
             return
         self.cancel(item)
@@ -66,7 +68,7 @@ class DeadlineHeap(Generic[ItemT]):
             self._stale_count = 0
 
     def pop_due(self, now: float) -> ItemT | None:
-        """Remove and return the first item that is due; None if no item is due."""
+        """Remove and return the first item that is due, or return None if no item is due."""
         while self._heap and self._heap[0][0] <= now:
             at, _, item = heappop(self._heap)
             if item.timer == at:
@@ -76,14 +78,14 @@ class DeadlineHeap(Generic[ItemT]):
         return None
 
     def clear(self) -> None:
-        """Forget all items; their ``timer`` stays."""
+        """Forget all items. Their ``timer`` is not changed."""
         self._heap.clear()
         self._stale_count = 0
 
 
 class Timed(_HasTimer, Protocol):
     def due(self, now: float) -> float | None:
-        """Do the work due at ``now`` (monotonic), and return when to call again, or None. Must not raise."""
+        """Do the work due at ``now`` (monotonic), and return the time of the next call, or None. Must not raise."""
         ...
 
 
@@ -101,7 +103,7 @@ class Deadlines:
         return len(self._items)
 
     def schedule(self, at: float, item: Timed) -> None:
-        """Call ``item.due`` at ``at`` (monotonic seconds), which replaces its former time."""
+        """Call ``item.due`` at ``at`` (monotonic seconds). This replaces the item's former time."""
         if self._stopped:
             return
         self._items.schedule(at, item)
@@ -113,7 +115,7 @@ class Deadlines:
         self._items.cancel(item)
 
     def tick(self) -> float | None:
-        """Call the items that are due; return the seconds until the next item, or None if there is none."""
+        """Call the items that are due. Return the seconds until the next item, or None if there is none."""
         now = self._clock.monotonic()
         for _ in range(DUE_BATCH_MAX):
             item = self._items.pop_due(now)
@@ -126,7 +128,7 @@ class Deadlines:
         return None if next_at == NEVER else max(0.0, next_at - now)
 
     def stop(self) -> None:
-        """Forget all items, and refuse new ones. Idempotent."""
+        """Forget all items, and ignore new ones. Idempotent."""
         self._stopped = True
         if self._handle is not None:
             self._handle.cancel()
@@ -146,4 +148,4 @@ class Deadlines:
         try:
             self.tick()
         finally:
-            self._arm()  # also if an item raised: one bug must not stop all leases
+            self._arm()  # even if an item raised: one bug must not stop all leases

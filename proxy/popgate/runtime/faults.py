@@ -1,7 +1,7 @@
-"""Faults: failures inside popgate that stopped nothing else.
+"""Counts faults: failures inside popgate that did not stop other work.
 
-Counts them for the metrics, and remembers which messages caused them. A message that fails twice is unreadable and goes
-to the dead letters unchanged. Logs each message and each journal once.
+The counts are for the metrics. Also remembers which messages caused faults: a message that fails twice is unreadable
+and is moved to the dead letters unchanged. Logs the first fault of each message and of each journal.
 """
 
 import logging
@@ -11,13 +11,13 @@ from enum import StrEnum
 _log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 2
-"""Number of failures after which a message is unreadable."""
+"""Number of failures after which a message is considered unreadable."""
 REMEMBERED_MAX = 4_096
 """Maximum number of messages whose failures are remembered."""
 
 
 class FaultPart(StrEnum):
-    """The part of the work in which a fault happened; a label of the metric."""
+    """The part of the work in which a fault happened. It is a label of the metric."""
 
     MESSAGE = "message"
     """Work on one message, which was then retried or dead-lettered."""
@@ -36,18 +36,18 @@ class Faults:
         self._failed_journals: set[str] = set()
 
     def task_failed(self) -> None:
-        """Count a fault in the background, which has been logged already."""
+        """Count a fault in the background. The caller has already logged it."""
         self.counts[FaultPart.TASK] += 1
 
     def journal_failed(self, journal: str, error: Exception) -> None:
-        """Count a failed call of ``journal``, which is the name of a class."""
+        """Count a failed call of ``journal``, which is the name of its class."""
         self.counts[FaultPart.JOURNAL] += 1
         if journal not in self._failed_journals:
             self._failed_journals.add(journal)
             _log.error("a journal failed and lost events", exc_info=error, extra={"journal": journal})
 
     def message_failed(self, queue: str, copy_id: str, error: Exception) -> bool:
-        """Count a fault, and return whether the message is unreadable from now on."""
+        """Count a fault of a message. Return whether the message is now considered unreadable."""
         self.counts[FaultPart.MESSAGE] += 1
         message = (queue, copy_id)
         failures = self._failures[message] = self._failures.pop(message, 0) + 1
@@ -62,5 +62,5 @@ class Faults:
         return bool(self._failures) and self._failures.get((queue, copy_id), 0) >= ATTEMPTS_MAX
 
     def set_aside(self, queue: str, copy_id: str) -> None:
-        """Forget a message that is in the dead letters now."""
+        """Forget a message that has been moved to the dead letters."""
         self._failures.pop((queue, copy_id), None)

@@ -1,6 +1,6 @@
-"""Logging of the process: one line per event on standard error, with the extras as key=value.
+"""Configures the logging of the process: one line per event on standard error, with the extras as key=value.
 
-Owns the format. Messages are constant and values are in ``extra``; message bodies and credentials are never logged.
+Owns the format. Messages are constant, and values are in ``extra``. Message bodies and credentials are never logged.
 """
 
 import logging
@@ -27,7 +27,7 @@ class KeyValueFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, *, worker: int | None = None) -> None:
-    """Log messages of ``level`` and above to standard error; each line names the ``worker``, if there is one."""
+    """Log messages of ``level`` and above to standard error. If there is a ``worker``, each line names it."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(KeyValueFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", worker))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,12 +1,13 @@
-"""One wall clock for all proxies of a cluster: the store's.
+"""Provides one wall clock for all proxies of a cluster: the store's.
 
-A machine's wall clock may be wrong, or be set while a proxy runs. Values that proxies compare must not depend on it:
-when a message expires, its place among the messages of its key, a generation. So ``wall`` follows the store's time,
-which is read periodically. In between, and while the store is unavailable, the machine's monotonic clock advances it.
+A machine's wall clock may be wrong, or be set while a proxy runs. Values that proxies compare must not depend on it,
+such as the time at which a message expires, a message's place among the messages of its key, or a generation. So
+``wall`` follows the store's time, which is read periodically. Between two reads, and while the store is unavailable,
+the machine's monotonic clock advances it.
 
-The store reads its time between the request and the answer. If the current offset is consistent with that, it is kept,
-because the clocks of machines mostly agree better than a busy proxy can measure. Otherwise it is moved only as far as
-necessary: it is then off by less than the shortest round trip.
+The store reads its time at some moment between the request and the answer. If the current offset is possible under this
+condition, it is kept, because the clocks of machines mostly agree better than a busy proxy can measure. Otherwise it is
+changed only as far as necessary: its error is then less than the shortest round trip.
 """
 
 import asyncio
@@ -17,13 +18,14 @@ from popgate.domain.errors import RetryLater
 from popgate.ports.clock import Clock
 
 LOOK_SECONDS = 4.0, 6.0
-"""Minimum and maximum seconds between two looks at the store's time."""
+"""Minimum and maximum seconds between two reads of the store's time."""
 
 
 class SharedClock:
-    """A clock whose ``wall`` is the store's. ``own`` is the machine's clock; ``ask`` returns the store's Unix time.
+    """A clock whose ``wall`` is the store's time.
 
-    Before the first look, ``wall`` continues from the machine's wall time at construction.
+    ``own`` is the machine's clock. ``ask`` returns the store's Unix time. Before the first read, ``wall`` continues
+    from the machine's wall time at construction.
     """
 
     def __init__(self, own: Clock, ask: Callable[[], Awaitable[float]]) -> None:
@@ -38,20 +40,23 @@ class SharedClock:
         return self._own.monotonic() + self._offset
 
     async def look(self) -> None:
-        """Compare with the store. Raises: RetryLater if it does not answer; then nothing has changed."""
+        """Read the store's time and correct the offset.
+
+        Raises: RetryLater if the store does not answer. The offset is then kept.
+        """
         asked = self._own.monotonic()
         now = await self._ask()
         answered = self._own.monotonic()
         self._offset = min(max(self._offset, now - answered), now - asked)
 
     async def follow(self) -> None:
-        """Look periodically. Never returns."""
+        """Read the store's time periodically. Never returns."""
         while True:
             await asyncio.sleep(random.uniform(*LOOK_SECONDS))
             try:
                 await self.look()
             except RetryLater:
-                continue  # the known time continues
+                continue  # the clock continues with the known offset
 
 
 _conforms: type[Clock] = SharedClock

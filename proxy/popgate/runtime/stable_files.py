@@ -1,16 +1,19 @@
-"""Writes files and folders to stable storage: a new name in a folder survives a power cut only after a folder sync."""
+"""Writes files and folders to stable storage.
+
+A new name in a folder survives a power cut only after the folder is synced.
+"""
 
 import os
 from pathlib import Path
 from zlib import crc32
 
 CHECK_SUFFIX = ".check"
-"""Suffix of the file that has another file's checksum, beside that file."""
+"""Suffix of the file that contains another file's checksum. It is beside that file."""
 _CHUNK_BYTES = 1024 * 1024
 
 
 def make_stable_folder(folder: Path, *, mode: int = 0o700) -> None:
-    """Create ``folder`` and its missing parents, and sync the folder that each is in. Raises: OSError."""
+    """Create ``folder`` and its missing parents, and sync the parent folder of each. Raises: OSError."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     for one in reversed(missing):
         one.mkdir(mode=mode, exist_ok=True)
@@ -49,5 +52,5 @@ def checksum(file: Path) -> str:
 
 
 def check_file(file: Path) -> Path:
-    """Return the file that has the checksum of ``file``."""
+    """Return the path of the file that contains the checksum of ``file``."""
     return file.with_name(file.name + CHECK_SUFFIX)
