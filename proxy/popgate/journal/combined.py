@@ -1,7 +1,7 @@
 """Combines several journals: each receives every event, in the order in which the journals are given.
 
-If a journal raises, it loses the event. The other journals and the caller, which has already published or settled,
-continue.
+If a journal raises, it loses the event. The other journals still receive it. The caller, which has already published or
+settled, also continues.
 """
 
 from collections.abc import Sequence

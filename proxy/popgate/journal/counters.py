@@ -1,7 +1,7 @@
 """Counts delivery events per subscription, for /metrics.
 
-Owns the counts of existing topics and groups since the process started. The first groups, up to a maximum, are counted
-under their own names; all others are counted together as ``OTHER``. Keeps no events.
+Owns the counts of existing topics and groups since the start of the process. The first groups, up to a maximum, are
+counted under their own names. All other groups are counted together as ``OTHER``. Stores no events.
 """
 
 from collections.abc import Collection, Sequence

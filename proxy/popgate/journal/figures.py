@@ -1,4 +1,4 @@
-"""The figures of a journal that is written to files, for /metrics."""
+"""Defines the figures of a journal that is written to files, for /metrics."""
 
 from typing import NamedTuple
 
@@ -6,8 +6,9 @@ from typing import NamedTuple
 class JournalFigures(NamedTuple):
     """The state of a journal.
 
-    ``written_events`` are in ``file_count`` finished files with ``file_bytes`` in total. ``dropped_events`` are lost
-    for good. ``lag_seconds``: the age of the oldest event that is not in a finished file; 0.0 if there is none.
+    ``written_events`` are in ``file_count`` finished files, which have ``file_bytes`` in total. ``dropped_events`` are
+    lost permanently. ``lag_seconds`` is the age of the oldest event that is not in a finished file, or 0.0 if there is
+    none.
     """
 
     written_events: int
