@@ -129,8 +129,8 @@ class Writer:
         self._clock = clock
         self._room = room
         self._open: dict[int, _Open] = {}
-        """Files by hour. At the turn of an hour, events of both hours arrive alternately. At most two files stay open
-        for longer than a round."""
+        """Files by hour. At the turn of an hour, events of both hours arrive. At most two files stay open for longer
+        than a round."""
         self._sealed: deque[_Sealed] = deque()
         self._failures = 0
         """Number of consecutive failures."""

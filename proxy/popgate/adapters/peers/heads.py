@@ -32,11 +32,11 @@ _HOP_BY_HOP = frozenset(
 )
 """Headers that apply to one connection only (RFC 9110, section 7.6.1)."""
 _ABOUT_BROWSERS = frozenset({b"origin", b"sec-fetch-site"})
-"""Headers that the proxy that the client reached has already checked (``api.browsers``). The next proxy has another
+"""Headers that ``api.browsers`` has already checked at the proxy that the client reached. The next proxy has another
 name."""
 _NOT_ASKED_AGAIN = _HOP_BY_HOP | _ABOUT_BROWSERS | {b"content-length", b"expect", b"host"}
 _NOT_ANSWERED_AGAIN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
-"""Headers that the server that answers the client sets itself."""
+"""The server that answers the client sets these headers itself."""
 
 
 def message_head(authority: bytes, to: InstanceId, token: bytes, size: int) -> bytes:

@@ -308,7 +308,7 @@ class RabbitReplicas:
         return quorum_members(as_object(row) for row in rows) or None
 
     async def _look_at_listing(self, queue: QueueRef) -> tuple[MemberState, ...]:
-        """Return the members and whether they are online. The listing shows no further facts about a member."""
+        """Return the members, with the only facts that the listing shows: which are online, and which one leads."""
         assert self._management is not None, "there is one way at least"
         row = await self._management.queue(queue.name)
         if row is None:
