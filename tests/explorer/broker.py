@@ -15,7 +15,7 @@ class Choice(Enum):
     """Which consumer RabbitMQ activates next among those that wait with the same priority, and when."""
 
     ANYBODY = "anybody"
-    """Whom it likes, and at once; to displace somebody (`Handover.TAKE`) takes a while."""
+    """RabbitMQ chooses any waiting consumer, at once; a takeover by priority (`Handover.TAKE`) takes a while."""
     LONGEST = "who waited longest"
     """The one that has waited longest, immediately, as RabbitMQ does."""
     LATE = "who waited longest, late"
