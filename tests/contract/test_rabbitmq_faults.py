@@ -244,7 +244,7 @@ async def test_an_ack_that_comes_after_the_timeout_is_not_taken_for_one_that_cou
     assert channel.settled_evidence() == 0
     again = Recorder()
     await fragile_broker.consume(QUEUE, BILLING, 10, again)
-    await again.until_count(6)
+    await again.until_count(7)
     assert again.bodies == numbered(1, 7)
 
 

@@ -42,6 +42,8 @@ class AuditedClient(ABC):
         self.audit = audit
         self.refusals: dict[str, int] = {}
         """Number of 503 answers by `code`."""
+        self.last_redrive: object = None
+        """The latest answer to a redrive; None if there was none."""
         self.topic = topic
         self._topic_path = f"/v1/topics/{topic}"
         self._group_path = f"{self._topic_path}/groups/{group}"
@@ -152,7 +154,9 @@ class AuditedClient(ABC):
         """
         asked = {"target_topic": target_topic, "wait_seconds": wait_seconds, "rate_per_second": rate}
         body = {name: value for name, value in asked.items() if value is not None}
-        answer = await self.post(f"{self._admin_path}/groups/{self._group}/dead-letters/redrive", body)
+        self.last_redrive = answer = await self.post(
+            f"{self._admin_path}/groups/{self._group}/dead-letters/redrive", body
+        )
         return answer["state"] if answer else ""
 
     async def note_dead_letters(self, *, looks_max: int, look_seconds: float) -> None:

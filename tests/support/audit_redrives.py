@@ -86,7 +86,11 @@ class Redrives:
         """
         assert self._redriving is not None, "it was begun"
         self._ending.set()
-        await until(self._redriving.done, timeout_seconds=timeout_seconds, what="the redrives to end")
+        await until(
+            self._redriving.done,
+            timeout_seconds=timeout_seconds,
+            what=lambda: f"the redrives to end; the last answer was {self._client.last_redrive}",
+        )
         await self._load.drain(timeout_seconds=timeout_seconds, missing_seconds=0.0, poll_seconds=poll_seconds)
         self._target.audit.drained()
 
