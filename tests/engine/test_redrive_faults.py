@@ -254,6 +254,37 @@ async def test_a_stop_ends_a_redrive_between_two_batches(folder: Path) -> None:
         assert sorted([*await dead(world), *await drained(world)]) == _BODIES
 
 
+async def test_a_stop_ends_a_redrive_whose_channel_closes_slowly_and_another_one_can_begin(world: World) -> None:
+    await bury(world, *_BODIES)
+    letters = world.served("t").dead_letters
+    redrive = world.engine.redrive("t", "default", replace(ALL, rate_per_second=1.0))
+    await eventually(lambda: redrive.moved == 1)
+    closing = world.faults.stop("channel.close", after=True)
+    await letters.stop()
+    await closing.reached()
+    assert not redrive.is_running
+    await letters.start()
+    await eventually(lambda: not letters.is_sweeping)
+    assert (await ended(world.engine.redrive("t", "default", ALL))).state is RedriveState.DONE
+    assert sorted(await drained(world)) == _BODIES
+    assert world.failures == []
+
+
+async def test_a_stop_while_letters_return_in_order_leaves_no_consumer_behind(world: World) -> None:
+    await bury(world, *_BODIES)
+    world.broker.says_returned = True
+    letters = world.served("t").dead_letters
+    redrive = world.engine.redrive("t", "default", replace(ALL, rate_per_second=1.0))
+    await eventually(lambda: redrive.moved == 1)
+    counting = world.faults.stop("channel.backlog")
+    await letters.stop()
+    await counting.reached()
+    await letters.start()
+    await eventually(lambda: not letters.is_sweeping)
+    assert sorted([*await dead(world), *await drained(world)]) == _BODIES
+    assert world.failures == []
+
+
 async def test_a_group_can_be_deleted_under_its_redrive(world: World) -> None:
     await bury(world, *_BODIES)
     redrive = world.engine.redrive("t", "default", replace(ALL, rate_per_second=1.0))

@@ -159,7 +159,7 @@ class FaultyBroker:
         self.faults = faults
         self.anonymous = anonymous
         self.says_returned = False
-        """From now on every delivery is marked as redelivered, as RabbitMQ marks its redeliveries."""
+        """From now on every delivery is marked as redelivered and counted, as RabbitMQ marks its redeliveries."""
         self.mixing: Random | None = None
         """Shuffles deliveries that arrive together, from now on: RabbitMQ may redeliver messages in another order."""
         self.delays_count = 0
@@ -272,7 +272,7 @@ class FaultyChannel:
                 delivery.identified = False
         if self._broker.says_returned:
             for delivery in deliveries:
-                delivery.returned = True
+                delivery.returned, delivery.earlier_deliveries = True, 1
         if self._broker.mixing is not None:
             deliveries = self._broker.mixing.sample(deliveries, len(deliveries))
         late = deliveries[: self._broker.delays_count]

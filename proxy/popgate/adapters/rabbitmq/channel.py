@@ -208,9 +208,11 @@ class RabbitChannel:
         self._write()
         returns = self._returns_uncounted and self._state is _State.OPEN and self._prefetch > 0
         self._end()
-        if returns:
-            await self._return_all()
-        await self._session.close_channel(self._amqp)
+        try:
+            if returns:
+                await self._return_all()
+        finally:  # the caller may be cancelled
+            await self._session.close_channel(self._amqp)
 
     # ------------------------------------------------------------ the ChannelHandler
 

@@ -252,12 +252,14 @@ class DeadLetters:
         except PopgateError as error:  # not RetryLater: ``_redrive_all`` handles RetryLater by trying again
             redrive.trouble, state = error.detail, RedriveState.FAILED
         finally:
-            async with self._turn:
-                if self._walk_owner is redrive:
-                    await self._close_walk()
-            if self._closed and state is RedriveState.CANCELLED and redrive.state is RedriveState.RUNNING:
-                redrive.trouble = "its proxy was stopped, or the queue moved away; start it again for the rest"
-            redrive.end(state, self._context.clock.wall())
+            try:
+                async with self._turn:
+                    if self._walk_owner is redrive:
+                        await self._close_walk()
+            finally:  # ``stop`` may cancel the close: a redrive that never ended would refuse every other one
+                if self._closed and state is RedriveState.CANCELLED and redrive.state is RedriveState.RUNNING:
+                    redrive.trouble = "its proxy was stopped, or the queue moved away; start it again for the rest"
+                redrive.end(state, self._context.clock.wall())
 
     async def _redrive_all(self, redrive: Redrive, route: Route) -> RedriveState:
         progress = RedriveProgress(redrive, route)

@@ -164,17 +164,15 @@ class DeadWalk:
 
         With ``in_order``, their old order is restored, if that takes at most ``ROUND_SECONDS_MAX``.
         """
-        if in_order and self._is_in_line and not self.ended:
-            try:
-                async with asyncio.timeout(ROUND_SECONDS_MAX):
-                    await self._read_the_line()
-            except (TimeoutError, PopgateError) as error:
-                _log.info("dead letters may have changed their order", extra={"queue": self._queue, "why": str(error)})
-        channel, self._channel, self.ended = self._channel, None, True
-        self._arrived.clear()
-        self._tell()
-        if channel is not None:
-            await channel.close()
+        try:
+            if in_order and self._is_in_line and not self.ended:
+                await self._restore_order()
+        finally:  # the caller may be cancelled: a consumer that stays would refuse every later walk
+            channel, self._channel, self.ended = self._channel, None, True
+            self._arrived.clear()
+            self._tell()
+            if channel is not None:
+                await channel.close()
 
     # -- the channel's listener -----------------------------------------------------------------------------------
 
@@ -211,11 +209,16 @@ class DeadWalk:
             "(rabbitmqctl list_consumers names them)"
         )
 
-    async def _read_the_line(self) -> None:
+    async def _restore_order(self) -> None:
+        """Read the rest of the returned letters."""
         self._arrived.clear()
         self._credit_max = CREDIT_MAX
-        while self._is_in_line and await self._more():
-            self._arrived.clear()
+        try:
+            async with asyncio.timeout(ROUND_SECONDS_MAX):
+                while self._is_in_line and await self._more():
+                    self._arrived.clear()
+        except (TimeoutError, PopgateError) as error:
+            _log.info("dead letters may have changed their order", extra={"queue": self._queue, "why": str(error)})
 
     async def _more(self) -> bool:
         """Wait until letters have arrived. Return False if the broker has no more.
