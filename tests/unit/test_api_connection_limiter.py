@@ -50,3 +50,24 @@ async def test_the_time_in_which_popgate_reads_nothing_of_a_body_does_not_count(
             await asyncio.sleep(0.01)
     assert client.ended == ["request_timeout"], "after that, its client was slow"
     known.left(client)
+
+
+async def test_a_pause_in_reading_does_not_make_a_body_look_younger_than_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It holds its memory all the same."""
+    monkeypatch.setattr(connection_limiter, "SWEEP_SECONDS", 0.4)
+    known = ConnectionLimiter(HttpLimits(bodies_bytes_max=100))
+    slow, quick = Client(), Client()
+    for client in (slow, quick):
+        known.arrived(client)
+        known.is_served(client)
+    known.body_grew(slow, 60, is_kept=True)
+    slow.reads = False
+    await asyncio.sleep(0.3)
+    known.body_grew(quick, 30, is_kept=True)
+    await asyncio.sleep(0.2)
+    known.body_grew(quick, 30, is_kept=True)
+    assert (slow.ended, quick.ended) == (["overloaded"], [])
+    for client in (slow, quick):
+        known.left(client)

@@ -100,12 +100,16 @@ class LimitedConnection(Protocol):
 
 
 class Body:
-    """A body that took more than one read. ``held`` is the number of its bytes that count as held in memory."""
+    """A body that took more than one read. ``held`` is the number of its bytes that count as held in memory.
 
-    __slots__ = ("began", "held", "received")
+    ``excused_seconds``: the time in which popgate did not read, so that the client could not send.
+    """
+
+    __slots__ = ("began", "excused_seconds", "held", "received")
 
     def __init__(self, now: float) -> None:
         self.began = now
+        self.excused_seconds = 0.0
         self.held = self.received = 0
 
 
@@ -268,7 +272,7 @@ class ConnectionLimiter:
                 self._unread[connection] = now
         for connection, body in [*self._bodies.items()]:
             if not connection.reads:
-                body.began += SWEEP_SECONDS
+                body.excused_seconds += SWEEP_SECONDS
             elif self._is_slow(body, grace_seconds=limits.head_seconds):
                 self._forget_body(connection)
                 connection.refuse(
@@ -276,7 +280,7 @@ class ConnectionLimiter:
                 )
 
     def _is_slow(self, body: Body, grace_seconds: float = 0.0) -> bool:
-        seconds = self._loop.time() - body.began - grace_seconds
+        seconds = self._loop.time() - body.began - body.excused_seconds - grace_seconds
         return seconds * self.limits.body_bytes_per_second_min > body.received
 
     def _warn(self, what: str) -> None:
