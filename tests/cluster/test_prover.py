@@ -24,6 +24,8 @@ VHOST = "prover"
 TOGETHER = 6
 """Number of proofs that run at a time: they mostly wait."""
 TIMEOUT_SECONDS = 240
+BROKEN_SECONDS = "120"
+"""Maximum seconds of the proof of a broken lock. It ends as soon as the fault is found: usually after 20."""
 OWN_SECONDS = "5"
 KINDS = ["mutex", "persistent_mutex", "semaphore"]
 FORGOTTEN = "forgotten_over_http"
@@ -44,7 +46,8 @@ BROKEN = [
     # The longest first. A client that is told it holds others' locks may be told so after its own release, too.
     Broken("leaking", ["release"], UNDISTURBED),
     Broken("double_slot", ["exclusion"], ["--kind", "persistent_mutex", "--fault", "admin"]),
-    Broken("released_by_name", ["exclusion"], UNDISTURBED),
+    # On a busy machine its releases keep the lock's administrator occupied, so that others wait too long first.
+    Broken("released_by_name", ["exclusion", "wait"], UNDISTURBED),
     Broken("lost_slot", ["slots"], ["--kind", "persistent_mutex", "--fault", "cut"]),
     Broken("verified_by_probe", ["verify", "release"], ["--kind", "persistent_mutex", "--fault", "cut"]),
     Broken("stale_token_accepted", ["verify", "release"], ["--kind", "persistent_mutex", "--fault", "cut"]),
@@ -80,7 +83,7 @@ def prove(folder: Path, implementation: str, *flags: str) -> Proof:
 
 
 def command(implementation: str) -> list[str]:
-    flags = ["--implementation", implementation, "--workers", "3", "--duration", "45"]
+    flags = ["--implementation", implementation, "--workers", "3", "--duration", BROKEN_SECONDS]
     return popgate_command("prove", "locks", *flags)
 
 
