@@ -282,9 +282,9 @@ def _rows(report: Report, way: str, summary: Summary, plan: Plan) -> None:
     for what, value, unit in (
         (ELSEWHERE, summary.other_wait_seconds_max, "s"),
         (WITH_IT, summary.held_wait_seconds_max, "s"),
-        ("oldest message at most", summary.oldest_seconds_max, "s"),
+        ("maximum age of the oldest message", summary.oldest_seconds_max, "s"),
         ("oldest message at the end", summary.oldest_seconds_at_end, "s"),
-        ("backlog at most", summary.backlog_max, "messages"),
+        ("maximum backlog", summary.backlog_max, "messages"),
         ("backlog at the end", summary.backlog_at_end, "messages"),
     ):
         limit = targets.get(what)

@@ -34,6 +34,7 @@ def main(flags: Sequence[str]) -> int:
     own.add_argument("--way", action="append", choices=WAYS)
     arguments, others = own.parse_known_args(flags)
     ways = list(dict.fromkeys(arguments.way or WAYS))
+    parser().parse_args(["prove", "locks", *others])  # flags that are wrong, or --help, end it before nodes start
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="popgate-prove-")))
         complain(f"starting {NODES} nodes of RabbitMQ {find_release()}")
