@@ -181,6 +181,13 @@ async def test_filters_that_overlap_are_asked_a_few_at_a_time(world: World, aske
     assert not any(pop.done() for pop in waiting)
     await world.let_pass(30.0)
     assert await asyncio.gather(*waiting) == [[]] * len(OVERLAPPING)
+    (other,) = await park(world, [{"z": [1]}])
+    asked.clear()
+    await world.publish("t", "for those that have left", headers=headers)
+    await world.settle_down()
+    assert asked == [], "the filters of pops that have left are forgotten"
+    await world.let_pass(30.0)
+    assert await other == []
 
 
 async def test_messages_that_no_filter_can_tell_apart_are_looked_up_once(
