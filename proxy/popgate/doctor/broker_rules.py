@@ -12,8 +12,8 @@ OLDEST, OLDEST_SUPPORTED = (3, 10), (4, 1)
 (2026)."""
 DEAD_LETTERING_FIXED = (4, 3, 3)
 MACHINE_LOSES_UP_TO = 3
-"""The newest version of the state machine with which a queue under RabbitMQ 4 may lose messages (rabbitmq-server
-#17504)."""
+"""The newest version of the quorum queues' state machine with which a queue on RabbitMQ 4 may lose messages
+(rabbitmq-server #17504)."""
 AUTO_DELETE_BREAKS_FROM = (4, 3)
 EXCHANGES_NAMED_MAX = 5
 CLOCK_SKEW_SECONDS_MAX = 3.0
@@ -66,8 +66,11 @@ def _version(version: Version) -> Iterator[Finding]:
 
 
 def _flags(facts: Facts) -> Iterator[Finding]:
-    """Yield findings that have no automatic fix, because a flag can't be disabled again, and one flag endangers queues
-    with an old state machine."""
+    """Yield a finding if stable feature flags are disabled.
+
+    ``--fix`` does not enable the flags, because a flag can't be disabled again, and because one of the flags endangers
+    queues with an old state machine.
+    """
     if facts.disabled_flags:
         flags = ", ".join(facts.disabled_flags)
         yield Finding(
@@ -83,7 +86,10 @@ def _flags(facts: Facts) -> Iterator[Finding]:
 
 
 def _auto_delete(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding that is based on an experiment with 4.3.6 (docs/rabbitmq.md, "A virtual host that is down")."""
+    """Yield a finding if there are auto-delete exchanges, and RabbitMQ's version may keep broken records of them.
+
+    The rule is based on an experiment with RabbitMQ 4.3.6 (docs/rabbitmq.md, "A virtual host that is down").
+    """
     exchanges = facts.auto_delete_exchanges
     if exchanges and facts.version >= AUTO_DELETE_BREAKS_FROM:
         more = ", ..." if len(exchanges) > EXCHANGES_NAMED_MAX else ""

@@ -1,4 +1,4 @@
-"""Defines the results of the rules about single queues, before queues under the same policy are grouped."""
+"""Defines the faults that the rules find in single queues. ``queue_rules`` combines equal faults into findings."""
 
 from dataclasses import dataclass, field
 
@@ -9,8 +9,12 @@ from popgate.doctor.policies import Edit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complaint:
-    """A fault of one queue. ``edit`` fixes the fault in the queue's policy or operator policy. If there is no ``edit``,
-    ``command`` fixes the fault."""
+    """A fault of one queue.
+
+    ``edit`` is the policy change that fixes the fault. If ``of_operator`` is True, the change concerns the queue's
+    operator policy; otherwise it concerns the queue's policy. If ``edit`` is None, ``command`` tells the administrator
+    what to do.
+    """
 
     code: str
     severity: Severity
@@ -23,7 +27,7 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruled:
-    """A queue with the policies that apply to it."""
+    """A queue, the policy and the operator policy that apply to it, and the complaints about the queue."""
 
     queue: Queue
     policy: BrokerPolicy | None

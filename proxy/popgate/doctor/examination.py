@@ -11,7 +11,10 @@ _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
 def examine(facts: Facts) -> Examination:
-    """Return the findings, the most severe first. The same facts always lead to the same findings in the same order."""
+    """Apply every rule to ``facts``, and return the findings, the most severe ones first.
+
+    The same facts always lead to the same findings in the same order.
+    """
     found: list[Finding] = [*permission_findings(facts), *broker_findings(facts), *queue_findings(facts)]
     if facts.redis is not None:
         found += redis_findings(facts.redis)

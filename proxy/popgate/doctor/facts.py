@@ -1,6 +1,6 @@
 """Defines the facts that are observed about RabbitMQ and Redis. None means that a fact could not be observed.
 
-Times are in milliseconds if RabbitMQ itself uses milliseconds.
+RabbitMQ's own settings stay in the unit that RabbitMQ uses, which is usually milliseconds.
 """
 
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ Definition: TypeAlias = Mapping[str, object]
 
 
 class Owner(StrEnum):
-    """The application that controls a queue."""
+    """The application that declares and controls a queue: popgate or another application."""
 
     POPGATE = "popgate"
     ADOPTED = "adopted"
-    """Another application's queue, which popgate consumes or will consume."""
+    """The queue is controlled by another application, and popgate consumes or will consume it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerPolicy:
-    """A policy of RabbitMQ, or an operator policy."""
+    """A policy or an operator policy of RabbitMQ."""
 
     name: str
     pattern: str
@@ -33,10 +33,10 @@ class BrokerPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """A queue.
+    """A RabbitMQ queue, observed or expected.
 
-    ``arguments`` are the known arguments of its declaration. ``is_expected``: the queue does not exist yet, and popgate
-    would declare it with these arguments.
+    ``arguments`` are the known arguments of the queue's declaration. If ``is_expected`` is True, the queue was not
+    observed, and ``arguments`` are those with which popgate declares it.
     """
 
     name: str
@@ -48,26 +48,26 @@ class Queue:
 
     @property
     def is_consumed(self) -> bool:
-        """Whether popgate consumes the queue. Only then do returned messages and lost consumers matter."""
+        """Whether popgate consumes the queue. The rules about returned messages and lost consumers require this."""
         if self.owner is Owner.ADOPTED:
             return True
         return self.arguments.get("x-single-active-consumer") is True or self.name.endswith(":dead")
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether this is one of the exclusive, empty classic queues that mark popgate's connections."""
+        """Whether this is one of popgate's exclusive classic queues. They store no messages."""
         return self.owner is Owner.POPGATE and self.kind == "classic"
 
     @property
     def is_passage(self) -> bool:
-        """Whether delayed messages pass through the queue. Its arguments then define its dead-lettering and its time to
-        live."""
+        """Whether delayed messages pass through the queue. If so, the queue's arguments set its dead-lettering and its
+        time to live."""
         return self.name.startswith("popgate:delay:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """The permissions of a RabbitMQ user, as regular expressions of names."""
+    """The permissions of a RabbitMQ user: regular expressions for the names of permitted queues and exchanges."""
 
     configure: str
     write: str
@@ -76,7 +76,10 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """An operation that RabbitMQ refused over AMQP. ``kind`` is configure, write or read."""
+    """A permission that popgate's user lacks, because RabbitMQ refused an operation over AMQP.
+
+    ``kind`` is configure, write or read. ``name`` is the name of the queue or exchange.
+    """
 
     kind: str
     name: str
@@ -84,7 +87,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineVersion:
-    """The version of the state machine that a quorum queue runs, and the newest version that its node supports."""
+    """The version of the state machine that a quorum queue runs, and the newest version that RabbitMQ supports."""
 
     queue: str
     running: int
@@ -93,8 +96,11 @@ class MachineVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSkew:
-    """The minimum number of seconds by which the clock of ``place`` is ahead of this machine's clock; negative if it is
-    behind."""
+    """The difference between the clock of ``place`` and this machine's clock.
+
+    If ``seconds`` is positive, the clock of ``place`` is ahead by at least ``seconds``. If ``seconds`` is negative, it
+    is behind by at least ``-seconds``. If ``seconds`` is 0, no difference was detected.
+    """
 
     place: str
     seconds: float
@@ -102,7 +108,10 @@ class ClockSkew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisFacts:
-    """Redis settings by name, or None if Redis does not show its configuration."""
+    """The version and the settings of the Redis server at ``place``.
+
+    ``settings`` maps names to values. It is None if popgate's user may not read the configuration of Redis.
+    """
 
     place: str
     version: Version
@@ -111,7 +120,7 @@ class RedisFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unseen:
-    """Something that was not examined, the reason, and the flag that would allow its examination."""
+    """A fact that was not observed: its description, the reason, and the command line flag that makes it observable."""
 
     what: str
     why: str
@@ -120,7 +129,11 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All observed facts. ``consumer_timeout_seconds`` and ``has_keeper`` are popgate's own settings."""
+    """All observed facts.
+
+    ``consumer_timeout_seconds`` is popgate's own setting. ``has_keeper`` is True if popgate is configured to run a
+    replica keeper, or if a replica keeper runs at present.
+    """
 
     vhost: str
     user: str

@@ -12,7 +12,7 @@ from popgate.doctor.facts import Definition, Permissions, Unseen, Version
 
 class Severity(StrEnum):
     INFO = "info"
-    """Useful to know; popgate does not need a change."""
+    """Useful to know, but popgate works correctly without a change."""
     WARNING = "warning"
     ERROR = "error"
     """Messages can be lost, or popgate can't work."""
@@ -20,7 +20,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPolicy:
-    """A complete policy to write. It is new, or replaces an existing one."""
+    """A fix that writes a complete RabbitMQ policy. The policy is new, or replaces the policy with the same name."""
 
     vhost: str
     name: str
@@ -40,7 +40,7 @@ class SetPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPermissions:
-    """All three permissions of a user for a virtual host."""
+    """A fix that sets all three permissions (configure, write, read) of a user for a virtual host."""
 
     vhost: str
     user: str
@@ -55,7 +55,7 @@ class SetPermissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetRedis:
-    """A setting of the running Redis, and of its configuration file if there is one."""
+    """A fix that changes a setting of the running Redis and, if Redis has a configuration file, in this file."""
 
     name: str
     value: str
@@ -70,8 +70,11 @@ Fix: TypeAlias = SetPolicy | SetPermissions | SetRedis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixResult:
-    """The result of a fix. ``note`` is the reason why the fix failed, or describes the work that remains to be done by
-    hand."""
+    """The result of carrying out a fix.
+
+    If ``is_done`` is False, ``note`` says why the fix failed. If ``is_done`` is True, ``note`` says what the
+    administrator must still do, or is empty.
+    """
 
     command: str
     is_done: bool
@@ -80,8 +83,11 @@ class FixResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A finding. ``code`` never changes between versions. ``command`` fixes the problem. If ``fix`` is set, ``--fix``
-    may do the same."""
+    """A problem that the doctor has found.
+
+    ``code`` identifies the kind of problem, and never changes between versions of popgate. ``command`` is the command
+    or the advice that fixes the problem. If ``fix`` is set, ``popgate doctor --fix`` can fix the problem, too.
+    """
 
     code: str
     severity: Severity
@@ -98,7 +104,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """The result for a set of facts, with the most important findings first."""
+    """The findings, the most severe ones first, and the facts that could not be observed (``unseen``)."""
 
     version: Version
     findings: tuple[Finding, ...]
@@ -110,7 +116,7 @@ class Examination:
 
     @property
     def fixes(self) -> tuple[Fix, ...]:
-        """Return each fix once, even if one policy fixes several findings."""
+        """The fixes of the findings that need one. A fix appears only once, even if it fixes several findings."""
         found: list[Fix] = []
         for finding in self.to_fix:
             if finding.fix is not None and finding.fix not in found:

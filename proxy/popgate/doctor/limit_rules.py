@@ -1,5 +1,5 @@
-"""Rules about a queue's delivery limits and timeouts. They combine its arguments, its policy and its operator
-policy."""
+"""Rules about the delivery limits and timeouts of a queue, which depend on the queue's arguments, its policy and its
+operator policy."""
 
 from collections.abc import Iterator
 
@@ -49,7 +49,7 @@ def _limit(facts: Facts, one: Ruled) -> Iterator[Complaint]:
 
 
 def _trouble_with(facts: Facts, limit: int | None) -> tuple[str, str, str] | None:
-    """Return the code, the text and the reason of a finding, or None if the limit is acceptable."""
+    """Return ``code``, ``found`` and ``why`` of a complaint about a delivery limit, or None if it is acceptable."""
     lost = "RabbitMQ drops or dead-letters the message, though a client may never have seen it"
     back = "a released or expired message is delivered after newer ones, so order per key is lost"
     if limit is None and facts.version >= (4,):
@@ -96,8 +96,11 @@ def _lost_node(facts: Facts, one: Ruled) -> Iterator[Complaint]:
 
 
 def _timeout(facts: Facts, one: Ruled) -> Iterator[Complaint]:
-    """Yield a complaint about the consumer timeout. From 4.3 on, popgate's consumers of quorum queues set their own
-    timeout."""
+    """Yield a complaint if the queue's consumer timeout is shorter than popgate expects.
+
+    From RabbitMQ 4.3 on, quorum queues are not checked, because popgate's consumers of these queues choose the timeout
+    themselves.
+    """
     if facts.version < (3, 12) or (facts.version >= (4, 3) and one.queue.kind == "quorum"):
         return
     argument = number(one.queue.arguments.get(f"x-{CONSUMER_TIMEOUT}"))

@@ -1,4 +1,4 @@
-"""The rule about the permissions of popgate's user (docs/rabbitmq.md describes the same permissions)."""
+"""The rule about the RabbitMQ permissions of popgate's user (docs/rabbitmq.md lists the required permissions)."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -43,15 +43,15 @@ def permission_findings(facts: Facts) -> Iterator[Finding]:
 
 
 def _permits(pattern: str, name: str) -> bool:
-    """Return whether RabbitMQ's pattern permits the name. An empty pattern permits nothing."""
+    """Return whether ``pattern``, a permission of RabbitMQ, permits ``name``. An empty pattern permits nothing."""
     try:
         return bool(pattern) and re.search(pattern, name) is not None
-    except re.error:  # Erlang has expressions that Python lacks, and RabbitMQ did not refuse the trial over AMQP
+    except re.error:  # Python can't read all of Erlang's patterns; refusals over AMQP are reported separately
         return True
 
 
 def _with(present: str, names: Sequence[str], *, is_short: bool) -> str:
-    """Return a pattern that permits the names that are permitted now, and those that popgate needs in addition."""
+    """Return a pattern that permits all names that ``present`` permits and, if ``is_short``, also ``names``."""
     if not is_short:
         return present
     needed = "|".join("popgate:.*" if name == OWN_EXAMPLE else escaped(name) for name in names)
@@ -59,5 +59,5 @@ def _with(present: str, names: Sequence[str], *, is_short: bool) -> str:
 
 
 def _readable(names: Sequence[str]) -> str:
-    """List each name once, and all of popgate's own names as a single one."""
+    """Return a list of names as text. Each name appears once; ``popgate:...`` replaces all of popgate's own names."""
     return ", ".join(dict.fromkeys("popgate:..." if name.startswith("popgate:") else name for name in names))

@@ -1,9 +1,10 @@
 """Determines the policy that applies to a queue, its effect together with the queue's arguments, and how to change it.
 
-RabbitMQ applies one policy to a queue, the matching one with the highest priority, and in addition one operator policy.
-So a change has to rewrite the policy's whole definition. If the policy applies to the concerned queues only, it is
-changed in place. Otherwise, a copy with a higher priority is changed. A second policy that is not such a copy would
-hide the settings of the first one.
+RabbitMQ applies only one policy to a queue: the matching policy with the highest priority. It also applies one operator
+policy, which it chooses in the same way. So the planned policy must contain all settings that the queue needs. If the
+present policy applies only to the queues that need the change, it is changed in place. Otherwise, a changed copy with a
+higher priority is written for these queues. If the new policy were not a copy, it would hide the settings of
+the present policy.
 
 Sources of the rules: rabbit_policy, rabbit_policies and rabbit_quorum_queue in RabbitMQ 3.10.8, 4.0.5 and 4.3.5.
 """
@@ -34,12 +35,13 @@ _NOT_FOR = {
         {DELIVERY_LIMIT, "max-age", "initial-cluster-size", "dead-letter-strategy", "target-group-size"}
     ),
 }
-"""A policy that contains one of these keys does not apply to queues of that kind at all (``unsupported_policies``)."""
+"""By kind of queue, the keys that a policy must not contain. If it contains one of them, RabbitMQ does not apply the
+policy to any queue of this kind (``unsupported_policies``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """Keys that a policy must set, and keys that it must not set."""
+    """A change of a policy: keys and values that the policy must set, and keys that it must not set."""
 
     wanted: tuple[tuple[str, object], ...] = ()
     unwanted: frozenset[str] = frozenset()
@@ -60,7 +62,10 @@ def number(value: object) -> int | None:
 
 
 def combined_limit(version: Version, *limits: int | None) -> int | None:
-    """Combine the delivery limits of several sources. Return None if none of them sets a limit."""
+    """Return the delivery limit that results from the limits of several sources, or None if no source sets a limit.
+
+    The sources are the queue's argument, its policy and its operator policy.
+    """
     found = [limit for limit in limits if limit is not None]
     if not found:
         return None
@@ -74,8 +79,10 @@ def smallest(*values: int | None) -> int | None:
 
 
 def plan_policy(facts: Facts, queue: Queue, edits: Collection[Edit], *, is_operator: bool) -> SetPolicy:
-    """Plan the policy that applies ``edits`` to ``queue`` and, unless the queue is adopted, to all of popgate's queues
-    under the same policy."""
+    """Plan the policy that applies ``edits`` to ``queue``.
+
+    If ``queue`` is popgate's own, the planned policy also applies to popgate's other queues under the same policy.
+    """
     policies = (facts.operator_policies if is_operator else facts.policies) or ()
     present = applied(policies, queue)
     definition = dict(present.definition) if present is not None else {}
@@ -108,10 +115,10 @@ def plan_policy(facts: Facts, queue: Queue, edits: Collection[Edit], *, is_opera
 
 
 def _saying_nothing(queue: Queue, *, is_operator: bool) -> dict[str, object]:
-    """Return a definition that changes nothing.
+    """Return a policy definition with one key that does not change how the queue behaves.
 
-    ``overflow`` is not suitable, because a policy's ``overflow`` takes precedence over the queue's argument.
-    At-least-once dead-lettering depends on this argument.
+    The key ``overflow`` is not suitable: in a policy, it takes precedence over the queue's argument ``x-overflow``, on
+    which at-least-once dead-lettering depends.
     """
     if queue.kind != "classic":
         return {DELIVERY_LIMIT: UNREACHABLE_LIMIT}
@@ -130,8 +137,11 @@ def _applies(policy: BrokerPolicy, queue: Queue) -> bool:
 
 
 def _pattern(present: BrokerPolicy | None, queue: Queue) -> str:
-    """Return a pattern that matches an adopted queue only or, for popgate's own queues, those to which the present
-    policy applies."""
+    """Return the name pattern of the planned policy.
+
+    For an adopted queue, the pattern matches only this queue. For a queue of popgate's own, it matches the names of
+    popgate's queues to which the present policy applies.
+    """
     if queue.owner is Owner.ADOPTED:
         return f"^{escaped(queue.name)}$"
     own = EXCLUSIVE_PATTERN if queue.is_exclusive else OWN_PATTERN
@@ -141,19 +151,22 @@ def _pattern(present: BrokerPolicy | None, queue: Queue) -> str:
 
 
 def _lowest_priority(facts: Facts, policies: Sequence[BrokerPolicy]) -> int:
-    """Return a priority for queues that have no policy yet. It is too low to hide the policies of other queues."""
+    """Return the priority of a new policy for queues that have no policy yet.
+
+    It is lower than the priorities of the policies that apply to other queues, so the new policy hides none of them.
+    """
     others = [found for queue in facts.queues if (found := applied(policies, queue)) is not None]
     return min([1, *(policy.priority - 1 for policy in others)])
 
 
 def escaped(name: str) -> str:
-    """Escape a name for regular expressions in Erlang and Python. ``re.escape`` would escape more characters and be
-    harder to read."""
+    """Escape a name for regular expressions in Erlang and Python. ``re.escape`` would escape more characters, and its
+    result would be harder to read."""
     return re.sub(r"([\\.^$*+?()\[\]{}|])", r"\\\1", name)
 
 
 def _is_about_these(policy: BrokerPolicy, pattern: str, queue: Queue) -> bool:
-    """Return whether the policy may be changed in place, because it applies to no queues but the concerned ones."""
+    """Return whether the policy may be changed in place, because it applies only to queues that ``pattern`` matches."""
     if policy.pattern == pattern:
         return True
     is_own = queue.owner is Owner.POPGATE and not queue.is_exclusive

@@ -93,8 +93,10 @@ def _expires(policy: BrokerPolicy, of_operator: bool, why: str) -> Iterator[Comp
 
 
 def _delayed_retry(one: Ruled) -> Iterator[Complaint]:
-    """Yield a complaint about delayed retries. The operator policy takes precedence over the policy, and the policy
-    over the argument."""
+    """Yield a complaint if RabbitMQ delays the messages that are returned to the queue.
+
+    The operator policy takes precedence over the policy, and the policy over the queue's argument.
+    """
     why = (
         "RabbitMQ delays the messages that popgate returns, in addition to popgate's own delays, and order per key "
         "is lost"

@@ -1,7 +1,8 @@
-"""Rules about single queues, and the policy that fixes each group of queues.
+"""Applies the rules about single queues, and plans the policies that fix the faults that they find.
 
-Each rule reports a fault of one queue, and the change of its policy that fixes it. After that, the queues of one owner
-under one policy are grouped, so that one new policy fixes all of their faults.
+Each rule reports a fault of one queue, and the policy change that fixes this fault. Then the queues are grouped: each
+adopted queue is a separate group, and popgate's queues are grouped by their present policy. For each group, one policy
+is planned that fixes all faults of the group.
 """
 
 from collections import defaultdict
@@ -68,7 +69,7 @@ def _findings(facts: Facts, ruled: Sequence[Ruled]) -> Iterator[Finding]:
             command = planned.command
             if facts.policies is None:
                 command += "  # if a policy applies already, add this to it: only one applies"
-            elif not complaint.of_operator:  # the operator has to change operator policies
+            elif not complaint.of_operator:  # popgate does not change operator policies itself
                 fix = planned
         yield Finding(
             code=complaint.code,
@@ -82,8 +83,10 @@ def _findings(facts: Facts, ruled: Sequence[Ruled]) -> Iterator[Finding]:
 
 
 def _scope(one: Ruled, of_operator: bool) -> _Scope:
-    """Return a key for the queues that one policy can fix together. These are popgate's queues under one policy, or one
-    adopted queue."""
+    """Return the key of a queue's group. One policy can fix all queues of a group.
+
+    A group is either one adopted queue, or those of popgate's exclusive or other queues that have the same policy.
+    """
     policy = one.operator if of_operator else one.policy
     owner = one.queue.name if one.queue.owner is Owner.ADOPTED else one.queue.is_exclusive
     return of_operator, owner, None if policy is None else policy.name

@@ -1,4 +1,4 @@
-"""Rules about settings that endanger lease records in Redis."""
+"""Rules about the version and the settings of Redis that endanger popgate's lease records."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,7 +6,7 @@ from popgate.doctor.facts import RedisFacts
 from popgate.doctor.findings import Finding, SetRedis, Severity
 
 OLDEST = (5,)
-"""Oldest supported version. In older versions, a script can't write after it has read the time."""
+"""Oldest supported version of Redis. In older versions, a script can't write after it has read the time."""
 
 
 def redis_findings(redis: RedisFacts) -> list[Finding]:
