@@ -1,6 +1,7 @@
 """Gathers the facts for the rules of ``popgate doctor``, and carries out fixes.
 
-The facts are gathered over AMQP, HTTP, RabbitMQ's tools, Redis and from the data folder.
+The facts come from AMQP, RabbitMQ's management API and command line tools, Redis, and the data folder.
 
-``observing`` gathers the facts, which changes nothing. ``fixing`` carries out fixes.
+``observing`` gathers the facts. It changes no settings, but creates and deletes a queue and an exchange to test
+permissions. ``fixing`` carries out fixes.
 """

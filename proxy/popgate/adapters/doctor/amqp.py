@@ -1,4 +1,4 @@
-"""Reads facts about RabbitMQ over AMQP alone: queues by name, and the user's permissions."""
+"""Reads facts about RabbitMQ over AMQP alone: arguments and consumers of named queues, and the user's permissions."""
 
 import secrets
 from collections.abc import Callable, Coroutine
@@ -18,9 +18,10 @@ _Step = Callable[[AbstractChannel], Coroutine[Any, Any, object]]
 
 
 async def inspect_queue(session: Session, name: str, owner: Owner) -> Queue | Refusal | None:
-    """Return the queue as AMQP shows it, or a Refusal if this user may not inspect it.
+    """Return what AMQP shows of the queue ``name``, or a Refusal if this user may not inspect the queue.
 
-    Return None if the queue can't be inspected for another reason, such as being exclusive to another connection.
+    If the queue does not exist, the result has ``exists=False``. Return None if the queue can't be inspected for
+    another reason, for example because it is exclusive to another connection.
 
     Raises: BrokerUnavailable.
     """
@@ -41,9 +42,9 @@ async def inspect_queue(session: Session, name: str, owner: Owner) -> Queue | Re
 
 
 async def find_refusals(session: Session) -> list[Refusal]:
-    """Try popgate's operations with a queue and an exchange that the doctor creates.
+    """Try the operations that popgate needs, and return those that RabbitMQ does not permit to this user.
 
-    Return those that RabbitMQ refuses.
+    The operations use a queue and an exchange that this function creates and deletes.
 
     Raises: BrokerUnavailable.
     """
@@ -63,7 +64,9 @@ async def find_refusals(session: Session) -> list[Refusal]:
 
 
 async def consumer_count(session: Session, queue: str) -> int:
-    """Return the number of consumers of ``queue``, or 0 if there is no such queue, or this user may not inspect it.
+    """Return the number of consumers of ``queue``.
+
+    Return 0 if the queue does not exist, or if this user may not inspect it.
 
     Raises: BrokerUnavailable.
     """
@@ -78,7 +81,7 @@ async def consumer_count(session: Session, queue: str) -> int:
 
 
 async def _may(session: Session, step: _Step) -> bool:
-    """Return whether RabbitMQ allows the step to this user. A refusal for another reason also returns True."""
+    """Run ``step``, and return False if this user lacks the permission. Return True after any other refusal."""
     channel = await session.open_channel(confirms=True)
     try:
         await session.call(step(channel))

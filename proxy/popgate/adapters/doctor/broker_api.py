@@ -33,9 +33,9 @@ _LOOK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """Settings of a node.
+    """Settings of a RabbitMQ node that affect popgate.
 
-    ``consumer_timeout_ms`` is 0 if the timeout is disabled, and None if it is not in the configuration.
+    ``consumer_timeout_ms`` is 0 if the timeout is disabled, and None if the node's configuration does not contain it.
     """
 
     consumer_timeout_ms: int | None
@@ -63,7 +63,7 @@ def broker_policies(rows: Iterable[Row]) -> tuple[BrokerPolicy, ...]:
 
 
 def disabled_flags(rows: Iterable[Row]) -> tuple[str, ...]:
-    """Return disabled flags that RabbitMQ's next release may need. Experimental flags are not included."""
+    """Return the disabled feature flags that RabbitMQ's next release may need. Experimental flags are not included."""
     return tuple(
         sorted(str(row.get("name")) for row in rows if row.get("state") != "enabled" and row.get("stability") in STABLE)
     )
@@ -85,7 +85,7 @@ def kind_of(row: Row) -> str:
 
 
 def node_settings(configuration: str) -> NodeSettings:
-    """Read the settings from the effective configuration, which is a text of Erlang terms."""
+    """Read a node's settings from its effective configuration, a text that consists of Erlang terms."""
     found = _TIMEOUT.search(configuration)
     return NodeSettings(
         consumer_timeout_ms=None if found is None else _milliseconds(found[1]),
@@ -94,7 +94,9 @@ def node_settings(configuration: str) -> NodeSettings:
 
 
 async def api_clock(management: Management, place: str) -> ClockSkew | None:
-    """Return the smallest possible difference of RabbitMQ's clock from this machine's clock.
+    """Compare RabbitMQ's clock, which the Date header of the management API shows, with this machine's clock.
+
+    Return None if the header is missing or invalid.
 
     Raises: BrokerUnavailable.
     """
@@ -109,11 +111,12 @@ async def api_clock(management: Management, place: str) -> ClockSkew | None:
 
 
 def skew_seconds(before: float, after: float, earliest: float, latest: float) -> float:
-    """Return the smallest possible lead of another clock over this machine's clock.
+    """Return by how many seconds another clock differs at least from this machine's clock.
 
-    It is negative if the other clock is behind.
+    The result is positive if the other clock is ahead, negative if it is behind, and 0 if no difference is certain.
 
-    The other clock was read between ``before`` and ``after``, and showed a time between ``earliest`` and ``latest``.
+    The other clock was read between the times ``before`` and ``after`` of this machine's clock. It showed a time
+    between ``earliest`` and ``latest``.
     """
     if earliest > after:
         return earliest - after
@@ -121,7 +124,7 @@ def skew_seconds(before: float, after: float, earliest: float, latest: float) ->
 
 
 async def tool_facts(tools: BrokerTools, vhost: str) -> ToolFacts:
-    """Return the facts that only the tools show. Raises: BrokerUnavailable, ReplicaRefused."""
+    """Return the facts that RabbitMQ's command line tools show. Raises: BrokerUnavailable, ReplicaRefused."""
     expression = _LOOK.format(vhost=",".join(str(byte) for byte in vhost.encode()))
     told = as_object(await tools.run_json("rabbitmqctl", "eval", expression))
     value = as_object(told.get("value"))
@@ -146,5 +149,5 @@ def _machines(value: Mapping[str, Any]) -> Iterable[MachineVersion]:
 
 
 def _milliseconds(value: object) -> int:
-    """Return milliseconds. A value that is not a number disables the timeout, as 0 does."""
+    """Return a timeout setting in milliseconds. A value that is not a number disables the timeout; this returns 0."""
     return int(str(value)) if str(value).isdecimal() else 0

@@ -1,6 +1,6 @@
-"""Reads the queues of popgate's catalog, in Redis or in the data folder of a stopped proxy.
+"""Reads the names and owners of the queues in popgate's catalog, from Redis or from the data folder of a stopped proxy.
 
-Never changes the catalog.
+This module never changes the catalog.
 """
 
 import sqlite3
@@ -25,7 +25,10 @@ class CatalogQueue:
 
 
 async def redis_catalog(redis: RedisConnection) -> list[CatalogQueue]:
-    """Read the catalog's hashes directly: a script would create an incarnation in an empty Redis.
+    """Return the queues of the catalog in Redis.
+
+    Read the catalog's hashes with plain commands, because popgate's scripts would write a new incarnation, the id of
+    the stored data, to an empty Redis.
 
     Raises: StateUnavailable.
     """
@@ -35,7 +38,9 @@ async def redis_catalog(redis: RedisConnection) -> list[CatalogQueue]:
 
 
 def folder_catalog(file: Path) -> list[CatalogQueue]:
-    """Read the catalog of a data folder. If a killed proxy left a log, SQLite itself may fold it into the file.
+    """Return the queues of the catalog in ``file``, the database of a data folder.
+
+    If a killed proxy left a write-ahead log, SQLite itself may copy the log into the database file.
 
     Raises: StartupError if a proxy uses the folder; sqlite3.Error, OSError.
     """

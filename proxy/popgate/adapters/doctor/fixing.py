@@ -7,7 +7,7 @@ from popgate.domain.errors import BrokerUnavailable, Conflict, StateUnavailable
 
 
 async def apply_fix(fix: Fix, management: Management | None, redis: RedisConnection | None) -> FixResult:
-    """Carry out a fix once. Never raises an error of RabbitMQ or Redis."""
+    """Carry out a fix, without retries. An error of RabbitMQ or Redis is not raised, but described in the result."""
     try:
         if isinstance(fix, SetPolicy | SetPermissions):
             assert management is not None, "without it nothing of this is seen"

@@ -52,7 +52,7 @@ KEEPER_QUEUE = Slot(LOCK_NAME, LockKind.MUTEX, 1).token_queue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interfaces:
-    """The interfaces for the observation. An interface is None if it is not available."""
+    """The interfaces through which the facts are observed. An interface is None if it is not available."""
 
     session: Session
     management: Management | None
@@ -62,10 +62,10 @@ class Interfaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """The objects to observe.
+    """The virtual host, user and queues to observe, and popgate's own settings.
 
-    ``named`` are queues that an administrator will adopt. ``known`` are the catalog's queues. If the catalog could not
-    be read, ``unseen`` says so.
+    ``named`` contains the names of queues that an administrator plans to adopt. ``known`` contains the queues of
+    popgate's catalog. If the catalog could not be read, ``unseen`` contains the reason.
     """
 
     vhost: str
@@ -79,7 +79,7 @@ class Scope:
 
 @dataclass(slots=True)
 class _Api:
-    """The answers of the management API. A field is None if there is no answer."""
+    """The answers of the management API. A field is None if the API did not answer this request."""
 
     queues: list[Row] | None = None
     policies: list[Row] | None = None
@@ -93,7 +93,7 @@ class _Api:
 
 
 async def observe(interfaces: Interfaces, scope: Scope) -> Facts:
-    """Observe everything once. Raises: BrokerUnavailable, StateUnavailable."""
+    """Observe each fact once, and return all facts. Raises: BrokerUnavailable, StateUnavailable."""
     api = await _ask_api(interfaces, scope)
     tools, no_tools = await _ask_tools(interfaces, scope.vhost)
     unseen = [*scope.unseen, *api.unseen]
@@ -187,7 +187,7 @@ async def _ask_api(interfaces: Interfaces, scope: Scope) -> _Api:
     api.flags = await asked("feature flags", management.feature_flags())
     api.exchanges = await asked("exchanges", management.exchanges())
     api.permissions = await asked("permissions by name", management.permissions(scope.user))
-    try:  # a missing configuration is reported together with the tools' facts
+    try:  # the tools can show the configuration, too: ``_unseen_settings`` reports if neither interface shows it
         api.configuration = await management.effective_configuration()
     except BrokerUnavailable:
         api.configuration = None
@@ -196,7 +196,7 @@ async def _ask_api(interfaces: Interfaces, scope: Scope) -> _Api:
 
 
 async def _ask_tools(interfaces: Interfaces, vhost: str) -> tuple[ToolFacts | None, str]:
-    """Return the tools' facts, or the reason why there are none."""
+    """Return the facts that the command line tools show, or None and the reason why they show nothing."""
     if interfaces.tools is None:
         return None, NO_TOOLS
     try:
@@ -212,10 +212,10 @@ async def _ask_tools(interfaces: Interfaces, vhost: str) -> tuple[ToolFacts | No
 
 
 async def _queues(session: Session, api: _Api, scope: Scope) -> tuple[list[Queue], list[Refusal]]:
-    """Return popgate's own and the adopted queues, and the queues that this user may not inspect over AMQP."""
+    """Return popgate's own queues and the adopted queues, and a Refusal for each queue that may not be inspected."""
     owners = {one.name: one.owner for one in scope.known} | dict.fromkeys(scope.named, Owner.ADOPTED)
     rows = {str(row.get("name")): row for row in api.queues or ()}
-    # popgate's exclusive queues exist only temporarily, so an expected one represents them.
+    # popgate's exclusive queues exist only temporarily, so ``_expected`` returns one queue that represents them.
     owners |= {
         name: Owner.POPGATE for name, row in rows.items() if name.startswith(OWN_PREFIX) and kind_of(row) != "classic"
     }
@@ -237,7 +237,7 @@ async def _queues(session: Session, api: _Api, scope: Scope) -> tuple[list[Queue
 
 
 def _expected() -> list[Queue]:
-    """Return queues as popgate would declare them: one for messages, one for delays, and an exclusive one."""
+    """Return one queue of each kind that popgate declares: a message queue, a delay queue and an exclusive queue."""
     return [
         own_queue(OWN_EXAMPLE),
         Queue(name=level_name(0), owner=Owner.POPGATE, is_expected=True),
@@ -246,7 +246,7 @@ def _expected() -> list[Queue]:
 
 
 def own_queue(name: str) -> Queue:
-    """Return a queue of popgate for messages, as popgate declares it."""
+    """Return a message queue named ``name``, with the arguments with which popgate declares its own message queues."""
     arguments = {
         QUEUE_TYPE: "quorum",
         DELIVERY_LIMIT: DELIVERY_LIMIT_UNREACHABLE,

@@ -1,7 +1,7 @@
-"""Watches, while popgate runs, for policies that endanger messages of popgate's queues.
+"""Checks, while popgate runs, whether RabbitMQ's policies endanger messages in popgate's queues.
 
-AMQP does not show policies, so this module uses the management API, and reports nothing if there is none. The rules are
-those of ``popgate doctor``, which checks everything else, too.
+AMQP does not show policies, so this module uses the management API, and reports nothing if the API does not answer. It
+applies the rules of ``popgate doctor`` that concern policies. The doctor checks more than policies.
 """
 
 import logging
@@ -21,10 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 class PolicyWatch:
-    """Watches the policies of one virtual host.
+    """Checks the policies of one virtual host.
 
-    ``queues`` returns popgate's present queues. Each finding is logged once, when it appears, and again when it has
-    ended.
+    ``queues`` returns the names of popgate's present queues. Each finding is logged when a check first reports it, and
+    when a check no longer reports it.
     """
 
     def __init__(self, management: Management, vhost: str, queues: Callable[[], Iterable[BrokerQueue]]) -> None:
@@ -34,9 +34,9 @@ class PolicyWatch:
         self._known: set[tuple[str, str]] = set()
 
     async def look(self) -> list[Finding]:
-        """Return the present findings, and log new and ended ones.
+        """Check the policies once, and return the present findings. Log which findings are new and which have ended.
 
-        Returns nothing if the management API does not answer.
+        Return an empty list if the management API does not answer.
         """
         try:
             facts = await self._facts()

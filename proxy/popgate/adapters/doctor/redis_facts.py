@@ -9,7 +9,7 @@ from popgate.doctor.facts import ClockSkew, RedisFacts
 
 
 async def redis_facts(redis: RedisConnection) -> tuple[RedisFacts, ClockSkew]:
-    """Return the facts, and the difference of Redis' clock from this machine's clock. Raises: StateUnavailable."""
+    """Return the facts about Redis, and how much its clock differs from this machine's. Raises: StateUnavailable."""
     before = time.time()
     told: list[bytes] = await redis.command("TIME")
     after = time.time()
