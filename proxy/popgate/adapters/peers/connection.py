@@ -1,9 +1,11 @@
-"""Manages one HTTP/1.1 connection to a peer, with one request at a time.
+"""Manages one HTTP/1.1 connection to a peer proxy. The connection carries one request at a time.
 
-Every forwarded pop uses this module, so its cost matters: it needs 0.05 to 0.2 ms of CPU for a request. httpx, or
-httpcore beneath it, would need 1.4 to 1.6 ms, and more than 3 ms with 32 requests at once.
+Every pop that is forwarded to another proxy uses this module, so its CPU time matters. It needs 0.05 to 0.2 ms for a
+request. httpx, or httpcore, on which httpx is built, would need 1.4 to 1.6 ms, and more than 3 ms with 32 simultaneous
+requests.
 
-Owns the bytes. The caller decides which requests may be repeated on another connection.
+This module only sends requests and receives answers. The caller decides which requests may be sent again on another
+connection.
 """
 
 import asyncio
@@ -23,15 +25,15 @@ ANSWER_BYTES_MAX = 256 * 1024 * 1024
 HEADERS_MAX = 128
 """Maximum number of header lines of an answer."""
 JOINED_BYTES_MAX = 64 * 1024
-"""Maximum number of bytes in a body that is copied behind its head. For a larger body, a second system call is
-cheaper."""
+"""Maximum number of bytes in a request body that is joined with the head, so that one system call sends both. For a
+larger body, a second system call is cheaper than the copy."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _FIRST_FINAL_STATUS = 200
 
 
 class PeerConnection(asyncio.Protocol):
-    """A connection, made by ``connect``."""
+    """A connection to a peer proxy. ``connect`` creates it."""
 
     def __init__(self, on_lost: Callable[["PeerConnection"], None]) -> None:
         self._on_lost = on_lost
@@ -48,7 +50,7 @@ class PeerConnection(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Return whether another request may be sent on this connection, as far as is known."""
+        """Whether the connection appears to be open for another request."""
         return self._may_be_kept and self._transport is not None and not self._transport.is_closing()
 
     @property
@@ -61,10 +63,10 @@ class PeerConnection(asyncio.Protocol):
     async def exchange(
         self, head: bytes, body: bytes = b"", *, on_head: Callable[[int], None] | None = None
     ) -> ForwardedAnswer:
-        """Send a request and return its whole answer. Raises: ConnectionError.
+        """Send a request and return the complete answer. Raises: ConnectionError.
 
-        ``on_head`` is called with the answer's status before the answer's body has arrived. If this method raises or is
-        cancelled, the connection must be closed, because the state of its byte stream is unknown.
+        ``on_head`` is called with the answer's status when the head of the answer has arrived. If this method raises or
+        is cancelled, the caller must close the connection, because the state of its byte stream is unknown.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -86,7 +88,10 @@ class PeerConnection(asyncio.Protocol):
             self._transport.close()
 
     def reset(self) -> None:
-        """Close the connection so that the peer treats its answer as unread, even if it has already arrived here."""
+        """Close the connection with a TCP reset.
+
+        The reset tells the peer that its answer was not read, even if the answer has already arrived at this proxy.
+        """
         self._may_be_kept = False
         transport = self._transport
         if transport is None:

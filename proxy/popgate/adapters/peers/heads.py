@@ -1,4 +1,7 @@
-"""Builds the heads of requests between proxies, and filters the head of a forwarded answer for the client. Pure."""
+"""Builds the heads of HTTP requests between proxies, and selects the headers of a peer's answer that a client receives.
+
+All functions are pure.
+"""
 
 from collections.abc import Iterable
 
@@ -32,15 +35,16 @@ _HOP_BY_HOP = frozenset(
 )
 """Headers that apply to one connection only (RFC 9110, section 7.6.1)."""
 _ABOUT_BROWSERS = frozenset({b"origin", b"sec-fetch-site"})
-"""Headers that ``api.browsers`` has already checked at the proxy that the client reached. The next proxy has another
-name."""
+"""Headers that are not forwarded. ``api.browsers`` has already checked them at the proxy that the client reached. At the
+peer, which has another host name, the same check could fail."""
 _NOT_ASKED_AGAIN = _HOP_BY_HOP | _ABOUT_BROWSERS | {b"content-length", b"expect", b"host"}
 _NOT_ANSWERED_AGAIN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
-"""The server that answers the client sets these headers itself."""
+"""Headers of a peer's answer that the client does not receive, because they describe the connection to the peer, or
+because this proxy's own HTTP server sets them."""
 
 
 def message_head(authority: bytes, to: InstanceId, token: bytes, size: int) -> bytes:
-    """Return the head of a request with a message of ``size`` bytes."""
+    """Return the head of a request that sends a message of ``size`` bytes to the proxy ``to``."""
     return (b"POST %b HTTP/1.1\r\nhost: %b\r\n%b: %b\r\n%b: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n") % (
         PEERS_PATH.encode(),
         authority,
@@ -54,7 +58,7 @@ def message_head(authority: bytes, to: InstanceId, token: bytes, size: int) -> b
 
 
 def watch_head(authority: bytes, to: InstanceId, token: bytes) -> bytes:
-    """Return the head of a request whose answer ends when ``to`` begins to leave the cluster."""
+    """Return the head of a request whose answer ends when the proxy ``to`` begins to leave the cluster."""
     parts = (PEERS_PATH.encode(), authority, TO, to.encode(), TOKEN, token)
     return b"GET %b HTTP/1.1\r\nhost: %b\r\n%b: %b\r\n%b: %b\r\n\r\n" % parts
 
@@ -67,9 +71,9 @@ def passing_head(
     passed_by: InstanceId,
     wait_seconds: float | None,
 ) -> bytes:
-    """Return the head of a client's request that is forwarded.
+    """Return the head with which a client's request is forwarded to the proxy ``to``.
 
-    It omits the headers of the client's connection, and headers that only peers may set.
+    It omits headers that concern only the client's connection, and headers that only peers may set.
     """
     target = request.path.encode("latin-1") + (b"?" + request.query if request.query else b"")
     lines = [b"%b %b HTTP/1.1" % (request.method.encode(), target), b"host: " + authority]
@@ -89,7 +93,7 @@ def passing_head(
 
 
 def client_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Return those headers of a peer's answer that the client should receive."""
+    """Return the headers of a peer's answer that the client should receive."""
     headers = list(headers)
     dropped = _NOT_ANSWERED_AGAIN | _named_by_connection(headers)
     return [(name, value) for name, value in headers if name not in dropped and not name.startswith(RESERVED_PREFIX)]

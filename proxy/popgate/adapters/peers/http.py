@@ -1,9 +1,10 @@
-"""Implements the peers port over HTTP: messages to ``/v1/peers``, and clients' requests in their original form.
+"""Implements the peers port over HTTP: sends messages to ``/v1/peers``, and forwards clients' requests unchanged.
 
-Theory of operation. Every request names the receiving instance and carries the token. If another instance has the same
-address, it refuses the request: a restarted process knows nothing of the requests to its predecessor. An instance with
-another secret also refuses the request. Every failure raises PeerUnavailable. Unless no connection could be made, the
-request may have been carried out nevertheless.
+Theory of operation. Every request names the instance that should handle it (an instance is one run of a proxy), and
+carries a token that is derived from the cluster's secret. If another instance now has the same address, for example
+after a restart, it refuses the request, because it does not know the state of its predecessor. An instance with another
+secret also refuses the request. Every failure raises PeerUnavailable. After a failure, the peer may still have carried
+out the request, unless no connection could be made.
 """
 
 from collections.abc import Callable
@@ -40,12 +41,13 @@ ANSWER_SECONDS = 10.0
 """Maximum number of seconds for a peer's answer, in addition to the wait time of a forwarded request."""
 QUOTED_LENGTH_MAX = 300
 REPEATABLE: frozenset[type[PeerMessage[Any]]] = frozenset({Learned, Wanted, Available, Fetch, CountMessages, Follow})
-"""Messages that may be sent twice: the second one does no harm and has the same answer. LeaseForGroup would lease
-twice. The repeated answers of SettleAtOwner and PurgeAtOwner would describe only the repetition."""
+"""Types of messages that may be sent twice, because the second message does no harm and gets the same answer. A second
+LeaseForGroup would lease more messages. A second SettleAtOwner or PurgeAtOwner would get an answer that does not report
+what the first one did."""
 
 
 class _Problem(msgspec.Struct):
-    """The fields of a refusal that popgate reads."""
+    """The fields of a peer's error answer that this module reads."""
 
     code: str = ""
     detail: str = ""
@@ -55,10 +57,11 @@ _read_problem = msgspec.json.Decoder(_Problem).decode
 
 
 class HttpPeers:
-    """The peers of the proxy ``me``.
+    """Sends requests from the proxy ``me`` to its peers, the other proxies of the cluster.
 
-    ``address_of`` returns the URL of a member, or None for other instances. ``version`` returns the cluster's present
-    protocol version, which is one of ``codec``'s versions. Connects on demand. Must be used within one event loop.
+    ``address_of`` returns the URL of an instance that is a member of the cluster, or None for any other instance.
+    ``version`` returns the protocol version that the cluster uses at present; ``codec`` supports this version.
+    Connections are opened on demand. Use the object within one event loop only.
     """
 
     def __init__(
@@ -78,9 +81,9 @@ class HttpPeers:
         self._pools: dict[InstanceId, PeerPool] = {}
 
     async def ask(self, to: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
-        """Send a message, as the port describes.
+        """Send a message to the proxy ``to`` and return the answer, as the port describes.
 
-        After a cancellation the answer is lost, but the message may have been handled.
+        If the call is cancelled, the peer may still handle the message.
         """
         pool = self._pool(to)
         try:
@@ -96,9 +99,10 @@ class HttpPeers:
     async def forward(
         self, to: InstanceId, request: ForwardedRequest, *, wait_seconds: float | None
     ) -> ForwardedAnswer:
-        """Forward a request, as the port describes. It is never sent twice, because a repeated pop would lease twice.
+        """Forward a client's request to the proxy ``to`` and return the answer, as the port describes.
 
-        A cancellation resets the connection, so that the peer releases the request's leases at once.
+        The request is never sent twice, because a repeated pop would lease more messages. If the call is cancelled, it
+        resets the connection, so that the peer immediately releases the leases of this request.
         """
         pool = self._pool(to)
         head = passing_head(pool.authority, to, self._token, request, self._me, wait_seconds)
@@ -110,12 +114,12 @@ class HttpPeers:
         return ForwardedAnswer(answer.status, client_headers(answer.headers), answer.body, arrivals)
 
     async def died(self, member: Member) -> None:
-        """Return once the member's process has certainly died.
+        """Wait until it is certain that the member's process has died.
 
-        This is certain if its connection was closed without the end of an answer, and its port refuses connections or
-        belongs to another instance. A SIGKILL is noticed at once. This never returns if the member left in order,
-        hangs, or can't be reached. If the member could not be reached in the first place, its death is not noticed
-        either.
+        It is certain if a connection to the process was closed before the end of an answer, and if the process's port
+        then refuses connections or is used by another instance. After a SIGKILL, this method returns at once. It never
+        returns if the member leaves the cluster in order, hangs, or can't be reached. It does not detect the death of a
+        member that it could not reach before.
 
         Raises: PeerUnavailable if the member's address is invalid.
         """

@@ -1,10 +1,10 @@
-"""Manages the connections to one peer, which are kept for some time after a request.
+"""Manages the connections to one peer proxy. A connection stays open for some time after a request, for later requests.
 
-Theory of operation. A request uses the connection that was used last, or opens a new one. The peer closes idle
-connections after 75 seconds, and this side closes them after 30. So the peer hardly ever closes a connection just when
-a request is sent. If it does, the request may have been carried out. The request is sent again only if a repetition
-does no harm (``repeatable``), and only if no byte of an answer arrived on a connection that had been used before. A
-request that failed on a new connection is not sent again.
+Theory of operation. A request uses the idle connection that was used most recently, or opens a new connection. The peer
+closes idle connections after 75 seconds, and this proxy closes them after 30 seconds. So the peer hardly ever closes a
+connection just when a request is sent on it. If it does, the peer may already have carried out the request. The request
+is sent again only under three conditions: a repetition does no harm (``repeatable``), the connection had been used
+before, and no byte of an answer arrived. A request that failed on a new connection is not sent again.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ HTTP_PORT = 80
 
 
 def address_parts(address: str) -> tuple[str, int, bytes]:
-    """Return the host, the port, and the value for a ``host`` header.
+    """Split the URL of a peer into its host, its port, and the value for the ``host`` header.
 
     Raises: ValueError if ``address`` is not a peer's URL.
     """
@@ -31,22 +31,25 @@ def address_parts(address: str) -> tuple[str, int, bytes]:
 
 
 class PeerPool:
-    """Connections to one peer, used within one event loop. Raises: ValueError if ``address`` is not an http URL."""
+    """The connections to one peer proxy. Use the pool within one event loop only.
+
+    Raises: ValueError if ``address`` is not an http URL.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._host, self._port, self.authority = address_parts(address)
         self._idle: dict[PeerConnection, float] = {}
-        """Idle connections, with the time since which each has been idle. The one that was used last is last."""
+        """The idle connections, each with the loop time since which it has been idle, in the order of these times."""
         self._busy: set[PeerConnection] = set()
         self._places = asyncio.Semaphore(CONNECTIONS_MAX)
         self._is_closed = False
 
     async def exchange(self, head: bytes, body: bytes, seconds: float, *, repeatable: bool) -> ForwardedAnswer:
-        """Return the answer to a request, within ``seconds``.
+        """Send a request and return its answer, within ``seconds``.
 
-        If the answer does not arrive, or the call is cancelled, the connection is reset, so that the peer treats the
-        answer as unread.
+        If the answer does not arrive, or if the call is cancelled, the connection is reset. The reset tells the peer
+        that its answer was not read.
 
         Raises: OSError, which includes TimeoutError and ConnectionError.
         """
@@ -86,9 +89,9 @@ class PeerPool:
         return answer
 
     def _take(self) -> PeerConnection | None:
-        """Return the connection that was used last, if it is still usable, or None.
+        """Remove and return the most recently used idle connection that is still usable. Return None if there is none.
 
-        Close connections that were idle too long.
+        Close connections that have been idle for more than ``IDLE_SECONDS_MAX``.
         """
         if not self._idle:
             return None

@@ -1,8 +1,9 @@
-"""Watches one member, and notices a killed process long before its heartbeats are missed.
+"""Detects that the process of a cluster member was killed. Missing heartbeats would show this only much later.
 
-Theory of operation. One request to the member is held open. Its answer ends when the member begins to leave. If the
-connection ends before the answer does, either the kernel has closed it because the process ended, or something in
-between has. The next attempt shows which.
+Theory of operation. This proxy sends the member a request whose answer ends only when the member begins to leave the
+cluster. If the connection closes before the answer ends, there are two possible reasons: the kernel of the member's host
+closed the connection because the process ended, or a network device closed it. The next attempt to connect shows which
+of the two happened.
 
     connecting --(accepted)--> asking --(200)--> HELD --(closed without the end)--> connecting again
         |                        |                 |
@@ -10,9 +11,10 @@ between has. The next attempt shows which.
         v                        v instance        v
        DIED <-------------------DIED              LEFT: no report; the member itself announces that it leaves
 
-A member that was never held is never reported as dead, because its address may be wrong. A member that does not answer
-in time may hang or be cut off. It is asked again, and its missing heartbeats show its loss. If a member that is held is
-cut off silently (its host loses power), this module does not notice it at all.
+If the state HELD was never reached, the member is never reported as dead, because its address may be wrong. If the
+member does not answer in time, it may hang or be cut off. In this case the request is sent again, and only missing
+heartbeats can show that the member is lost. If the member is cut off in the state HELD without a closed connection (for
+example, because its host loses power), this module does not detect this.
 """
 
 import asyncio
@@ -25,21 +27,21 @@ from popgate.adapters.peers.pool import address_parts
 from popgate.ports.claims import Member
 
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.01, 0.5
-"""Minimum and maximum seconds between attempts without a result. The pause doubles after each attempt."""
+"""Minimum and maximum pause in seconds after an attempt without a result. Each such attempt doubles the next pause."""
 
 
 class _Outcome(Enum):
     LOST = auto()
-    """The connection was held, and ended before the answer's end."""
+    """The answer began, and the connection closed before the answer's end."""
     REFUSED = auto()
     ANOTHER = auto()
-    """Another instance has the address."""
+    """Another instance answered at the member's address."""
     LEFT = auto()
     UNKNOWN = auto()
 
 
 class Watch:
-    """Watches one member. Raises: ValueError if its address is invalid."""
+    """Watches one member of the cluster. Raises: ValueError if the member's address is invalid."""
 
     def __init__(self, member: Member, token: bytes) -> None:
         self._host, self._port, authority = address_parts(member.address)
@@ -48,13 +50,13 @@ class Watch:
         self._pause_seconds = PAUSE_SECONDS_MIN
 
     async def until_died(self) -> None:
-        """Return when the member has died, as ``HttpPeers.died`` describes."""
+        """Wait until the member has died, as ``HttpPeers.died`` describes."""
         while True:
             match await self._hold():
                 case _Outcome.LOST:
-                    # If the port refuses the next attempt, its process has ended. The pause has two reasons: the port
-                    # may close just after the connection, and if something in between cuts all connections, attempts
-                    # must not follow each other without a pause.
+                    # If the port refuses the next attempt, the member's process has ended. Pause before this attempt,
+                    # because the port may close slightly later than the connection. The pause also prevents a busy loop
+                    # if a network device closes every connection.
                     await asyncio.sleep(PAUSE_SECONDS_MIN)
                 case _Outcome.REFUSED | _Outcome.ANOTHER if self._was_held:
                     return
@@ -65,7 +67,7 @@ class Watch:
                     self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
 
     async def _hold(self) -> _Outcome:
-        """Hold one connection until it ends, and return how it ended."""
+        """Connect, send the request, wait until the answer or the connection ends, and return the outcome."""
         statuses: list[int] = []
 
         def on_head(status: int) -> None:
@@ -73,7 +75,7 @@ class Watch:
             if status == HTTPStatus.OK:
                 self._was_held = True
                 self._pause_seconds = PAUSE_SECONDS_MIN
-                self._host = connection.peer_host  # the name's other addresses may not lead to the member
+                self._host = connection.peer_host  # other addresses of the host name may not lead to the member
 
         try:
             connection = await connect(self._host, self._port, lambda _: None)
