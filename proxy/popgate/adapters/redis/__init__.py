@@ -1,6 +1,7 @@
-"""Redis: the state that many proxies share, and values that locks protect.
+"""Implements on Redis the ports for state that several proxies share, and fenced writes of values that locks protect.
 
-``RedisConnection`` is one namespace in one Redis (or behind its Sentinels); ``RedisLeaseStore``, ``RedisLeaseGroups``,
-``RedisDedupStore``, ``RedisCatalog`` and ``RedisLockStore`` implement the ports on it. Every call is one script: it is
-done completely or not at all, whatever other processes do at the same time. ``RedisFence`` needs none of them.
+``RedisConnection`` runs scripts on one namespace of keys in one Redis, which Sentinels may locate. ``RedisLeaseStore``,
+``RedisLeaseGroups``, ``RedisDedupStore``, ``RedisCatalog``, ``RedisLockStore`` and further classes implement the ports
+with it. Redis runs each script completely or not at all, and runs nothing else at the same time. Most calls of a port
+run one script. ``RedisFence`` uses none of these classes.
 """

@@ -1,12 +1,12 @@
-"""The address of Redis: a URL, and the pool that makes connections from it.
+"""Parses the URL of Redis, and creates the pool that makes connections to this address.
 
     redis://[[user]:password@]host[:port][/database]            rediss:// the same over TLS
     unix:///path/of/the/socket[?db=database]
     redis+sentinel://[[user]:password@]host[:port],host[:port],.../master[/database]        rediss+sentinel:// over TLS
 
-The hosts of a Sentinel URL are Sentinels, port 26379 by default; user and password are those of Redis. Its query may
-have ``sentinel_username``, ``sentinel_password`` and redis-py's TLS options, such as ``ssl_ca_certs``: the authorities
-for a server's certificate if they are not the system's.
+The hosts of a Sentinel URL are Sentinels, whose default port is 26379. The user and the password are those of Redis.
+The query of a Sentinel URL may contain ``sentinel_username``, ``sentinel_password`` and redis-py's TLS options. For
+example, ``ssl_ca_certs`` names the file of trusted certificate authorities, in place of the system's authorities.
 """
 
 import contextlib
@@ -25,7 +25,8 @@ from popgate.domain.errors import StartupError
 
 CONNECT_SECONDS = 1.0
 SENTINEL_SECONDS = 0.5
-"""Seconds for each Sentinel, because they are asked one after the other who the master is."""
+"""Maximum number of seconds to wait for each Sentinel. It is short, because popgate asks them one after another which
+server is the master."""
 REDIS_PORT = 6_379
 SENTINEL_PORT = 26_379
 FORMS = "redis://host:6379/0, rediss://host:6379/0 (TLS), unix:///path, or redis+sentinel://host1:26379,host2:26379/master/0"
@@ -35,8 +36,11 @@ _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """An address. ``place`` names it to operators, without a password. ``sentinels`` are empty if ``url`` is complete.
-    ``host`` and ``port`` lead to Redis, or to one of its Sentinels; a local socket has no host."""
+    """The address of a Redis server, or of the Sentinels that know it.
+
+    ``place`` is the address that operators see, without the password. Either ``url`` or ``sentinels`` is set. ``host``
+    and ``port`` are those of Redis, or of the first Sentinel. ``host`` is None for a local socket.
+    """
 
     place: str
     host: str | None = None
@@ -49,7 +53,7 @@ class RedisAddress:
 
 
 def parse_address(url: str) -> RedisAddress:
-    """Parse a URL. Raises: StartupError, which never contains the password."""
+    """Parse the URL of Redis. Raises: StartupError, whose text never contains the password."""
     scheme = url.partition("://")[0]
     try:
         if scheme in _SENTINEL_SCHEMES:
@@ -67,13 +71,16 @@ def parse_address(url: str) -> RedisAddress:
 
 
 def open_pool(address: RedisAddress) -> ConnectionPool:
-    """Return the pool that makes connections to Redis. It opens none yet, and looks up the master at each connect."""
+    """Return a pool that makes connections to Redis. This function opens no connection.
+
+    If the address names Sentinels, each new connection first asks them which server is the master.
+    """
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_SECONDS,
-        "socket_timeout": None,  # PipelinedConnection has its own
+        "socket_timeout": None,  # PipelinedConnection has its own timeout
         "socket_keepalive": True,
-        "protocol": 2,  # with 3, redis-py takes a closed connection for a good one
-        # A script that may have run is not run again: its caller decides.
+        "protocol": 2,  # with 3, redis-py does not detect that a connection is closed
+        # redis-py must not repeat a script that may have run: the script's caller decides.
         "retry": Retry(NoBackoff(), 0),
     }
     # redis-py has no types for the arguments of a URL or of Sentinels.
@@ -89,7 +96,7 @@ def open_pool(address: RedisAddress) -> ConnectionPool:
 
 
 async def close_pool(pool: ConnectionPool) -> None:
-    """Close the connections to the Sentinels, which ``pool`` itself has open."""
+    """Close the connections that ``pool`` has opened to the Sentinels."""
     if isinstance(pool, SentinelConnectionPool):
         for client in cast("Any", pool).sentinel_manager.sentinels:  # it has no types
             with contextlib.suppress(RedisError, OSError):

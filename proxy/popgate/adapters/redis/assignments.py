@@ -1,6 +1,7 @@
-"""The assignments of pull clients on Redis: a hash of versions and one of JSON, with a field per subscription in each.
+"""Stores the assignments of pull clients in Redis.
 
-If Redis loses its data, the proxy that arranged the assignments writes them back (``engine.pull.assigning``).
+One hash stores the version of each subscription's assignment, and another hash stores the assignment itself as JSON. If
+Redis loses its data, the proxy that computed the assignments writes them back (``engine.pull.assigning``).
 """
 
 from popgate.adapters.assignment_json import assignment_json, read_assignment
@@ -12,7 +13,7 @@ from popgate.ports.assignments import NOTHING_STORED, Assignments, StoredAssignm
 
 
 class RedisAssignments:
-    """The state port's part for pull clients on ``redis``, which the caller closes."""
+    """Implements the state port's store of assignments on ``redis``. The caller closes ``redis``."""
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis

@@ -1,4 +1,8 @@
-"""The catalog on Redis: a hash of topics and a hash of groups, JSON in each field, and a version of both."""
+"""Implements the catalog on Redis.
+
+Redis stores a hash with the JSON specification of each topic, a hash with that of each group, and one version number,
+which changes with either hash.
+"""
 
 from popgate.adapters.redis.change_signals import ChangeSignal
 from popgate.adapters.redis.connection import RedisConnection
@@ -12,8 +16,10 @@ _TOPICS, _GROUPS = "topics", "topic_groups"
 
 
 class RedisCatalog:
-    """The state port's catalog half on ``redis``, which the caller closes. It learns of changes while
-    ``change_signals.listen_for_changes`` runs with its ``signal``."""
+    """Implements the state port's catalog on ``redis``, which the caller closes.
+
+    ``changed`` detects changes only while ``change_signals.listen_for_changes`` runs with this object's ``signal``.
+    """
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis
@@ -46,7 +52,8 @@ class RedisCatalog:
         if before != (None if present is None else read_group(after.subscription, present)):
             return False
         key, text = subscription_key(after.subscription), group_json(after)
-        # Compare as text: another release may have written the same spec as another text.
+        # The script compares the stored text with ``present``, not with the text of ``before``: another release of
+        # popgate may have written the same spec as a different text.
         is_changed: bool = await self._redis.run("change_spec", _GROUPS, key, text, present or False)
         if is_changed:
             self._redis.remember_field(_GROUPS, key, text)

@@ -1,4 +1,7 @@
-"""Listens to announcements through Redis, on a connection of its own: a listening connection can't run commands."""
+"""Receives announcements of changes through Redis pub/sub.
+
+A separate connection is necessary, because a connection that listens can't run other commands.
+"""
 
 import asyncio
 import contextlib
@@ -12,14 +15,14 @@ from popgate.adapters.redis.address import close_pool, open_pool
 from popgate.adapters.redis.connection import RedisConnection
 
 QUIET_SECONDS = 5.0
-"""Seconds of silence after which Redis is asked whether it is still there. If its machine is lost, or if it hangs while
-a Sentinel chooses another one, the connection is not closed, and popgate would listen to it for hours."""
+"""Seconds without a message after which popgate sends a ping to Redis. If the machine of Redis is lost, or if Redis
+hangs while the Sentinels choose another master, the connection stays open, and popgate would listen on it for hours."""
 ANSWER_SECONDS = 2.0
 AGAIN_SECONDS = 1.0
 
 
 class ChangeSignal:
-    """Wakes one waiting task when a channel announces a change. What changed has to be looked up."""
+    """Wakes one waiting task when ``channel`` announces a change. The task must find out what has changed."""
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
@@ -29,13 +32,16 @@ class ChangeSignal:
         self._is_new.set()
 
     async def wait(self) -> None:
-        """Return when there was an announcement since this last returned."""
+        """Wait until a change has been announced since the previous call returned. Only one task may wait at a time."""
         await self._is_new.wait()
         self._is_new.clear()
 
 
 async def listen_for_changes(redis: RedisConnection, *signals: ChangeSignal) -> None:
-    """Pass every message on a channel to its signal, and wake all of them when some may have been missed. Endless."""
+    """Notify each signal whenever its channel announces a change. Never returns.
+
+    After a new subscription, all signals are notified, because announcements may have been missed before.
+    """
     pool = open_pool(redis.address)
     try:
         async with Redis.from_pool(pool) as client:
@@ -52,7 +58,8 @@ async def _listen(client: Redis, signals: Mapping[bytes, ChangeSignal]) -> None:
         await heard.subscribe(*signals)
         is_asked = False
         while True:
-            # The first message on each channel confirms the subscription: earlier announcements were not heard.
+            # The first message on each channel confirms the subscription. It also notifies the signal, because earlier
+            # announcements may have been missed.
             seconds = ANSWER_SECONDS if is_asked else QUIET_SECONDS
             message = cast("dict[str, Any] | None", await heard.get_message(timeout=seconds))
             if message is not None:

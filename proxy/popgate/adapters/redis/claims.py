@@ -1,4 +1,4 @@
-"""The claims port on Redis: one script per call, and a channel that announces changes."""
+"""Implements the claims port on Redis. Each call runs one script, and a pub/sub channel announces changes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +15,11 @@ _NO_MEMBER, _THE_SAME = "no member", "the same"
 
 
 class RedisClaims:
-    """The claims port on ``redis``, which the caller closes. It learns of changes while ``listen`` runs, or
-    ``listen_for_changes`` with its ``signal`` among others."""
+    """Implements the claims port on ``redis``, which the caller closes.
+
+    ``changed`` detects changes only while ``listen`` runs, or while ``listen_for_changes`` runs with this object's
+    ``signal``.
+    """
 
     def __init__(self, redis: RedisConnection, *, gone_seconds: float = GONE_SECONDS) -> None:
         self._redis = redis
@@ -24,7 +27,7 @@ class RedisClaims:
         self.signal = ChangeSignal("changes")
 
     async def listen(self) -> None:
-        """Listen for changes. Endless."""
+        """Listen for announcements of changes. Never returns."""
         await listen_for_changes(self._redis, self.signal)
 
     async def join(self, member: Member, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:

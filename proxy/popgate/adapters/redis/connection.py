@@ -1,11 +1,12 @@
-"""The shared state's Redis: one namespace of keys in it, the scripts that run there, and the reason of a failure.
+"""Connects to the Redis that stores the shared state, runs scripts in one namespace of keys, and detects lost data.
 
-Owns calls of scripts, the translation of errors, and the incarnation: a name that is stored beside the data. Every
-script gets the incarnation that its caller knows, and changes nothing if Redis has another one: then Redis has lost the
-earlier data.
+The incarnation is a random name that Redis stores with the data. Every script receives the incarnation that its caller
+knows, and changes nothing if Redis has another one, because then Redis has lost the earlier data. This module also
+translates Redis's errors, and reports why the latest call failed.
 
-Answered writes are on Redis's disk only with ``appendfsync always``. With ``everysec``, its default, a crash loses up
-to two seconds, even a crash of Redis alone (it delays its writes while a sync runs); so does a failover to a replica.
+A write that Redis has answered is on disk only with ``appendfsync always``. With ``everysec``, Redis's default, a crash
+loses the writes of up to two seconds. This is true even if only the Redis process crashes, because it delays its writes
+while a sync runs. A failover to a replica can lose answered writes, too.
 """
 
 import asyncio
@@ -27,16 +28,16 @@ from popgate.domain.errors import StateUnavailable
 _log = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
-"""Number of random bytes, written as twice as many hexadecimal digits."""
+"""Number of random bytes in the shared secret. Redis stores them as twice as many hexadecimal digits."""
 WATCH_SECONDS = 1.0
 _ANEW, _UNCLAIMED = "POPGATE_ANEW", "POPGATE_UNCLAIMED"
 
 
 class RedisConnection:
-    """A connection to one namespace. ``namespace`` separates the keys of one deployment from others in the same
-    database.
+    """A connection to one namespace of keys in Redis.
 
-    The first call connects. Each call repairs a broken connection if that is possible.
+    ``namespace`` separates the keys of one popgate deployment from those of other deployments in the same database. The
+    first call connects. If the connection has been lost, the next call connects again.
     """
 
     def __init__(self, address: RedisAddress, namespace: str = "default") -> None:
@@ -47,29 +48,34 @@ class RedisConnection:
         self._incarnation: bytes | None = None
         self._kept: dict[str, str] = {}
         self._kept_hashes: dict[str, dict[str, str]] = {}
-        """Values that the first call on new data writes back after Redis has lost its data."""
+        """Fields of hashes that the first script after a loss of Redis's data writes back, like the values in
+        ``_kept``."""
         self._failure: str | None = None
         self._lost: list[Callable[[], None]] = []
 
     def failure(self) -> str | None:
-        """Return why the latest call failed, or None if it succeeded."""
+        """Return why the latest call to Redis failed, or None if it succeeded."""
         return self._failure
 
     def on_data_loss(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` whenever Redis turns out to have other data than before, so that all records are gone. This
-        process has run no script on the new data then."""
+        """Call ``tell`` whenever this process detects that Redis has lost its data, and all records with it.
+
+        When ``tell`` is called, this process has not yet run a script on the new data.
+        """
         self._lost.append(tell)
 
     @property
     def incarnation(self) -> bytes | None:
-        """The incarnation of the known data; None if the next script has to find it out."""
+        """The incarnation of the data that this process uses, or None if the next call of ``run`` must read it."""
         return self._incarnation
 
     async def run(self, name: str, *request: object) -> Any:
-        """Run the script ``name`` on ``request`` and return its answer. A script is done completely or not at all.
+        """Run the script ``name`` with the arguments ``request``, and return its answer.
 
-        Raises: StateUnavailable. Then nothing was done as far as is known, but a call without an answer may have been
-        done.
+        Redis runs a script completely or not at all.
+
+        Raises: StateUnavailable. If Redis refused the script, it has changed nothing. If Redis did not answer, the
+        script may have run.
         """
         if self._incarnation is None:
             self._incarnation = await self._execute(
@@ -88,10 +94,10 @@ class RedisConnection:
         return msgspec.msgpack.decode(answer)
 
     async def read_hash(self, name: str) -> list[tuple[str, str]]:
-        """Return the fields and values of a small hash of text, by field. Raises: StateUnavailable.
+        """Return the fields and values of a small hash of texts, sorted by field. Raises: StateUnavailable.
 
-        Every process that has read them remembers them, and writes them back if Redis loses them. A process that was
-        away when a field was deleted brings that field back.
+        Every process that has read the hash remembers its fields, and writes them back if Redis loses its data. If a
+        process does not learn that another process has deleted a field, it writes this field back, too.
         """
         flat: list[str] = await self.run("read", name)
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
@@ -99,11 +105,11 @@ class RedisConnection:
         return sorted(fields.items())
 
     def remember_field(self, name: str, field: str, value: str) -> None:
-        """Remember a field that was written to a hash of ``read_hash``, so that it is written back, too."""
+        """Remember a field that this process has written to a hash, to write it back if Redis loses its data."""
         self._kept_hashes.setdefault(name, {})[field] = value
 
     def forget_field(self, name: str, field: str) -> None:
-        """Forget a field that was deleted, so that it is not written back."""
+        """Forget a field that this process has deleted from a hash, so that it is not written back."""
         self._kept_hashes.get(name, {}).pop(field, None)
 
     async def command(self, *words: str | bytes | int) -> Any:
@@ -126,7 +132,7 @@ class RedisConnection:
         return answer
 
     async def bound_broker(self) -> str | None:
-        """Return the mark of ``bind_broker``, or None before that and after a data loss. Raises: StateUnavailable."""
+        """Return the mark that ``bind_broker`` stored, or None if Redis has no mark. Raises: StateUnavailable."""
         mark: bytes | None = await self.command("GET", f"{self.prefix}broker")
         if mark is None:
             return None
@@ -134,20 +140,33 @@ class RedisConnection:
         return self._kept["broker"]
 
     async def bind_broker(self, mark: str) -> None:
-        """Record which broker the records here belong to, once. Raises: StateUnavailable."""
+        """Store the mark of the broker whose messages the records in this namespace describe.
+
+        An existing mark is not changed.
+
+        Raises: StateUnavailable.
+        """
         await self.command("SET", f"{self.prefix}broker", mark, "NX")
 
     async def shared_secret(self) -> bytes:
-        """Return the secret of all processes in this namespace. The first one creates it. Raises: StateUnavailable."""
+        """Return the secret that all processes in this namespace share. The first process creates the secret.
+
+        Raises: StateUnavailable.
+        """
         return await self._keep("secret", secrets.token_hex(SECRET_BYTES).encode())
 
     async def cluster(self) -> str:
-        """Return a name for all processes in this namespace. The first one creates it. Raises: StateUnavailable."""
+        """Return the cluster name that all processes in this namespace share. The first process creates the name.
+
+        Raises: StateUnavailable.
+        """
         return (await self._keep("cluster", secrets.token_hex(8).encode())).decode()
 
     async def _keep(self, name: str, first: bytes) -> bytes:
-        """Return the value of ``name``, which is ``first`` if there was none. It is written back if Redis loses it,
-        because new processes must agree with the present ones."""
+        """Return the stored value of ``name``. If there is no value, store ``first``, and return it.
+
+        This process writes the value back if Redis loses it, so that new processes use the same value as old ones.
+        """
         key = f"{self.prefix}{name}"
         await self.command("SET", key, first, "NX")
         found: bytes = await self.command("GET", key)
@@ -155,17 +174,22 @@ class RedisConnection:
         return found
 
     async def look(self, *words: str) -> Any | None:
-        """Run an administrator's command; return None if this user may not run it. Raises: StateUnavailable."""
+        """Run an administrator's command, and return its answer, or None if Redis rejects the command.
+
+        Raises: StateUnavailable if Redis itself can't be used.
+        """
         await self.command("PING")  # so that a failure of Redis itself is reported as such
         with contextlib.suppress(RedisError, OSError):
             return await self._pipeline.call(*words)
         return None
 
     async def watch(self) -> None:
-        """Check regularly whether Redis answers and has its data, so that ``failure`` is right and a loss is noticed
-        even without calls. Endless."""
+        """Check regularly whether Redis answers, and whether it has lost its data. Never returns.
+
+        So ``failure`` is correct, and a loss of data is detected, even if there are no other calls.
+        """
         while True:
-            with contextlib.suppress(StateUnavailable, ResponseError):  # it was recorded and reported
+            with contextlib.suppress(StateUnavailable, ResponseError):  # ``command`` has recorded and logged a failure
                 known = self._incarnation
                 stands = await self.command("GET", f"{self.prefix}incarnation")
                 if known is not None and stands != known:
@@ -177,7 +201,7 @@ class RedisConnection:
         await self._pipeline.close()
 
     async def _execute(self, name: str, incarnation: bytes, *request: object) -> bytes:
-        """Run a script for a caller that knows this incarnation, or none if it is empty."""
+        """Run a script, and pass it the incarnation that the caller knows, or b"" if the caller knows none."""
         known, arguments = script(name), (self.prefix, incarnation, msgspec.msgpack.encode(request))
         try:
             answer: bytes = await self.command("EVALSHA", known.sha, 0, *arguments)
@@ -186,7 +210,10 @@ class RedisConnection:
         return answer
 
     def _data_lost(self, known: bytes) -> StateUnavailable:
-        """Forget the incarnation ``known``; the first caller to notice notifies the others."""
+        """Forget the incarnation ``known``, and return the error to raise.
+
+        Only the first call for this incarnation calls the functions of ``on_data_loss``.
+        """
         detail = f"Redis at {self.place} has lost its data: leases and settlements until now are forgotten"
         if self._incarnation == known:
             self._incarnation = None

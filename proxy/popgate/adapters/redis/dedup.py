@@ -1,4 +1,4 @@
-"""The dedup store on Redis: every call is one script; cleaning up is a series of short ones."""
+"""Implements the dedup store on Redis. Each call runs one script, except ``collect``, which runs several short ones."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from popgate.domain.names import CopyId, TopicName
 from popgate.ports.dedup import DedupEntry, DedupStore, Reservation
 
 IDS_PER_STEP = 1_000
-"""Maximum number of ids in one step of housekeeping, so that other calls wait a millisecond or two at most."""
+"""Maximum number of ids for one housekeeping script, so that it delays other calls by at most 2 ms."""
 
 
 class RedisDedupStore:
-    """The state port's dedup half on ``redis``, which the caller closes."""
+    """Implements the state port's dedup store on ``redis``. The caller closes ``redis``."""
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis

@@ -1,6 +1,6 @@
-"""Translates Redis's errors for an operator: why the state can't be read or written, and what to do.
+"""Translates Redis's errors into texts that tell an operator why the state can't be read or written, and what to do.
 
-Owns the translation only. An error without a translation is popgate's own fault and passes unchanged.
+If an error has no translation, popgate's own call is at fault. The caller raises such an error unchanged.
 """
 
 from redis import exceptions as redis
@@ -9,11 +9,11 @@ from popgate.domain.errors import StateUnavailable
 
 RETRY_AFTER_SECONDS = 1.0
 REMEDY_SECONDS = 5.0
-"""Seconds until a retry if an operator has to act first."""
+"""Seconds after which clients should retry if an operator must act first."""
 
 
 def state_failure(error: redis.RedisError | OSError, place: str) -> StateUnavailable | None:
-    """Return the failure of Redis at ``place`` behind ``error``, or None if the call itself is at fault."""
+    """Return the translation of ``error`` from Redis at ``place``, or None if popgate's own call is at fault."""
     remedy = _remedy(error, place)
     if remedy is None:
         return None
@@ -48,7 +48,7 @@ def _remedy(error: redis.RedisError | OSError, place: str) -> tuple[str, float] 
 
 
 def _by_word(text: str, place: str) -> tuple[str, float] | None:
-    """Translate by a word in the error's text, because a script wraps the errors of its commands in its own."""
+    """Translate an error by a word in its text, because Redis wraps the errors of a script's commands."""
     for word, (meaning, seconds) in _WORDS.items():
         if word in text:
             return f"Redis at {place} {meaning} ({text})", seconds

@@ -1,13 +1,13 @@
-"""A fenced write to Redis: one script compares the token of the last writer and sets the value."""
+"""Writes to Redis with fencing tokens: one script compares the token with the highest earlier one, and writes."""
 
 from typing import TYPE_CHECKING
 
 from popgate.domain.errors import LockLost
 
-if TYPE_CHECKING:  # a caller with a client has imported it; importing it takes as long as all else that locks need
+if TYPE_CHECKING:  # the caller has imported redis; importing it takes as long as all other imports that locks need
     from redis.asyncio import Redis
 
-# KEYS: the value, the highest token that has written it. ARGV: the new value, its writer's token.
+# KEYS: the keys of the value, and of the highest token with which it was written. ARGV: the new value, and the token.
 # Tokens stay below 2^53, so that Lua's numbers hold them exactly.
 _WRITE = """
 local highest = tonumber(redis.call('GET', KEYS[2]) or '0')
@@ -21,13 +21,13 @@ return false
 
 
 class RedisFence:
-    """Writes values that a lock protects; each keeps its highest token beside it (``{key}:token``)."""
+    """Writes values that a lock protects. Redis stores the highest token of each value under ``{key}:token``."""
 
     def __init__(self, redis: "Redis") -> None:
         self._write = redis.register_script(_WRITE)
 
     async def write(self, key: str, value: str | bytes, token: int) -> None:
-        """Set ``key``. Raises: LockLost, if a later holder has written it."""
+        """Set ``key`` to ``value``. Raises: LockLost if ``key`` was already written with a higher token."""
         highest = await self._write(keys=[key, f"{{{key}}}:token"], args=[value, token])
         if highest is not None:
             raise LockLost(f"token {token} is overtaken by {int(highest)}: its lock was handed on")

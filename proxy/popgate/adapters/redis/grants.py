@@ -1,7 +1,7 @@
-"""Requests to the grant scripts, and the meaning of their answers.
+"""Builds the arguments of the scripts that grant leases, and interprets the scripts' answers.
 
-A batch is packed into one argument, which has every value that its entries share only once. Likewise an answer has each
-record only once.
+A batch is packed into one argument. A value that several entries of the batch share appears in it only once. In the
+same way, an answer contains each record only once.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -26,12 +26,12 @@ _GRANTED = (
     GrantStatus.BEHIND,
     GrantStatus.WRONG_MODE,
 )
-"""Statuses in the order of their numbers in answers."""
+"""The results of a grant. The index of a status is its number in the answers of scripts."""
 _INVISIBLE = frozenset({GrantStatus.GRANTED, GrantStatus.HELD})
 
 
 def grant_call(request: GrantRequest, limit: tuple[int, str, int] | None = None) -> tuple[Any, ...]:
-    """Return the name of the call and its arguments (``scripts/granting.lua``)."""
+    """Return the name of the script that grants ``request``, and its arguments (``scripts/granting.lua``)."""
     entries, group = request.entries, request.group
     queues, queue_of = distinct([entry.queue for entry in entries])
     copy_ids = [entry.copy_id for entry in entries]
@@ -59,7 +59,10 @@ def grant_call(request: GrantRequest, limit: tuple[int, str, int] | None = None)
 
 
 def grant_answers(request: GrantRequest, answer: list[Any]) -> tuple[list[GrantAnswer], Sequence[Any]]:
-    """Return one answer for each entry, in order, and the rest of the reply. Raises: LeaseGroupAcked, Conflict."""
+    """Return one answer for each entry of ``request``, in order, and the additional values of the script's answer.
+
+    Raises: LeaseGroupAcked, Conflict.
+    """
     group = request.group
     time, statuses, places, *more, rows = answer if group is None else accepted(answer, group.key)
     now, records = time / MICROSECONDS, read_records(rows)
@@ -74,7 +77,7 @@ def grant_answers(request: GrantRequest, answer: list[Any]) -> tuple[list[GrantA
 
 
 def first_of(copy_ids: Sequence[str], queue_of: list[int] | bool) -> list[int] | bool:
-    """Return for each entry the index, from 1, of the first one with the same copy; False if all copies differ."""
+    """Return for each entry the index (from 1) of the first entry for the same copy, or False if all copies differ."""
     if len(set(copy_ids)) == len(copy_ids):
         return False
     copies = copy_ids if isinstance(queue_of, bool) else [*zip(queue_of, copy_ids, strict=True)]
@@ -85,7 +88,10 @@ def first_of(copy_ids: Sequence[str], queue_of: list[int] | bool) -> list[int] |
 def each_answer(
     count: int, statuses: Sequence[int] | int, places: Sequence[int] | int, answer_of: Callable[[int, int], A]
 ) -> list[A]:
-    """Return an answer for each of ``count`` entries, made once if they are alike; a single number applies to all."""
+    """Return an answer for each of ``count`` entries. Entries with the same status and place share one answer object.
+
+    If ``statuses`` or ``places`` is a single number, it applies to all entries.
+    """
     if isinstance(statuses, int) and isinstance(places, int):
         return [answer_of(statuses, places)] * count
     of = [*zip(as_list(statuses, count), as_list(places, count), strict=True)]
@@ -98,7 +104,10 @@ def as_list(numbers: Sequence[int] | int, count: int) -> Sequence[int]:
 
 
 def distinct(values: list[T]) -> tuple[list[T], list[int] | bool]:
-    """Return each of ``values`` once, and each entry's index in them, from 1; False if all entries have the first."""
+    """Return the distinct ``values``, and for each of ``values`` its index (from 1) in the distinct ones.
+
+    If all ``values`` are equal, return False in place of the indexes.
+    """
     if not values or values.count(values[0]) == len(values):
         return values[:1], False
     numbers: dict[T, int] = {}

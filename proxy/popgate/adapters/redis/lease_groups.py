@@ -1,4 +1,7 @@
-"""Lease groups on Redis: every call is one script over at most ``STEP_MEMBERS_MAX`` members; cleanup is a series."""
+"""Implements the store of lease groups on Redis. A script reads or changes at most ``STEP_MEMBERS_MAX`` members.
+
+Each call runs one script, except counting and housekeeping, which run several.
+"""
 
 from typing import Any
 
@@ -35,16 +38,20 @@ from popgate.ports.lease_groups import (
 )
 
 POSITIONS_PER_STEP = 5_000
-"""Maximum number of positions counted in one step: counting is faster than settling."""
+"""Maximum number of positions that one script counts. It exceeds ``STEP_MEMBERS_MAX``, because counting is fast."""
 STREAM_TOUCHED_SECONDS = 3_600.0
-"""Seconds between two writes of a stream whose acks bring no change. They keep the stream from being forgotten."""
+"""Minimum number of seconds between two writes of a stream's record when acks change nothing. The writes show that the
+stream is in use, so that ``collect`` does not delete the record."""
 EPOCH_DIGITS = 20
 _STATES = (GroupState.FORMING, GroupState.FROZEN, GroupState.RELEASING)
-"""States in the order of their numbers in Redis: append only."""
+"""The group states. The index of a state is its number in Redis, so new states must be appended."""
 
 
 class RedisLeaseGroups:
-    """The state port's lease groups on ``redis``, which the caller closes. ``RedisLeaseStore`` owns their leases."""
+    """Implements the state port's store of lease groups on ``redis``, which the caller closes.
+
+    ``RedisLeaseStore`` manages the leases of the groups' members.
+    """
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis
@@ -180,17 +187,20 @@ class RedisLeaseGroups:
         return homes
 
     async def _ask(self, name: str, key: GroupKey, *request: object) -> list[Any]:
-        """Run a script on a group. Raises: the errors of ``accepted``."""
+        """Run the script ``name`` for a group and return its answer. Raises: the errors of ``accepted``."""
         return accepted(await self._redis.run(name, key_of(key), *request), key)
 
 
 def key_of(key: GroupKey) -> tuple[str, str, str]:
-    """Return a group's key as scripts take it."""
+    """Return a group's key in the form that scripts require."""
     return subscription_key(key.subscription), key.stream, epoch_code(key.epoch)
 
 
 def accepted(answer: list[Any], key: GroupKey) -> list[Any]:
-    """Return ``answer`` unless it is a refusal. Raises: LeaseGroupAcked, LeaseGroupNotFound, Conflict."""
+    """Return a script's ``answer``, or raise the error that it reports.
+
+    Raises: LeaseGroupAcked, LeaseGroupNotFound, Conflict.
+    """
     match answer:
         case ["acked", through]:
             raise epoch_acked(key, epoch_of(through))
@@ -203,7 +213,7 @@ def accepted(answer: list[Any], key: GroupKey) -> list[Any]:
 
 
 def epoch_code(epoch: int) -> str:
-    """Return an epoch, or the watermark below all of them, as digits that scripts compare as text."""
+    """Return an epoch as digits that scripts can compare as text. A negative number means: before all epochs."""
     return f"{max(epoch, -1) + 1:0{EPOCH_DIGITS}d}"
 
 

@@ -1,13 +1,15 @@
-"""The lease store on Redis: every call is one script; housekeeping is a series of short ones.
+"""Implements the lease store on Redis. Most calls run one script; loading, restoring and housekeeping run several.
 
-Owns the requests to the scripts and the meaning of their answers. A batch is packed into one argument, which has every
-value that its entries share only once. Likewise an answer has each record only once.
+This module builds the arguments of the scripts and interprets their answers. A batch is packed into one argument. A
+value that several entries of the batch share appears in it only once. In the same way, an answer contains each record
+only once.
 
-Costs (tests/bench/redis_state.py; Redis 7.0, two slow cores): a million leased messages take 136 MB. A million settled
-ones take 186 MB until they are trimmed, after 15 minutes and the broker's proof; 50 MB more if each batch of 32 has an
-attempt id. So 1,000 messages a second hold 170 MB: that rate and the number of messages in flight bound the memory. A
-message in a batch of 32 takes Redis 5 microseconds to lease and 6 to settle, and the proxy 5 and 5; a single one takes
-Redis 50 and the proxy 90, each.
+Costs, measured by tests/bench/redis_state.py with Redis 7.0 on two slow cores. In Redis, a million leased messages need
+136 MB of memory. A million settled messages need 186 MB, and 50 MB more if each batch of 32 has an attempt id. Settled
+records are deleted when they are 15 minutes old and the broker has proved that it applied the acks. So they need 170 MB
+at 1,000 messages per second. The memory depends only on this rate and on the number of messages in flight. For each
+message in a batch of 32, Redis needs 5 microseconds to lease and 6 to settle it, and the proxy needs 5 for each step.
+For a message that is alone in its batch, Redis needs 50 microseconds and the proxy 90, for each step.
 """
 
 from collections.abc import Sequence
@@ -43,19 +45,20 @@ from popgate.ports.leases import (
 )
 
 RECORDS_PER_STEP = 1_000
-"""Maximum number of records in one step of housekeeping, so that other calls wait a millisecond or two at most."""
+"""Maximum number of records for one script that processes many, so that it delays other calls by at most 2 ms."""
 ATTEMPTS_PER_STEP = 200
 LOOK_AGAIN_SECONDS = 900.0
-"""Seconds between two looks at an attempt whose leases have expired but may still be extended."""
+"""Seconds between two checks of an attempt whose leases have expired but may still be extended."""
 
 
 class RedisLeaseStore:
-    """The state port's lease half on ``redis``, which the caller closes."""
+    """Implements the state port's lease store on ``redis``. The caller closes ``redis``."""
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis
         self._oldest_change: int | None = None
-        """The earliest change of any record. Until it is old enough there is nothing to collect."""
+        """The time of the earliest change of any record (None: unknown). Until this change is old enough, ``collect``
+        has nothing to delete."""
 
     def unavailable_reason(self) -> str | None:
         return self._redis.failure()
@@ -65,8 +68,8 @@ class RedisLeaseStore:
         return epoch
 
     async def restore(self, queue: BrokerQueue, records: Sequence[LoadedRecord], *, above: int) -> int:
-        # The last part makes the claim, without which no missing record can be settled. So all parts must go to the
-        # same data.
+        # The last part also claims the queue, and Redis settles no missing record before this claim. So all parts must
+        # be written to the same data: Redis must not lose its data between them.
         starts = range(0, max(len(records), 1), RECORDS_PER_STEP)
         incarnation: bytes | None = None
         epoch: int | bool = False
@@ -89,7 +92,7 @@ class RedisLeaseStore:
         return needed
 
     async def load(self, queue: BrokerQueue) -> list[LoadedRecord]:
-        loaded: dict[CopyId, LoadedRecord] = {}  # a part may repeat records of an earlier one
+        loaded: dict[CopyId, LoadedRecord] = {}  # a part may repeat records of an earlier part
         cursor = "0"
         while True:
             places: list[int]
@@ -168,8 +171,8 @@ class RedisLeaseStore:
         return total
 
     async def forget(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> None:
-        # A durable record must never be dropped by mistake: it may be all that keeps an acked message from being
-        # delivered again.
+        # A durable record must never be deleted by mistake: it may be the only thing that prevents an acked message
+        # from being delivered again.
         transient = [copy_id for copy_id in copy_ids if copy_id.startswith(TRANSIENT_PREFIX)]
         if transient:
             await self._redis.run("forget", queue, transient)
@@ -180,7 +183,7 @@ class RedisLeaseStore:
     # -- how -------------------------------------------------------------------------------------------------------
 
     async def _trim(self, queue: BrokerQueue, before: int, age: int) -> int:
-        """Drop settled records step by step, looking at none of them twice. Return how many were dropped."""
+        """Delete settled records in steps, and return how many were deleted. No record is checked twice."""
         total = 0
         left: int | None = None
         while left is None or left > 0:
@@ -192,7 +195,10 @@ class RedisLeaseStore:
         return total
 
     async def _collect(self, queue: BrokerQueue, before: int, *, settled: bool) -> tuple[int, int]:
-        """Return how many records of a queue were dropped, and the oldest change of the rest."""
+        """Delete a queue's records that have not changed since ``before``.
+
+        Return how many were deleted, and the time of the earliest change of the remaining records.
+        """
         total, oldest, cursor = 0, before + FOREVER, "0"
         while True:
             cursor, count, change = await self._redis.run("collect", queue, settled, cursor, RECORDS_PER_STEP, before)

@@ -1,4 +1,7 @@
-"""The limits port on Redis: scripts count leases when they write records; this starts and stops the counting."""
+"""Implements the limits port on Redis. Scripts count leases when they write lease records of limited subscriptions.
+
+This module starts and stops the counting for each subscription.
+"""
 
 from collections.abc import Collection
 from typing import Any
@@ -12,16 +15,17 @@ from popgate.ports.leases import GrantRequest
 from popgate.ports.limits import Limit, Limits, Vacancy
 
 RECORDS_PER_STEP = 1_000
-"""Maximum number of records counted in one step, so that other calls wait a millisecond or two at most."""
+"""Maximum number of records that one script counts, so that it delays other calls by at most 2 ms."""
 OWNERS_SECONDS_MAX = 10.0
-"""Maximum number of seconds that counting waits for owners of all queues; longer than the detection of a lost owner."""
+"""Maximum number of seconds that counting waits until every queue has an owner. It is longer than popgate needs to
+detect that an owner is lost."""
 
 _FULL = GrantAnswer(GrantStatus.FULL, 0.0, None)
 _UNCOUNTED = ["uncounted"]
 
 
 class RedisLimits:
-    """The limits port on ``redis``, which the caller closes. ``RedisLeaseStore`` owns the leases."""
+    """Implements the limits port on ``redis``, which the caller closes. ``RedisLeaseStore`` manages the leases."""
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis
@@ -41,7 +45,10 @@ class RedisLimits:
         await self._redis.run("keep_limits", [subscription_key(one) for one in subscriptions])
 
     async def _ask(self, limit: Limit, name: str, *words: object) -> list[Any] | None:
-        """Return a script's answer; None while the number of leases in flight is unknown."""
+        """Run the script ``name`` and return its answer, or None if the number of leases in flight is still unknown.
+
+        If the leases are not counted yet, count them first.
+        """
         answer: list[Any] = await self._redis.run(name, *words)
         if answer != _UNCOUNTED:
             return answer
@@ -51,7 +58,10 @@ class RedisLimits:
         return None if answer == _UNCOUNTED else answer
 
     async def _count(self, limit: Limit) -> bool:
-        """Start to count, beginning with the present leases. Several proxies may do so at the same time."""
+        """Count the present leases, and make the scripts count new ones. Return whether the count is complete.
+
+        Several proxies may do this for the same subscription at the same time.
+        """
         name, queues = subscription_key(limit.subscription), list(limit.queues)
         if not await self._redis.run("begin_count", name, queues, microseconds(OWNERS_SECONDS_MAX)):
             return False

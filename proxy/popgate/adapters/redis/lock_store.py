@@ -1,4 +1,7 @@
-"""The lock store on Redis: a hash of definitions, JSON in each field, and the next unused fencing token."""
+"""Implements the lock store on Redis.
+
+Redis stores a hash with the JSON definition of each lock, and the next unused fencing token.
+"""
 
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +16,7 @@ _LOCKS = "locks"
 
 
 class RedisLockStore:
-    """The state port's locks half on ``redis``, which the caller closes."""
+    """Implements the state port's lock store on ``redis``. The caller closes ``redis``."""
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis

@@ -1,9 +1,9 @@
-"""One connection to Redis that all calls of a process share: less work per call than a pool, and a clear end.
+"""Sends all calls of a process to Redis on one connection, which needs less work per call than a connection pool.
 
-Owns the connection and the waiting calls. Theory of operation: calls that arrive while nothing is in progress are sent
-at once. Calls that arrive meanwhile wait for the answers, and are then sent together. Redis answers in order. If a
-connection fails, all calls sent on it fail: it is unknown whether they were done, so nothing is sent twice. The next
-call connects again.
+Theory of operation. If no calls are in progress, a new call is sent at once. Calls that arrive while others are in
+progress wait until these are answered, and are then sent together. Redis answers calls in order. If the connection
+fails, all calls that were sent on it fail. They are not sent again, because it is unknown whether Redis carried them
+out. The next call opens a new connection.
 """
 
 import asyncio
@@ -19,31 +19,35 @@ from popgate.adapters.redis.address import RedisAddress, close_pool, open_pool
 Word = str | bytes | int
 
 ANSWER_SECONDS = 2.0
-"""Seconds without an answer after which a connection is given up, even while it connects, so that half-open ones do not
-stay. A call takes at most twice as long, because it may wait for an earlier exchange."""
+"""Maximum number of seconds for one exchange: to connect if necessary, to send calls, and to receive all answers. After
+this time the connection is closed, because it may be half-open. A call takes at most twice as long, because it may wait
+for an earlier exchange."""
 CLOSE_SECONDS = 1.0
 WAITING_MAX = 4_096
-"""Maximum number of waiting calls. Beyond it callers must retry later, because Redis is slower than its callers."""
+"""Maximum number of calls that wait to be sent. Further calls fail: Redis is too slow, and callers must retry later."""
 
 _CLOSED = "its connection was closed"
 _Call = tuple[bytes, asyncio.Future[Any]]
 
 
 class PipelinedConnection:
-    """One connection, made by the first call. Used within one event loop."""
+    """A connection to Redis that all calls share. The first call opens it. Use it within one event loop only."""
 
     def __init__(self, address: RedisAddress) -> None:
         self._pool = open_pool(address)
-        self._connection: Any = None  # redis-py's class of it has few types
+        self._connection: Any = None  # redis-py's connection class has few types
         self._waiting: deque[_Call] = deque()
         self._sent: list[_Call] = []
         self._pump: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def call(self, *words: Word) -> Any:
-        """Return Redis's answer to a command, as bytes. A cancelled call may still be done.
+        """Send a command and return Redis's answer. Texts in the answer are bytes.
 
-        Raises: RedisError, or OSError, of which a TimeoutError is one. A ResponseError is an answer: nothing was done.
+        If the call is cancelled, Redis may still carry out the command.
+
+        Raises: RedisError, or OSError, which includes TimeoutError. A ResponseError is an answer of Redis, which means
+        that Redis has rejected the command.
         """
         if self._is_closed:
             raise ConnectionAbortedError(_CLOSED)
@@ -69,7 +73,7 @@ class PipelinedConnection:
         self._pump.add_done_callback(self._ended)
 
     def _ended(self, pump: asyncio.Task[None]) -> None:
-        """Fail the calls that wait if the pump has failed: no exchange comes for them."""
+        """Fail the waiting calls if the pump task failed or was cancelled. Otherwise start it again if calls wait."""
         self._pump = None
         if pump.cancelled() or pump.exception() is not None:
             self._give_up()
@@ -92,7 +96,7 @@ class PipelinedConnection:
         self._waiting.clear()
 
     async def _exchange(self, calls: list[_Call]) -> None:
-        """Send ``calls`` together and hand out the answers."""
+        """Send ``calls`` together, and pass each answer to its caller."""
         is_replica = False
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -111,7 +115,7 @@ class PipelinedConnection:
             await self._disconnect()
             _fail(calls, error)
         if is_replica:
-            await self._disconnect()  # after a failover its name leads to another server
+            await self._disconnect()  # after a failover, the address leads to another server
 
     async def _connected(self) -> Any:
         connection = self._connection
@@ -119,8 +123,8 @@ class PipelinedConnection:
             make_connection: Callable[[], Any] = self._pool.make_connection
             connection = self._connection = make_connection()
         elif connection.is_connected:
-            # A connection that was closed meanwhile, for example by a restart, is replaced before anything is sent on
-            # it. redis-py before version 8 has the second name.
+            # A connection that Redis has closed since the last exchange, for example because of a restart, is replaced
+            # before anything is sent on it. redis-py before version 8 calls the method can_read_destructive.
             can_read = getattr(connection, "can_read", None) or connection.can_read_destructive
             if await can_read():
                 await connection.disconnect()
@@ -130,13 +134,13 @@ class PipelinedConnection:
     async def _disconnect(self, *, wait: bool = False) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(RedisError, OSError):  # it is given up anyway
+            with contextlib.suppress(RedisError, OSError):  # the connection is not used any more
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await connection.disconnect(nowait=not wait)
 
 
 def _fail(calls: list[_Call], error: RedisError | OSError) -> None:
-    """Fail each caller with an exception of its own, because each adds its own trace."""
+    """Fail each call with its own copy of ``error``, because each caller adds a traceback to the exception."""
     for _, answered in calls:
         if not answered.done():
             answered.set_exception(type(error)(*error.args))

@@ -1,6 +1,6 @@
-"""Lease records in Redis: reads what ``scripts/records.lua`` writes, and converts the units.
+"""Converts lease records between the format of the scripts (``scripts/records.lua``) and ``LeaseRecord``.
 
-In scripts times and durations are whole microseconds; here, as in the port, seconds.
+The scripts express times and durations in whole microseconds. Python expresses them in seconds.
 """
 
 from collections.abc import Sequence
@@ -18,28 +18,31 @@ _STATES = (
     RecordState.DEAD,
     RecordState.DISCARDED,
 )
-"""States in the order of their numbers in Redis: append only."""
+"""The record states. The index of a state is its number in Redis, so new states must be appended."""
 
 SETTLE_STATUSES = (SettleStatus.DONE, SettleStatus.ALREADY, SettleStatus.LOST)
-"""Statuses in the order of their numbers in answers."""
+"""The results of a settlement. The index of a status is its number in the answers of scripts."""
 
 MICROSECONDS = 1_000_000
 FOREVER = 2**52
-"""Microseconds of 142 years; Lua's numbers still hold such a time exactly."""
+"""Maximum duration in microseconds: 142 years. Lua's numbers can represent it exactly."""
 
 
 def microseconds(seconds: float) -> int:
-    """Return ``seconds``, a duration or a time, in whole microseconds, at most ``FOREVER``."""
+    """Convert ``seconds``, a duration or a time, to whole microseconds. The result is at most ``FOREVER``."""
     return round(seconds * MICROSECONDS) if abs(seconds) < FOREVER / MICROSECONDS else FOREVER if seconds > 0 else 0
 
 
 def subscription_key(subscription: Subscription) -> str:
-    """Return the subscription as one string; names contain no slash."""
+    """Return ``topic/group`` as the key of a subscription. The key is unique, because names contain no slash."""
     return f"{subscription.topic}/{subscription.group}"
 
 
 def restored(record: LeaseRecord, remaining: float) -> tuple[object, ...]:
-    """Return a record as ``restore`` of ``scripts/queues.lua`` takes it, visible in ``remaining`` seconds."""
+    """Return a record as an argument of the script function ``restore`` (``scripts/queues.lua``).
+
+    ``remaining`` is the number of seconds until the record's message becomes visible.
+    """
     return (
         _STATES.index(record.state),
         record.lease_id,
@@ -55,7 +58,7 @@ def restored(record: LeaseRecord, remaining: float) -> tuple[object, ...]:
 
 
 def read_records(rows: Sequence[Sequence[Any]]) -> list[LeaseRecord | None]:
-    """Return the records of a reply, by the index that it uses; index 0 is none."""
+    """Return the records of a script's answer as a list. The answer refers to records by index; index 0 is None."""
     return [None, *map(_record, rows)]
 
 

@@ -1,6 +1,6 @@
-"""The checks of Redis before popgate trusts it with its records; ``popgate doctor`` makes the same checks.
+"""Checks the configuration of Redis when popgate starts. ``popgate doctor`` makes the same checks.
 
-Nothing here stops popgate: a warning is a sentence for the operator, and says what to do.
+A failed check does not prevent the start. It returns a warning for the operator that says what to do.
 """
 
 import re
@@ -11,7 +11,7 @@ SETTINGS = ("appendonly", "appendfsync", "maxmemory-policy", "cluster-enabled")
 
 
 async def redis_settings(redis: RedisConnection) -> dict[str, str] | None:
-    """Return the settings that matter to popgate, or None if this user can't see them. Raises: StateUnavailable."""
+    """Return the settings that affect popgate, or None if this user may not read them. Raises: StateUnavailable."""
     settings: dict[str, str] = {}
     for name in SETTINGS:
         value = await _setting(redis, name)
@@ -22,14 +22,14 @@ async def redis_settings(redis: RedisConnection) -> dict[str, str] | None:
 
 
 async def redis_version(redis: RedisConnection) -> tuple[int, ...]:
-    """Return the version, empty if Redis does not report it. Raises: StateUnavailable."""
+    """Return the version of Redis, or an empty tuple if Redis does not report it. Raises: StateUnavailable."""
     told: bytes = await redis.look("INFO", "server") or b""
     found = re.search(r"^redis_version:([\d.]+)", told.decode(errors="replace"), re.MULTILINE)
     return tuple(int(part) for part in found[1].split(".") if part) if found else ()
 
 
 async def startup_warnings(redis: RedisConnection) -> list[str]:
-    """Return warnings about a configuration that endangers records or can't be seen. Raises: StateUnavailable."""
+    """Return warnings about a Redis configuration that endangers records or can't be read. Raises: StateUnavailable."""
     settings = await redis_settings(redis)
     if settings is None:
         unseen = (
@@ -62,7 +62,7 @@ async def startup_warnings(redis: RedisConnection) -> list[str]:
 
 
 async def _setting(redis: RedisConnection, name: str) -> str | None:
-    """Return the value of a setting; None if it can't be seen."""
+    """Return the value of a Redis setting, or None if this user may not read it."""
     answer: list[bytes] | None = await redis.look("CONFIG", "GET", name)
     if answer is None:
         return None

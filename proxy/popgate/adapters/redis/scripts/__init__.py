@@ -1,9 +1,9 @@
-"""The scripts that Redis runs: each call of a port is one script, built here from the Lua files of this folder.
+"""Builds the scripts that Redis runs from the Lua files in this folder. A script calls one of the files' functions.
 
-A file holds one concern: its header names the keys and the arguments, and each call is a function in it. A script is
-one chunk of Lua, so that the files share their locals: the definitions that the call needs, and the call. The others
-are left out, because Redis makes all functions of a script afresh at each call: with all of its files, a single lease
-takes 3 to 6 % longer.
+Each file covers one subject, and its header describes the keys and the arguments. A script is one chunk of Lua, so that
+code from different files can share local definitions. It contains the call, and only the definitions that the called
+function needs, because Redis creates all functions of a script anew at each call. With the definitions of all files, a
+single lease would take 3 to 6 % longer.
 """
 
 import re
@@ -16,11 +16,11 @@ _FILES = (
     *("prelude", "catalog", "assignments", "cluster", "dedup", "modes", "records", "queues", "attempts", "granting"),
     *("limits", "settling", "groups", "members"),
 )
-"""The files in the order of their definitions: a definition uses only earlier ones."""
+"""The Lua files in an order in which each definition uses only earlier definitions."""
 
 
 class Script(NamedTuple):
-    """The text of a script, and the name under which Redis keeps it."""
+    """The name of the function that a script calls, the script's text, and its SHA-1, by which Redis identifies it."""
 
     name: str
     text: bytes
@@ -35,7 +35,7 @@ class _Definition(NamedTuple):
 
 @cache
 def script(name: str) -> Script:
-    """Return the script that calls the function ``name`` with the arguments that its caller has packed."""
+    """Return the script that calls the function ``name`` with the arguments that are packed in ``ARGV[3]``."""
     parts = [f"return {name}(unpack(cmsgpack.unpack(ARGV[3])))"]
     needed = {name, _CHECKED}
     for one in reversed(_definitions()):
@@ -62,5 +62,5 @@ _WORD = re.compile(r"'[^']*'|[.:]\w+|([a-zA-Z_]\w*)")
 
 
 def _words(text: str) -> set[str]:
-    """Return the names in a text, without those of fields and in strings."""
+    """Return the identifiers in a Lua text. Names of fields and words in strings are not included."""
     return {*_WORD.findall(text)}
