@@ -35,8 +35,8 @@ _HOP_BY_HOP = frozenset(
 )
 """Headers that apply to one connection only (RFC 9110, section 7.6.1)."""
 _ABOUT_BROWSERS = frozenset({b"origin", b"sec-fetch-site"})
-"""Headers that are not forwarded. ``api.browsers`` has already checked them at the proxy that the client reached. At the
-peer, which has another host name, the same check could fail."""
+"""Headers that are not forwarded. ``api.browsers`` has already checked them at the proxy that the client reached. The
+same check could fail at the peer, which has another host name."""
 _NOT_ASKED_AGAIN = _HOP_BY_HOP | _ABOUT_BROWSERS | {b"content-length", b"expect", b"host"}
 _NOT_ANSWERED_AGAIN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
 """Headers of a peer's answer that the client does not receive, because they describe the connection to the peer, or

@@ -1,9 +1,9 @@
 """Detects that the process of a cluster member was killed. Missing heartbeats would show this only much later.
 
 Theory of operation. This proxy sends the member a request whose answer ends only when the member begins to leave the
-cluster. If the connection closes before the answer ends, there are two possible reasons: the kernel of the member's host
-closed the connection because the process ended, or a network device closed it. The next attempt to connect shows which
-of the two happened.
+cluster. If the connection closes before the answer ends, there are two possible reasons: the kernel of the member's
+host closed the connection because the process ended, or a network device closed it. The next attempt to connect shows
+which of the two happened.
 
     connecting --(accepted)--> asking --(200)--> HELD --(closed without the end)--> connecting again
         |                        |                 |
