@@ -1,4 +1,5 @@
-"""Implements the broker port on RabbitMQ: topology, consumption and publishing over AMQP 0-9-1.
+"""Implements the broker port and the ports for locks on RabbitMQ, over AMQP 0-9-1.
 
-`broker.RabbitBroker` is the interface. Everything else in this package supports it.
+`broker.RabbitBroker` implements the broker port: topology, consumption and publishing. `lock_driver` and
+`lock_connection` implement the ports for locks. The other modules support them.
 """

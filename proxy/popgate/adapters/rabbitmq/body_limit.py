@@ -1,8 +1,9 @@
 """Finds out the largest body that RabbitMQ accepts: its setting `max_message_size`, which can't be read over AMQP.
 
-A larger body closes the channel on which it is published, and with it all other messages in flight there. So if a body
-is larger than all bodies accepted so far, a trial body of at least this size is first published on a separate channel,
-to a queue that does not exist. Either RabbitMQ accepts the trial, or it closes that channel and reports its limit.
+If a larger body is published, RabbitMQ closes the channel, and the other messages in flight on this channel fail, too.
+So if a body is larger than all bodies accepted so far, a trial body of at least this size is first published on a
+separate channel, to a queue that does not exist. RabbitMQ either accepts the trial body, or closes the separate channel
+and reports its limit.
 """
 
 import re
@@ -14,13 +15,16 @@ from popgate.domain.errors import BrokerUnavailable
 from popgate.domain.message import MESSAGE_BYTES_MAX
 
 SURE_BYTES = 64 * 1024
-"""Bodies of up to this size are published without a trial."""
+"""Maximum number of bytes in a body that is published without a trial."""
 NO_QUEUE = "popgate:no-such-queue"
 _LIMIT = re.compile(r"larger than configured max size (\d+)")
 
 
 class BodyLimit:
-    """The limit of the node of one session, as far as it is known. Another session may lead to another node."""
+    """The body limit of the node to which one session is connected, as far as it is known.
+
+    Another session may be connected to another node, with another limit.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session

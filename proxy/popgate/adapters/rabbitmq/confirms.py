@@ -1,9 +1,9 @@
-"""Implements the channel for publishing: it sends frames and receives outcomes.
+"""Implements the channel for publishing: builds the frames of messages, and assigns the broker's confirms to them.
 
-Owns the numbers of messages, the unconfirmed messages, and the window that bounds them in count and bytes. Waits only
-for room in the window. The broker numbers the messages of a channel from 1. It confirms them in any order, one by one
-or all messages up to a number. If no queue accepted a mandatory message, the broker returns the message before it
-confirms it. The copy id identifies the returned message.
+This module numbers the messages, records the unconfirmed ones, and limits their count and bytes (the window). It waits
+only for room in the window. The broker also numbers the messages of a channel, from 1. It confirms them by number, in
+any order: one message, or all messages up to a number. If no queue accepted a mandatory message, the broker returns the
+message before it confirms it. The copy id identifies the returned message.
 """
 
 import asyncio
@@ -48,9 +48,10 @@ _log = logging.getLogger(__name__)
 
 
 class Batch:
-    """The messages of one call.
+    """The messages of one publish call, and their outcomes.
 
-    Messages before index `sent` are written or have an outcome. `done` is set when all have an outcome.
+    Each message before index `sent` has been written or has an outcome. `done` completes when every message has an
+    outcome.
     """
 
     __slots__ = ("_open", "done", "messages", "numbers", "outcomes", "sent")
@@ -64,7 +65,7 @@ class Batch:
         self._open = len(messages)
 
     def settle(self, index: int, outcome: PublishOutcome) -> None:
-        """Record the outcome of one message. If it has an outcome already, the first one is kept."""
+        """Record the outcome of the message at ``index``. If the message already has an outcome, do nothing."""
         if self.outcomes[index] is None:
             self.outcomes[index] = outcome
             self._open -= 1
@@ -85,16 +86,17 @@ class _Unconfirmed(NamedTuple):
 
 
 class ConfirmChannel:
-    """The `ChannelHandler` for confirms.
+    """A publishing channel. It is the `ChannelHandler` that receives the broker's confirms.
 
-    `closed` is the reason why the channel ended. All unconfirmed messages have then failed.
+    `closed` is the reason why the channel closed, or None while the channel is open. When the channel closes, all
+    unconfirmed messages get the outcome FAILED.
     """
 
     def __init__(self, session: Session, amqp: AbstractChannel, options: RabbitOptions, keys: IdentityKeys) -> None:
         self.session = session
         self.closed: CloseReason | None = None
         self.refused = False
-        """Whether RabbitMQ has refused a message; see `Publisher._renew`."""
+        """Whether RabbitMQ has refused a message on this channel; see `Publisher._renew`."""
         self._amqp = amqp
         self._number = amqp.number
         self._body_bytes_max = session.body_bytes_max
@@ -102,7 +104,7 @@ class ConfirmChannel:
         self._bytes_max = options.unconfirmed_bytes_max
         self._next = 1
         self._lowest = 1
-        """Every lower number is settled by a confirm for many messages."""
+        """Confirms for many messages have settled every lower number."""
         self._unconfirmed: dict[int, _Unconfirmed] = {}
         self._bytes = 0
         self._returned: set[str] = set()
@@ -114,7 +116,10 @@ class ConfirmChannel:
     # ------------------------------------------------------------ out
 
     def frames(self, outgoing: Outgoing) -> tuple[list[bytes | memoryview], int]:
-        """Return the frames that publish a message, and their size. Raises: ValueError if AMQP can't carry it."""
+        """Return the frames that publish a message, and the size of its body and properties in bytes.
+
+        Raises: ValueError if AMQP can't carry the message.
+        """
         number, body = self._number, outgoing.message.body
         properties = encode(outgoing.message, self._signer(outgoing)(outgoing.message.copy_id))
         if _CONTENT_HEADER_BYTES + len(properties) > self._body_bytes_max:
@@ -139,7 +144,7 @@ class ConfirmChannel:
         return frames, len(body) + len(properties)
 
     def _route(self, outgoing: Outgoing) -> bytes:
-        """Return the Basic.Publish frame. It is the same for every message with the same target."""
+        """Return the Basic.Publish frame of a message. All messages with the same target have the same frame."""
         if outgoing.topic is not None and outgoing.delay_seconds > 0:
             seconds = whole_seconds(outgoing.delay_seconds)
             exchange = level_name(entry_level(seconds))
@@ -176,7 +181,10 @@ class ConfirmChannel:
         return not waiting or (waiting < self._count_max and self._bytes + size <= self._bytes_max)
 
     async def wait_for_room(self, size: int) -> None:
-        """Return when there is room, or when the channel has ended. Only one caller may wait at a time."""
+        """Wait until the window has room for ``size`` bytes, or until the channel closes.
+
+        Only one caller may wait at a time.
+        """
         while self.closed is None and not self.has_room(size):
             self._room = asyncio.get_running_loop().create_future()
             try:
@@ -185,9 +193,9 @@ class ConfirmChannel:
                 self._room = None
 
     async def retire(self, seconds: float) -> None:
-        """Close the channel when everything is confirmed, or after ``seconds``.
+        """Close the channel when all its messages are confirmed, or after ``seconds``.
 
-        The caller must not publish on it any more.
+        The caller must not publish on the channel any more.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -204,12 +212,12 @@ class ConfirmChannel:
         self._bytes += size
 
     def abandon(self, why: str) -> None:
-        """Close the channel. Unconfirmed messages fail, because their outcomes will not arrive any more."""
+        """Close the channel. Its unconfirmed messages get the outcome FAILED, because no confirms will arrive."""
         self.session.interceptor.discard(self._number)
         self.on_closed(CloseReason(0, why))
 
     def forget(self, batch: Batch) -> None:
-        """Stop waiting for the confirms of a batch, so that they do not occupy the window for others."""
+        """Stop waiting for the confirms of a batch, so that its messages no longer occupy the window."""
         for number in batch.numbers:
             if (unconfirmed := self._unconfirmed.get(number)) is not None and unconfirmed.batch is batch:
                 self._take(number)
@@ -243,10 +251,10 @@ class ConfirmChannel:
         self._wake()
 
     def on_deliveries(self, deliveries: list[RawDelivery]) -> None:
-        """Nothing is consumed on this channel."""
+        """Do nothing, because nothing is consumed on this channel."""
 
     def on_cancelled(self) -> None:
-        """Nothing is consumed on this channel."""
+        """Do nothing, because nothing is consumed on this channel."""
 
     def _settle(self, number: int, taken: bool) -> None:
         unconfirmed = self._unconfirmed.get(number)

@@ -1,14 +1,14 @@
 """Keeps one connection to RabbitMQ alive for one purpose: connects, and reconnects after a loss.
 
-The broker has two connections. RabbitMQ stops reading a connection that publishes while it is low on memory or disk,
-but consuming and acking must continue. "consume" carries the queues' channels and the declarations of topics and
-groups. "publish" carries messages and confirms, and the checks and declarations that a publish needs. A proxy's locks
-have a third connection, "locks".
+``RabbitBroker`` has two connections. The reason is that RabbitMQ stops reading connections that publish when RabbitMQ
+is low on memory or disk, but consuming and acking must continue. The connection "consume" carries the queues' channels
+and the declarations of topics and groups. The connection "publish" carries messages and confirms, and the checks and
+declarations that a publish needs. The locks of a proxy use a third connection, "locks".
 
-If there are several nodes, the first usable one is chosen, in the order given. After a loss, the other nodes are tried
-at once, in the same order, starting behind the lost node and wrapping around. If all of them fail, all nodes are tried
-again, the lost node last, with a pause before each round. popgate does not fail back to a preferred node, because each
-move closes all channels of the connection.
+If several nodes are configured, the first usable node in the configured order is chosen. After a loss, the other nodes
+are tried at once, in the same order, starting after the lost node and wrapping around. If all of them fail, all nodes
+are tried again in rounds, the lost node last, with a pause before each round. popgate does not fail back to a preferred
+node, because each change of the node closes all channels of the connection.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """Keeps a connection alive.
+    """Keeps one connection to RabbitMQ alive.
 
-    `prepare` makes a new session usable before callers can use it. If it raises, the attempt has failed. `on_blocked`
-    is called with the reason when the broker has a memory or disk alarm, and with None when the alarm ends.
-    `on_cut_off` is called with the URL of a node that this connection leaves because the node is cut off from the
-    others. Without `on_cut_off` the node is not watched: watching a node requires publishing, which a connection that
-    consumes must not do.
+    `prepare` is called with each new session, before callers can use the session. If `prepare` raises, the attempt to
+    connect has failed. `on_blocked` is called with the reason when the broker has a memory or disk alarm, and with None
+    when the alarm ends. `on_cut_off` is called with the URL of a node that this connection leaves because the node is
+    cut off from the other nodes. Without `on_cut_off`, this is not checked: the check publishes messages, which a
+    connection that consumes must not do.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Connection:
         return None if session is not None and session.interceptor.ended is None else self._reason
 
     def leave(self, url: URL) -> None:
-        """Leave the node of ``url`` for another one, if the connection leads to this node."""
+        """If the connection leads to the node of ``url``, end it, so that it reconnects to another node."""
         session = self._session
         if session is not None and self._url == url:
             session.interceptor.end(CloseReason(0, f"RabbitMQ at {address(url)} is cut off from its other nodes"))
@@ -125,7 +125,7 @@ class Connection:
                 on_cut_off(url)
 
     def _others(self) -> list[URL]:
-        """Return the other nodes in order, starting behind the present one and wrapping around."""
+        """Return the URLs of the other nodes in order, starting after the present node and wrapping around."""
         at = self._urls.index(self._url)
         return [*self._urls[at + 1 :], *self._urls[:at]]
 
@@ -150,7 +150,7 @@ class Connection:
     async def _open_first(self) -> Session:
         """Return a session with the first usable node.
 
-        If no node is usable, try those that timed out again, with more time.
+        If no node is usable, make a second attempt with a longer timeout at each node that timed out.
 
         Raises: StartupError.
         """
@@ -174,10 +174,10 @@ class Connection:
         raise StartupError(explain_all(problems.values())) from failure
 
     async def _reopen(self) -> Session:
-        """Try until an attempt succeeds. Try the other nodes at once, and after them all nodes.
+        """Return a new session after a loss. Try the other nodes first, and then all nodes, until an attempt succeeds.
 
-        A growing and jittered pause precedes each further round, so that the proxies of a cluster do not reconnect at
-        the same moment.
+        A growing and jittered pause precedes each round except the first, so that the proxies of a cluster do not
+        reconnect at the same moment.
         """
         pause, seconds = self._options.reconnect_seconds_min, self._connect_seconds
         lost = self._url
@@ -203,7 +203,7 @@ class Connection:
 
     @property
     def _connect_seconds(self) -> float:
-        """Seconds that the first attempt waits for a node."""
+        """Timeout in seconds for the first attempt to connect to a node."""
         patience = self._options.connect_timeout_seconds
         return patience if len(self._urls) == 1 else min(patience, self._options.next_node_seconds)
 

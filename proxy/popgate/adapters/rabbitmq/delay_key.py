@@ -1,7 +1,8 @@
-"""Encodes the delay of a message and its destination in one routing key. Pure.
+"""Encodes the delay of a message and its destination in one routing key. All functions are pure.
 
 The key contains the delay in whole seconds, as one word for each bit, the highest bit first. The destination follows:
-the topic, and the index of the topic's queues. ``delay_levels`` declares the exchanges that read the key.
+the topic, and the index of the destination queue in each group. ``delay_levels`` declares the exchanges that read the
+key.
 """
 
 from math import ceil
@@ -9,7 +10,7 @@ from math import ceil
 from popgate.domain.names import TopicName
 
 LEVELS = 22
-"""Number of levels: 30 days are less than 2^22 seconds."""
+"""Number of delay levels, one for each bit of a delay. The longest delay, 30 days, is less than 2^22 seconds."""
 DELAY_SECONDS_END = 1 << LEVELS
 
 _DOT = "%"
@@ -22,20 +23,23 @@ def whole_seconds(delay_seconds: float) -> int:
 
 
 def levels_passed(seconds: int) -> list[int]:
-    """Return the levels at which a message waits, in order. It waits at level n for 2^n seconds."""
+    """Return the levels at which a message with this delay waits, in order. It waits at level n for 2^n seconds."""
     return [level for level in reversed(range(LEVELS)) if seconds >> level & 1]
 
 
 def entry_level(seconds: int) -> int:
-    """Return the level at which a message waits first. ``seconds`` is from 1 to ``DELAY_SECONDS_END`` - 1."""
+    """Return the level at which a message with this delay waits first.
+
+    ``seconds`` must be from 1 to ``DELAY_SECONDS_END`` - 1.
+    """
     assert 0 < seconds < DELAY_SECONDS_END, "a delay that the levels can't keep"
     return seconds.bit_length() - 1
 
 
 def level_milliseconds(level: int) -> int:
-    """Return the time to live at a level.
+    """Return the time to live of messages at a level, in milliseconds.
 
-    It is 1 ms more than the delay, because RabbitMQ truncates the time of arrival.
+    It is 1 ms longer than the delay of the level, because RabbitMQ truncates the time at which a message arrives.
     """
     return 1000 * (1 << level) + 1
 
@@ -56,7 +60,7 @@ def passes_pattern(level: int) -> str:
 
 
 def place_pattern(topic: TopicName, index: int) -> str:
-    """Return the pattern that matches the keys of messages for the queues number ``index`` of this topic's groups."""
+    """Return the pattern that matches the keys of messages for queue number ``index`` of each group of ``topic``."""
     return "*." * LEVELS + _place(topic, index)
 
 

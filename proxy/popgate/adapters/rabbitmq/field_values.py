@@ -3,7 +3,7 @@
 Decoding accepts any field that a publisher wrote. Every type becomes a JSON-able value: bytes become text if they are
 UTF-8, otherwise base64; timestamps become ISO 8601; decimals become text; NaN and infinities become null. Tables and
 arrays that are nested deeper than ``HEADER_NESTING_MAX`` become the base64 of their bytes. The components that process
-a message later (encoders, filters, clients) are recursive and would fail on deeper ones.
+a message later (encoders, filters, clients) are recursive, and would fail on deeper tables and arrays.
 
 The types are those of RabbitMQ and its clients, which differ from the specification:
 https://www.rabbitmq.com/docs/amqp-0-9-1-errata (section 3)
@@ -21,7 +21,7 @@ from popgate.domain.message import HEADER_NESTING_MAX, SHORT_STRING_BYTES_MAX, H
 
 LONG_STRING = 0x53
 SIZED = b"SA"
-"""The types of x-death headers whose bytes are preceded by their length."""
+"""The field types of x-death headers whose bytes are preceded by their length: long string and array."""
 
 _u32 = Struct(">I")
 _i64 = Struct(">q")
@@ -118,12 +118,12 @@ _NESTED: Mapping[int, Callable[[bytes, int, int, int], HeaderValue]] = {ord("A")
 
 
 def field(name: str, value: HeaderValue) -> bytes:
-    """Return the type and bytes of the header ``name``. Raises: ValueError, naming a header that AMQP can't carry."""
+    """Return the type and the bytes of a header's value. Raises: ValueError with ``name``, if AMQP can't carry it."""
     return _field(name, value, 1)
 
 
 def short_string(text: str) -> bytes:
-    """Return ``text`` with its length in front. Raises: ValueError if it is too long."""
+    """Return ``text`` as an AMQP short string: its length and its bytes. Raises: ValueError if ``text`` is too long."""
     encoded = text.encode()
     if len(encoded) > SHORT_STRING_BYTES_MAX:
         raise ValueError(f"{text[:40]!r}... is longer than {SHORT_STRING_BYTES_MAX} bytes")

@@ -1,6 +1,6 @@
-"""Provides the proxy's separate connection for the locks that it holds.
+"""Provides the separate connection to RabbitMQ on which the proxy holds its locks.
 
-If this connection ends, no queue is affected. A failing queue does not affect the locks.
+If this connection ends, no queue is affected. If a queue's connection ends, no lock is affected.
 """
 
 import random

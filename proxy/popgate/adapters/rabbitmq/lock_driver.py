@@ -1,8 +1,7 @@
 """Implements the lock driver over the caller's aio-pika connection.
 
-It uses aiormq's plain channels, which are never reopened.
-
-A lock that is lost with its channel must stay lost: an automatically reopened channel would seem to hold it still.
+It uses aiormq's plain channels, which are never reopened. When a channel ends, its lock is lost and must stay lost. If
+aio-pika reopened the channel automatically, the client would seem to hold the lock still.
 """
 
 import asyncio
@@ -37,13 +36,13 @@ ANSWER_SECONDS = 10.0
 """Maximum number of seconds to wait for an answer. After this time the broker is considered lost: during a partition, a
 dead connection may stay open for long."""
 LEFT_SECONDS = 1.0
-"""Maximum number of seconds by which an open call delays the end of its channel."""
+"""Maximum number of seconds for which the end of a channel waits for the channel's open calls."""
 DELIVERY_LIMIT = 2**31 - 1
 """Delivery limit of token and holder queues. With any limit, however large, RabbitMQ 3.10 puts returned messages at the
 front of a quorum queue. So an earlier holder's message that is returned after a read does not replace the present
 holder's message. Without a limit, RabbitMQ 4 applies a limit of 20."""
 _LOST_NODE = {DISCONNECTED_TIMEOUT: DISCONNECTED_MILLISECONDS}
-"""Bounds the time for which a holder on a lost node keeps the token."""
+"""Argument of token queues that limits how long a holder keeps the token after the loss of the holder's node."""
 _ARGUMENTS: dict[QueueRole, dict[str, FieldValue]] = {
     QueueRole.TOKEN: {
         "x-queue-type": "quorum",
@@ -64,9 +63,10 @@ T = TypeVar("T")
 
 
 class RabbitLockDriver:
-    """Drives the locks of one connection.
+    """Opens channels for locks on one connection.
 
-    Records the exclusive queues of all its channels, because they belong to the connection.
+    It records the exclusive queues that its channels have declared, because RabbitMQ lets every channel of the same
+    connection use them.
     """
 
     def __init__(self, connection: AbstractConnection) -> None:
@@ -105,7 +105,10 @@ class RabbitLockDriver:
                 raise
 
     async def call(self, what: str, call: Awaitable[T]) -> T:
-        """Return the answer of a call. Raises: LockUnavailable, MissingError, LockedError, PublishError."""
+        """Await one of aiormq's calls, and return its answer.
+
+        Raises: LockUnavailable, MissingError, LockedError, PublishError.
+        """
         return await self.answer(what, self.spawn(call))
 
     def _plain_connection(self) -> PlainConnection:
@@ -124,8 +127,8 @@ class RabbitLockDriver:
     async def answer(self, what: str, task: "asyncio.Task[T]") -> T:
         """Wait for the answer of ``task``.
 
-        If the caller is cancelled, the task continues. If it did not, aiormq would close the channel while its frames
-        are in flight, and a frame after a Channel.Close ends the connection with all its locks.
+        If the caller is cancelled, the task continues. If the task were cancelled, aiormq would close the channel while
+        the channel's frames are in flight, and a frame after a Channel.Close ends the connection with all its locks.
 
         Raises: LockUnavailable, MissingError, LockedError, PublishError.
         """
@@ -152,7 +155,7 @@ class RabbitLockDriver:
             raise LockUnavailable(f"{what}: {str(error) or type(error).__name__}") from error
 
     def _close_unwanted(self, opening: "asyncio.Task[AbstractChannel]") -> None:
-        """Close a channel whose caller was cancelled while it was opened."""
+        """Close a channel whose caller was cancelled while the channel was being opened."""
         if not opening.cancelled() and opening.exception() is None:
             self.spawn(opening.result().close())
 
@@ -299,7 +302,7 @@ class RabbitLockChannel:
             self._all_taken -= taken
 
     async def _end_questions(self) -> None:
-        """Wait for open calls, then cancel them.
+        """Wait for open calls for up to ``LEFT_SECONDS``, then cancel the calls that are still open.
 
         aiormq can close a channel only if no call is open on it, and does not report a failure to close. The broker
         would then still treat the channel as the holder of its token. Cancelling a call closes the channel at once.
@@ -346,11 +349,11 @@ class RabbitLockChannel:
 
 
 class MissingError(LockUnavailable):
-    """The queue does not exist. Calls that don't expect this answer report that the lock is unavailable."""
+    """The queue does not exist. If a call does not expect this answer, the lock is unavailable."""
 
 
 class LockedError(LockUnavailable):
-    """Another connection has the exclusive queue."""
+    """Another connection has declared this exclusive queue."""
 
 
 _conforms: type[LockDriver] = RabbitLockDriver

@@ -2,11 +2,12 @@
 
 If RabbitMQ stores its metadata in Khepri (always from 4.3 on), a node on the smaller side of a partition stays up. It
 keeps its clients' connections, but silently delivers and confirms nothing. So popgate regularly publishes a message to
-a quorum queue. The queue confirms the message only if most of its nodes can be reached. If there is no confirm, the
-other nodes are tried in the same way, and after them this node again. This node is considered cut off only if another
-node confirms and this one still does not: while all of RabbitMQ hangs, another node is no better.
+a quorum queue. The queue confirms the message only if most of its nodes can be reached. If no confirm arrives, popgate
+publishes through the other nodes, one after another, until one of them confirms. Then it publishes once more through
+the node of the connection. This node is considered cut off only if it still does not confirm. If no other node
+confirms, all of RabbitMQ hangs, and the connection would gain nothing from another node.
 
-Owns the checks and their queue. The connection itself leaves the node.
+This module only checks the node. ``Connection`` leaves the node if it is cut off.
 """
 
 import logging
@@ -52,7 +53,7 @@ class PartitionDetector:
             if session.interceptor.ended is not None or session.blocked is not None:
                 return False
             if await self._confirms_at(url):
-                # If the queue had no leader for a moment, it confirms on new channels first.
+                # If the queue had no leader for a moment, a new channel gets confirms earlier than an old one.
                 self._channel = None
                 return not await self._confirms(session)
         return False
@@ -68,9 +69,9 @@ class PartitionDetector:
             await trial.close()
 
     async def _confirms(self, session: Session) -> bool:
-        """Return whether a message was confirmed in time.
+        """Publish a message, and return whether RabbitMQ confirmed it in time.
 
-        If RabbitMQ does not allow the check, or the session ended, return True.
+        Also return True if RabbitMQ does not permit the check, or if the session has ended.
         """
         try:
             channel = await self._channel_on(session)

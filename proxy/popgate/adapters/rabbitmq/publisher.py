@@ -8,10 +8,10 @@ No message is lost silently, and no success is reported falsely. The result of a
   some messages is known.
 - No message was sent: the call raises BrokerUnavailable.
 
-If RabbitMQ refuses a message, its channel is replaced, even though the refusal may be justified. A channel in RabbitMQ
-checks only once, at the first message for a quorum queue, whether the queue accepts messages. If the queue has no
-leader at that moment because the leader's node was killed, the channel refuses all later messages for this queue as
-long as the channel exists (3.10). A new channel checks again.
+If RabbitMQ refuses a message, the publisher replaces the channel, even though the refusal may be justified. A channel
+in RabbitMQ checks only once, at the first message for a quorum queue, whether the queue accepts messages. If the queue
+has no leader at that moment because the leader's node was killed, the channel refuses all later messages for this queue
+as long as the channel exists (3.10). A new channel repeats the check.
 """
 
 import asyncio
@@ -36,11 +36,12 @@ WRITE_BYTES = 256 * 1024
 UNSENT_BYTES_MAX = 1024 * 1024
 BLOCKED_RETRY_SECONDS = 5.0
 BLOCKED_GRACE_SECONDS = 0.2
-"""Seconds that calls still wait for confirms after an alarm. RabbitMQ announces an alarm at the first message that it
-reads under the alarm, and stores this message, so a confirm may still arrive."""
+"""Seconds for which publish calls continue to wait for confirms after RabbitMQ has announced an alarm. RabbitMQ
+announces an alarm when it reads the first message during the alarm. It stores this message, so a confirm may still
+arrive."""
 RENEWAL_SECONDS, RENEWAL_SECONDS_MAX = 0.1, 5.0
-"""Seconds between two replacements of a refusing channel, at first and at most. A full queue refuses messages for long,
-so the interval doubles while refusals continue."""
+"""Minimum seconds between two replacements of a channel that refuses messages: the first interval, and the longest one.
+A full queue may refuse messages for a long time, so the interval doubles while refusals continue."""
 
 _NO_TOPIC = PublishOutcome(status=PublishStatus.UNROUTED, detail="the topic's exchange does not exist on RabbitMQ")
 _NO_LEVEL = PublishOutcome(
@@ -54,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Publishes messages. `session` returns the live session, or raises BrokerUnavailable. `keys` sign the copies."""
+    """Publishes messages. `session` returns the live session, or raises BrokerUnavailable. `keys` sign the copy ids."""
 
     def __init__(self, session: Callable[[], Session], options: RabbitOptions, keys: IdentityKeys) -> None:
         self._session = session
@@ -95,7 +96,10 @@ class Publisher:
         return outcomes
 
     async def _publish_again(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
-        """Publish unrouted messages again. Never raises BrokerUnavailable, because other messages may be stored."""
+        """Publish unrouted messages a second time, and return their outcomes.
+
+        This method never raises BrokerUnavailable, because other messages of the same call may be stored.
+        """
         try:
             outcomes = await self._publish(messages)
         except BrokerUnavailable as error:
@@ -120,7 +124,7 @@ class Publisher:
         return [outcome for outcome in batch.outcomes if outcome is not None]
 
     def on_blocked(self, reason: str | None) -> None:
-        """Shorten the wait of all calls if the broker stopped reading published messages."""
+        """If the broker has stopped reading messages (`reason` is not None), shorten the wait of all publish calls."""
         if reason is None:
             return
         deadline = asyncio.get_running_loop().time() + BLOCKED_GRACE_SECONDS
@@ -129,15 +133,15 @@ class Publisher:
                 limit.reschedule(deadline)
 
     def forget_exchange(self, topic: TopicName) -> None:
-        """Check before the next publish whether the topic's exchange exists, because it was deleted."""
+        """Forget that the topic's exchange exists, because it was deleted. The next publish checks whether it exists."""
         self._exchanges.discard(topic)
 
     def forget_delays(self) -> None:
-        """Declare the levels and relays again before the next delayed publish, because some were deleted."""
+        """Forget the declared levels and relays, because some were deleted. The next delayed publish declares them."""
         self._levels.forget()
 
     def blocked_reason(self) -> str | None:
-        """Return why the broker accepts no messages although it can be reached, or None."""
+        """Return why the broker accepts no messages although it can be reached. Return None if it accepts messages."""
         blocked = self._session().blocked
         return None if blocked is None else f"RabbitMQ accepts no messages ({blocked})"
 
@@ -146,9 +150,9 @@ class Publisher:
             raise BrokerUnavailable(reason, retry_after_seconds=BLOCKED_RETRY_SECONDS, outcome_unknown=sent)
 
     def _give_up(self, batch: Batch) -> None:
-        """End a call whose time is up.
+        """End a publish call that has timed out: messages without an outcome fail.
 
-        Raises: BrokerUnavailable if no outcome is known, and the broker is blocked or nothing was sent.
+        Raises: BrokerUnavailable if no outcome is known, and if the broker is blocked or no message was sent.
         """
         if self._channel is not None:
             self._channel.forget(batch)
@@ -165,7 +169,7 @@ class Publisher:
         """Write the messages of a batch as fast as the window and the socket accept them.
 
         All messages are encoded before the first one is numbered, because RabbitMQ numbers the messages that it
-        receives. If a number had no message, each later message would be matched with the confirm of the next one.
+        receives. If a numbered message were never sent, each later message would get the confirm of another message.
         """
         channel = await self._open_channel()
         limit = await self._learn_body_limit(channel.session, batch)
@@ -206,7 +210,7 @@ class Publisher:
         channel.session.interceptor.write(b"".join(pieces))
 
     async def _write(self, channel: ConfirmChannel, pieces: list[bytes | memoryview], weight: int) -> None:
-        """Write `pieces`, and return when there is room for a message of `weight` or the channel has ended."""
+        """Write `pieces`, then wait until the window has room for `weight` bytes or the channel closes."""
         interceptor = channel.session.interceptor
         interceptor.write(b"".join(pieces))
         pieces.clear()
@@ -228,9 +232,9 @@ class Publisher:
         return channel
 
     def _renew(self, channel: ConfirmChannel) -> bool:
-        """Return whether to replace `channel` now because it refused a message.
+        """Return whether the caller must replace `channel` now because it refused a message.
 
-        The old channel is closed after its last confirm.
+        If so, this method starts a task that closes `channel` after its last confirm.
         """
         if not channel.refused:
             return False
@@ -245,9 +249,9 @@ class Publisher:
         return True
 
     async def _look_for_exchanges(self, batch: Batch) -> None:
-        """Settle messages whose exchange is missing.
+        """Record the outcome UNROUTED for messages whose exchange is missing, so that they are not published.
 
-        One such message would close the channel, and all other messages would fail.
+        If one such message were published, RabbitMQ would close the channel, and all other messages would fail.
         """
         session = self._session()
         closed = self._channel is not None and self._channel.closed is not None  # a missing exchange may be the reason
@@ -262,7 +266,7 @@ class Publisher:
                     batch.settle(index, _NO_TOPIC)
 
     async def _look_for_levels(self, batch: Batch) -> None:
-        """Declare the levels that the delays of a batch need."""
+        """Declare the delay levels and the relays that the delayed messages of a batch need."""
         places = [index for index, outgoing in enumerate(batch.messages) if outgoing.delay_seconds > 0]
         if not places:
             return
@@ -293,9 +297,9 @@ class Publisher:
 
 
 def _encoded(channel: ConfirmChannel, limit: BodyLimit, batch: Batch) -> list[_Encoded]:
-    """Return the encoded messages that have no outcome yet.
+    """Encode the messages of a batch that have no outcome yet.
 
-    A message that can't be encoded is refused, and the others proceed.
+    A message that can't be encoded gets the outcome REFUSED. The other messages are not affected.
     """
     encoded: list[_Encoded] = []
     for index, outgoing in enumerate(batch.messages):

@@ -1,4 +1,4 @@
-"""Explains, in one line for an operator, why RabbitMQ can't be reached. Never shows the password."""
+"""Explains to an operator, in one line, why RabbitMQ can't be reached. The explanation never contains the password."""
 
 import errno
 import socket
@@ -17,7 +17,7 @@ NOT_ALLOWED = 530
 
 
 def check_urls(amqp_urls: Sequence[str]) -> None:
-    """Check the URLs. Raises: StartupError if one of them is not an AMQP URL, or there is none."""
+    """Check the URLs. Raises: StartupError if there is no URL, or if one of them is not an AMQP URL."""
     if not amqp_urls or not all(map(_is_usable, amqp_urls)):
         raise StartupError("the AMQP URL must look like amqp://user:password@host:5672/vhost, or amqps://... for TLS")
 
@@ -31,17 +31,17 @@ def _is_usable(amqp_url: str) -> bool:
 
 
 def explain_all(problems: Collection[str]) -> str:
-    """Join the explanations of one or several nodes in one line."""
+    """Join the explanations for one or several nodes in one line."""
     return "; ".join(problems) if len(problems) == 1 else f"no RabbitMQ node can be used: {'; '.join(problems)}"
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Return whether the connection timed out. With more time, this node may answer."""
+    """Return whether ``error`` is a timeout. If so, the node may answer another attempt with a longer timeout."""
     return not isinstance(error, PopgateError) and any(isinstance(cause, TimeoutError) for cause in _causes(error))
 
 
 def explain(error: BaseException, url: URL, connect_seconds: float) -> str:
-    """Return why the connection failed, and what to check."""
+    """Return why the connection to ``url`` failed, and what the operator should check."""
     place = address(url)
     causes = _causes(error)
     for cause in causes:
