@@ -32,7 +32,8 @@ from popgate.ports.broker import (
 class RabbitBroker:
     """RabbitMQ as the port's `Broker`.
 
-    `keys` sign published copies and check delivered ones. `chance` spreads reconnects in time; tests pass a seeded one.
+    `keys` sign the ids of published copies, and check the ids of delivered copies. `chance` is the source of random
+    numbers that spread reconnects in time. Tests pass a seeded one.
     """
 
     def __init__(self, options: RabbitOptions, keys: IdentityKeys, *, chance: random.Random | None = None) -> None:
@@ -71,9 +72,9 @@ class RabbitBroker:
         return self._consume.unavailable_reason() or self._publish.unavailable_reason()
 
     async def leave_mark(self, mark: str) -> None:
-        """Mark this virtual host so that `has_mark` recognizes it.
+        """Mark this virtual host with `mark`, so that `has_mark` recognizes it.
 
-        The mark lasts as long as the virtual host. Raises: Conflict.
+        The mark exists as long as the virtual host. Raises: Conflict.
         """
         await self._topology.leave_mark(mark)
 
@@ -113,7 +114,7 @@ class RabbitBroker:
         )
         if layout.adopted and queue != layout.dead:
             what = await self._adopted(what, layout)
-        # Even a proxy that runs alone takes a hold: programs may consume the same queues without a proxy.
+        # Even a proxy that runs alone needs a hold, because programs may consume the same queue without a proxy.
         if queue == layout.dead:
             session = self._consume.session()
         else:
@@ -135,7 +136,10 @@ class RabbitBroker:
         return await self._topology.depth(queues)
 
     async def _adopted(self, what: Consumption, layout: Layout) -> Consumption:
-        """Return ``what``, completed for a queue of another application. Raises: QueueGone; Conflict for a stream."""
+        """Return ``what`` with the properties of its queue, which another application declared.
+
+        Raises: QueueGone; Conflict if the queue is a stream.
+        """
         queue = what.queue
         shape = await self._topology.shape(queue)
         if shape is None:
@@ -159,9 +163,10 @@ class RabbitBroker:
 
 
 def _targets(queue: BrokerQueue, layout: Layout) -> list[BrokerQueue]:
-    """Return the targets of copies that `queue` may deliver.
+    """Return the targets to which copies that `queue` delivers may have been published.
 
-    These are its name and, for a queue of popgate that is not a dead-letter queue, its topic and index.
+    One target is the name of the queue. If the queue is popgate's own and not a dead-letter queue, the other target is
+    its topic with its index.
     """
     if layout.adopted or queue == layout.dead:
         return [queue]

@@ -1,10 +1,10 @@
 """Implements delayed publishes on RabbitMQ without a plugin: each bit of a delay has a queue.
 
 Theory of operation. Level n is a topic exchange and a quorum queue. Messages in the queue expire after 2^n seconds and
-are then dead-lettered, at least once, to the exchange of the level below. The exchange checks the level's bit in the
-routing key. If it is 1, the message waits in the level's queue. If it is 0, the message continues to the next exchange
-at once. All messages of a queue wait equally long. So the head expires first, and a long delay does not block a short
-one. A message enters at the level of its highest 1.
+are then dead-lettered, at least once, to the exchange of the level below. The exchange of each level checks the level's
+bit in the routing key. If the bit is 1, the message waits in the level's queue. If the bit is 0, the message continues
+to the next exchange at once. All messages of a queue wait for the same time. So the message at the head expires first,
+and a long delay does not block a short one. A message enters at the level of the highest bit of its delay that is 1.
 
     publish, 5 s = 101b             4 s             0         1 s
     ----------------------> (2) --> [2] --dead--> (1) ----> (0) --> [0] --dead--> (deliver) --> queues of the groups
@@ -13,8 +13,8 @@ one. A message enters at the level of its highest 1.
 
 The last exchange has a binding for each queue of each group. So a message reaches the groups that exist when the
 message becomes visible. ``unclaimed`` discards messages for which no group exists: at-least-once dead-lettering would
-retry them for ever, and a few of them would block the level. If a level is missing, in contrast, RabbitMQ's retries are
-useful: the messages above it continue once it is declared again.
+retry them for ever, and a few of them would block the level. If an exchange of a level is missing, in contrast,
+RabbitMQ's retries are useful: the messages in the levels above continue when the missing level is declared again.
 
 An adopted queue must stay unchanged, so it has no binding. Instead it has a relay, which is a queue of popgate in which
 no message stays. The relay dead-letters messages to the adopted queue through the default exchange, also at least once.
@@ -53,7 +53,7 @@ def relay_name(topic: TopicName, index: int) -> str:
 
 
 class Relay(NamedTuple):
-    """The route to queue ``number`` of an adopted ``topic``."""
+    """The route of delayed messages to ``queue``, which is the adopted queue number ``number`` of ``topic``."""
 
     topic: TopicName
     number: int
@@ -72,7 +72,7 @@ class DelayLevels:
         self._until = 0.0
 
     async def ensure(self, session: Session, level: int, relays: Collection[Relay]) -> None:
-        """Return when ``level``, all levels below it, and the ``relays`` exist.
+        """Declare ``level``, all levels below it, and the ``relays``, except those that were declared a short time ago.
 
         Raises: Conflict if an exchange or a queue with other properties has one of the names; BrokerUnavailable.
         """
@@ -99,13 +99,13 @@ class DelayLevels:
                 await session.close_channel(channel)
 
     def forget(self) -> None:
-        """Declare everything again at the next call of ``ensure``, because something may be missing."""
+        """Forget the declared levels and relays, because some may be missing. ``ensure`` then declares them again."""
         self._declared = 0
         self._relays.clear()
 
 
 async def declare_delivery(session: Session, channel: AbstractChannel) -> None:
-    """Declare the exchange that routes to the groups' queues, and ``unclaimed``.
+    """Declare the exchange that routes to the groups' queues, and the exchange and the queue ``unclaimed``.
 
     Raises: ChannelRefusedError, BrokerUnavailable.
     """
@@ -138,7 +138,7 @@ async def _declare_level(session: Session, channel: AbstractChannel, level: int)
 
 
 def _expiring(milliseconds: int, *, exchange: str) -> dict[str, Argument]:
-    """Return the arguments of a queue whose messages move on to ``exchange`` after ``milliseconds``."""
+    """Return the arguments of a queue whose messages are dead-lettered to ``exchange`` after ``milliseconds``."""
     return {
         QUEUE_TYPE: "quorum",
         "x-message-ttl": milliseconds,

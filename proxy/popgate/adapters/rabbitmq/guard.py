@@ -1,19 +1,20 @@
-"""Prevents popgates that share no state from using the same virtual host.
+"""Prevents popgate processes that share no state from using the same virtual host.
 
-Without the guard, each of them would lease the other's messages.
+Without the guard, each of these processes would lease messages that another one is processing.
 
 Theory of operation. The guard is an exchange that has its holder's name as an argument. If the guard exists, RabbitMQ
-refuses to declare it with another name. Each connection binds an exclusive queue to the guard, and this queue ends with
-the connection. So several proxies with the same name can hold the guard, and they exclude others until the last of them
-has ended: a popgate that is refused deletes the exchange if nothing is bound to it. A popgate that was killed releases
-the guard at once. If its host is lost, the guard is released only after RabbitMQ has missed its heartbeats. Exchanges
-exist on every node of a cluster, so it does not matter which node a proxy uses.
+refuses to declare it with another holder's name. Each connection also binds an exclusive queue to the guard, and
+RabbitMQ deletes this queue when the connection ends. Several proxies with the same holder's name can hold the guard
+together. They exclude proxies with another name until the last of them has ended. A proxy that is refused deletes the
+exchange if nothing is bound to it, and then takes the guard. A process that is killed releases the guard at once. If a
+proxy's host is lost, the guard is released only after the proxy has missed its heartbeats. Exchanges exist on every
+node of a cluster, so it does not matter which node a proxy uses.
 
-These steps are done by one connection at a time, which holds an exclusive queue (the turn). The reason is that RabbitMQ
-binds in two steps: 4.3.6 accepts a binding to an exchange that is deleted at the same moment. As a result, popgates
-with two names held the guard, the next deletion crashed its channel (``function_clause`` in
-``conditional_delete_in_khepri``), and a node that restarted could not recover the virtual host
-(``{badrecord,undefined}``). For the same reason the exchange must not delete itself.
+Only one connection at a time may carry out these steps: the connection that has declared an exclusive queue called the
+turn. The reason is that RabbitMQ binds in two steps, and 4.3.6 accepts a binding to an exchange that is deleted at the
+same moment. Without the turn, processes with two names held the guard at the same time, the next deletion crashed its
+channel (``function_clause`` in ``conditional_delete_in_khepri``), and a node that restarted could not recover the
+virtual host (``{badrecord,undefined}``). For the same reason, the exchange must not be an auto-delete exchange.
 """
 
 import asyncio
@@ -38,8 +39,8 @@ from popgate.domain.errors import BrokerUnavailable
 GUARD = "popgate:guard"
 TURN = f"{GUARD}:turn"
 HOLDER = "alternate-exchange"
-"""The only exchange argument that RabbitMQ compares. No exchange with the given name exists, so no message is routed to
-one."""
+"""The argument of the guard that contains the holder's name, because RabbitMQ compares no other argument of exchanges.
+There is no exchange with this name, so RabbitMQ routes no message to it."""
 RETRY_SECONDS = 0.5
 TURN_RETRY_SECONDS = 0.05
 TURN_SECONDS = 20.0
@@ -50,13 +51,14 @@ _log = logging.getLogger(__name__)
 
 
 class GuardHeldError(Exception):
-    """A popgate with another name holds the guard."""
+    """A popgate process with another name holds the guard."""
 
 
 async def take_guard(session: Session, holder: str, *, wait_seconds: float, chance: random.Random) -> None:
-    """Return once ``session`` holds the guard in the name of ``holder``. The session holds the guard until it ends.
+    """Wait until ``session`` holds the guard in the name of ``holder``. The session holds the guard until it ends.
 
-    Raises: GuardHeldError if another popgate still holds the guard after ``wait_seconds``; BrokerUnavailable.
+    Raises: GuardHeldError if a process with another name still holds the guard after ``wait_seconds``;
+    BrokerUnavailable.
     """
     deadline = asyncio.get_running_loop().time() + wait_seconds
     told = False
@@ -99,7 +101,7 @@ async def _end_turn(session: Session) -> None:
 
 
 async def _take(session: Session, holder: str) -> bool:
-    """Take the guard unless a popgate with another name holds it. Return whether it was taken."""
+    """Take the guard unless a process with another name holds it. Return whether ``session`` now holds the guard."""
     if not await _declare(session, holder) and not (await _delete_unused(session) and await _declare(session, holder)):
         return False
     queue = f"{GUARD}:{secrets.token_hex(8)}"
@@ -119,7 +121,7 @@ async def _declare(session: Session, holder: str) -> bool:
 
 
 async def _delete_unused(session: Session) -> bool:
-    """Delete the guard. Return False if something is bound to it."""
+    """Delete the guard if nothing is bound to it. Return False if something is bound to it."""
     return await _accepts(
         session, lambda channel: channel.exchange_delete(GUARD, if_unused=True), unless=(PRECONDITION_FAILED,)
     )

@@ -1,13 +1,14 @@
-"""Lets only one proxy or program at a time consume a queue, even while it has no consumer at RabbitMQ.
+"""Lets only one proxy or program at a time consume a queue, even while the queue has no consumer at RabbitMQ.
 
-Theory of operation. A single active consumer excludes others only while it consumes. But popgate's consumers pause, and
-they stop for a moment when a prefetch changes. If a proxy was suspended at such a moment and replaced, it still has
-messages that belong in front of all others, and the new consumer would deliver later messages first. So each proxy
-declares an exclusive queue for every queue that it consumes, on the same connection: this is its hold. The hold ends
-with the connection, as all deliveries on it do. Otherwise the proxy deletes it, after it has closed its channel.
+Theory of operation. A single active consumer excludes other consumers only while it consumes. But popgate's consumers
+pause, and they stop for a moment when their prefetch changes. Assume that a proxy is suspended at such a moment, and
+another proxy replaces it. The suspended proxy still has unsettled messages from the front of the queue, so the new
+consumer would deliver later messages first. Therefore each proxy declares an exclusive queue, its hold, for every queue
+that it consumes. It declares the hold on the connection that consumes, so the hold ends when the connection and all
+deliveries on it end. If a proxy stops consuming earlier, it closes its channel and then deletes the hold.
 
 The name of the exclusive queue is derived from the name of the consumed queue, so no other component is needed to find
-it. The name has substitutes in case the node of its holder is lost (``domain.exclusive_names``). Programs that consume
+it. If the node of a holder is lost, a substitute name is used (``domain.exclusive_names``). Programs that consume
 without a proxy (``popgate_client.amqp``) hold their queues in the same way.
 """
 
@@ -31,16 +32,16 @@ from popgate.domain.names import BrokerQueue
 _log = logging.getLogger(__name__)
 
 PREFIXES = ("popgate:consumer:", "popgate:consumer#1:", "popgate:consumer#2:", "popgate:consumer#3:")
-"""Prefixes of the name and its substitutes. With three substitutes, up to three holders' nodes may be lost at the same
-time."""
+"""Prefixes of the exclusive queue's name and of its substitutes. With three substitutes, the nodes of up to three
+holders may be lost at the same time."""
 NAME_BYTES_MAX = 255
 RETRY_SECONDS = 0.05
 DECLARE_SECONDS_MAX = 300.0
 """Maximum number of seconds for a declaration: while a node hangs, RabbitMQ declares nothing until it considers this
 node lost (``net_ticktime``)."""
 LOST_LOOK_EVERY = 5
-"""Number of attempts of which the first one also checks whether the present holder's node is lost. This check is
-expensive."""
+"""The first of this many attempts also checks whether the present holder's node is lost. The check is too expensive for
+every attempt."""
 LOOK_SECONDS_MAX = 5.0
 """Maximum number of seconds that RabbitMQ may take to report the state of a name."""
 _NOT_YET = (RESOURCE_LOCKED, NOT_FOUND)
@@ -49,7 +50,11 @@ the other nodes have not noticed yet."""
 
 
 class Hold(NamedTuple):
-    """A held queue. ``lost_at`` is the loop time at which the former holder's node was found lost, or None."""
+    """A queue that this process holds. ``name`` is the name of the exclusive queue, declared at the time ``taken_at``.
+
+    ``lost_at`` is the time at which the former holder's node was found lost, or None if it was not lost. Both times are
+    loop times.
+    """
 
     session: Session
     name: str
@@ -60,8 +65,8 @@ class Hold(NamedTuple):
 class Holds:
     """The queues that this process holds on its consuming session.
 
-    Checks that publish use ``publish_session``, because RabbitMQ stops reading a connection that publishes while it is
-    low on memory.
+    Checks that publish a message use ``publish_session``, because RabbitMQ stops reading a connection that publishes
+    when RabbitMQ is low on memory.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class Holds:
         self._wanted: set[BrokerQueue] = set()
         self._held: dict[BrokerQueue, Hold] = {}
         self._changing: dict[BrokerQueue, asyncio.Lock] = {}
-        """Locks for each queue. RabbitMQ must receive the declaration and the deletion of a queue's hold in order."""
+        """A lock for each queue: RabbitMQ must receive the declaration and the deletion of a queue's hold in order."""
 
     async def take(self, queue: BrokerQueue) -> Hold:
         """Hold ``queue``, so that the session may consume it. Waits until no other proxy or program holds it.
@@ -102,9 +107,9 @@ class Holds:
         raise BrokerUnavailable(f"this proxy may no longer consume queue {queue!r}")
 
     async def let_go(self, queue: BrokerQueue) -> None:
-        """Release ``queue``, so that others may consume it.
+        """Release ``queue``, so that other proxies and programs may consume it. Idempotent.
 
-        Its channel must be closed. Idempotent; never raises an error of the broker.
+        The channel that consumed the queue must be closed before. This method never raises an error of the broker.
         """
         self._wanted.discard(queue)
         changing = self._changing.get(queue)
@@ -123,7 +128,7 @@ class Holds:
     async def _take(self, session: Session, queue: BrokerQueue, *, looks: bool) -> str | None:
         """Return the name under which ``queue`` is held, or None if another proxy or program holds the queue.
 
-        ``looks``: check for holders whose node is lost. Otherwise every holder is considered alive.
+        If ``looks`` is True, check whether the node of the holder is lost. Otherwise every holder is considered alive.
         """
         names = hold_names(queue)
         if not keeps_lost_exclusive_queues(session.server_version):
@@ -140,7 +145,7 @@ def hold_names(queue: BrokerQueue) -> list[str]:
 
 
 class _Names:
-    """The exclusive queues of ``session``."""
+    """Declares, checks and deletes exclusive queues on ``session``."""
 
     def __init__(self, session: Session, publish_session: Callable[[], Session]) -> None:
         self._session = session
@@ -165,8 +170,8 @@ class _Names:
     async def look(self, names: Sequence[str]) -> list[NameState]:
         """Determine the state of each name by publishing a mandatory message to it.
 
-        RabbitMQ returns the message if there is no such queue. A classic queue on an unreachable node refuses it. If
-        publishing is not possible, passive declarations are used instead.
+        RabbitMQ returns the message if the name's queue does not exist, and refuses the message if the queue's node
+        can't be reached. If publishing is not possible, passive declarations are used instead.
         """
         try:
             session = self._publish_session()

@@ -12,8 +12,9 @@ class RabbitOptions:
     (`cafile`, `certfile`, `keyfile`, `no_verify_ssl=1`). All of them lead to the nodes of one RabbitMQ and to one
     virtual host. Their order only decides which node is tried first.
 
-    `cluster` names the state that this process shares with others. A guard prevents popgates with another `cluster`, or
-    with none, from using the same virtual host. `role` names this process in RabbitMQ's management interface.
+    `cluster` is the name of the state that this process shares with other processes. A guard prevents processes with
+    another `cluster`, or with none, from using the same virtual host. `role` is a part of the connections' names, which
+    RabbitMQ's management interface shows.
     """
 
     amqp_urls: tuple[str, ...] = field(repr=False)
@@ -22,18 +23,19 @@ class RabbitOptions:
     heartbeat_seconds: int = 5
     connect_timeout_seconds: float = 10.0
     next_node_seconds: float = 2.0
-    """Seconds that a node may take to connect at first, if there are other nodes to try. Later the limit grows up to
-    `connect_timeout_seconds`, because all nodes may be slow."""
+    """Timeout in seconds of the first attempt to connect to a node, if there are several nodes. For later attempts, the
+    timeout grows up to `connect_timeout_seconds`, because all nodes may be slow."""
     reply_timeout_seconds: float = 15.0
     """Maximum number of seconds for calls that a healthy RabbitMQ answers at once."""
     confirm_timeout_seconds: float = 15.0
     consumer_timeout_seconds: float = 1_800.0
     """RabbitMQ's own setting of this name. It can't be read over AMQP."""
     asked_timeout_seconds: float = 100_000.0
-    """The consumer timeout for consumers that can choose it (quorum queues from 4.3 on). A lease is re-homed at half of
-    this time. The value is more than twice the longest lease, so no lease has to be re-homed."""
+    """The consumer timeout in seconds for consumers that can choose it (quorum queues from 4.3 on). After half of
+    this time, popgate requeues a message that is still unsettled (``engine.queue.delivery_renewal``). The value is more
+    than twice the longest lease, so no leased message has to be requeued."""
     guard_wait_seconds: float = 15.0
-    """Seconds for which the connections of a killed popgate may linger: three heartbeats."""
+    """Maximum seconds to wait until RabbitMQ ends the connections of a lost popgate process: three heartbeats."""
     reconnect_seconds_min: float = 0.1
     reconnect_seconds_max: float = 5.0
     close_timeout_seconds: float = 1.0
@@ -45,7 +47,7 @@ class RabbitOptions:
     def vhost(self) -> str:
         """The virtual host of the first URL.
 
-        If the URL is invalid, this is the default, because connecting reports the mistake.
+        If the URL is invalid, this is the default virtual host `/`. The attempt to connect reports the invalid URL.
         """
         try:
             return unquote(urlsplit(self.amqp_urls[0]).path[1:]) or "/"

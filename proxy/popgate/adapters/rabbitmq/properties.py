@@ -1,24 +1,24 @@
 """Converts AMQP message properties to a `Message` and back.
 
-Encodes and decodes the metadata of one message, and knows nothing of connections. It is faster than a general codec
-(about 4 us against 30, measured) because it only reads what a `Message` holds.
+This codec handles the metadata of one message, and does not use connections. It needs about 4 us for a message, and a
+general codec needs about 30 us (measured). It is faster because it reads only what a `Message` contains.
 
-Messages that popgate publishes carry `x-popgate-...` headers, which are removed again when the message is read.
-Messages of other publishers retain everything. Every type of AMQP header becomes a JSON-able value (``field_values``).
-Each property without a field in `Message` becomes a header, such as `amqp-content-type`. If any publisher may set such
-a property, its header becomes a property again when popgate publishes the message. So a dead-lettered message retains
-these properties, and a publisher that uses popgate can set them too.
+Messages that popgate publishes carry `x-popgate-...` headers, which are removed when the message is read. Messages of
+other publishers retain all their headers. Every type of AMQP header becomes a JSON-able value (``field_values``). Each
+property without a field in `Message` becomes a header, such as `amqp-content-type`. If RabbitMQ permits every publisher
+to set such a property, the header becomes a property again when popgate publishes the message. So a dead-lettered
+message retains these properties, and a client that publishes with popgate can set them, too.
 
-Any publisher can also write popgate's headers. If popgate itself would not write a value (a time before 1970, a copy id
-of another form), it ignores the value and shows it as a header, such as `amqp-x-popgate-published-at`. A copy id
-without its identity tag belongs to another copy, for example to a dead letter that an operator moved by hand. The
-message is then read without a copy id.
+Any publisher can also write popgate's headers. If a value is one that popgate itself would not write (a time before
+1970, a copy id of another form), popgate does not use the value, and shows it as a header such as
+`amqp-x-popgate-published-at`. If the identity tag of a copy id is missing or wrong, the copy id was assigned to another
+copy, for example to a dead letter that an operator moved by hand. The message is then read without a copy id.
 
-RabbitMQ records the route of a delayed message in its headers (x-death and similar headers) and in its last exchange.
-Readers don't need the route, so it is omitted.
+RabbitMQ records the route of a delayed message in the message's headers (x-death and similar headers) and in its last
+exchange. Readers don't need this route, so decoding omits it.
 
-If a message of another publisher has no message_id, its message_id is "" here. If it has no timestamp, its time of
-publishing is 0.0. The engine fills in both.
+If a message of another publisher has no message_id, the `Message` has the message_id "". If it has no timestamp, the
+`Message` has the publishing time 0.0. The engine replaces both values.
 """
 
 from base64 import b64encode
@@ -47,20 +47,20 @@ VISIBLE_AT_HEADER = "x-popgate-visible-at"
 """Present only on messages that were published with a delay."""
 EXPIRES_AT_HEADER = "x-popgate-expires-at"
 DELIVERY_COUNT_HEADER, ACQUIRED_COUNT_HEADER = "x-delivery-count", "x-acquired-count"
-"""RabbitMQ's headers on quorum queues that count earlier deliveries of a message. ``versions.count_header`` names the
-one to read. The other one was set by a publisher, or counts something else."""
+"""RabbitMQ's headers on quorum queues that count earlier deliveries of a message. ``versions.count_header`` returns the
+header to read. The other header was set by a publisher, or counts something else."""
 ESCAPED_HEADER_PREFIX = "x-popgate-header-"
-"""Prefix for headers that have a meaning for RabbitMQ, which are sent under another name. For example, a string in CC
-would close the channel."""
+"""Prefix that popgate puts before the name of a header that RabbitMQ would interpret. For example, RabbitMQ closes the
+channel if the header CC is a string."""
 PRIORITY_HEADER = "amqp-priority"
 REPLY_TO_HEADER, TIMESTAMP_HEADER, MESSAGE_ID_HEADER = "amqp-reply-to", "amqp-timestamp", "amqp-message-id"
 EXCHANGE_HEADER, ROUTING_KEY_HEADER = "amqp-exchange", "amqp-routing-key"
 ODD_HEADER_PREFIX = "amqp-"
-"""Prefix for popgate's headers whose value popgate did not write."""
+"""Prefix for the names of popgate's headers if popgate itself did not write their values."""
 UNREADABLE_HEADER = "amqp-unreadable-properties"
-"""The base64 of properties that can't be read."""
+"""Header that contains the base64 of a message's properties if they can't be read."""
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
-"""RabbitMQ closes the channel of a publisher that sets this reply_to and does not consume from it."""
+"""The reply_to with which RabbitMQ closes a publisher's channel, unless the publisher consumes from this queue."""
 
 _TEXT_PROPERTIES = (
     # flag, header, whether any publisher may set it (RabbitMQ checks user_id, and expiration would drop dead letters)
@@ -78,7 +78,8 @@ _HEADERS, _DELIVERY_MODE, _PRIORITY = 0x2000, 0x1000, 0x0800
 _MESSAGE_ID, _TIMESTAMP = 0x0080, 0x0040
 _PERSISTENT = b"\x02"
 _UNREADABLE_BYTES_MAX = HEADERS_BYTES_MAX * 3 // 4
-"""Maximum number of bytes that are kept of unreadable properties: their base64 fits into the limit for headers."""
+"""Maximum number of bytes of unreadable properties that are retained, so that their base64 fits into
+``HEADERS_BYTES_MAX``."""
 _DEATHS = frozenset(
     {"x-death"} | {f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")}
 )
@@ -104,9 +105,9 @@ _double = Struct(">d")
 class Decoded(NamedTuple):
     """A decoded message.
 
-    ``identified``: the message has a copy id. ``delivery_count`` is the number of earlier deliveries, or None if
-    RabbitMQ does not count them. ``problem`` describes what was unreadable or rejected; it is empty if there was no
-    problem.
+    ``identified`` is True if the message has a copy id. ``delivery_count`` is the number of earlier deliveries, or None
+    if RabbitMQ does not count them. ``problem`` describes what could not be read or was rejected. It is empty if there
+    was no problem.
     """
 
     message: Message
@@ -130,10 +131,10 @@ def decode(
 ) -> Decoded:
     """Return the message of one delivery. Never raises: unreadable properties become one header, and the body is kept.
 
-    ``routing`` is the exchange and the routing key as on the wire, or None if the reader does not need them.
-    ``check_tag`` checks the identity tag. It is None if this process published the message, because its copy id can
-    then be trusted. ``notes``: retain popgate's headers without a field in ``Message``, which dead letters have.
-    ``count_header`` is the header in which the broker counts deliveries.
+    ``routing`` contains the exchange and the routing key, encoded as in the frame, or is None if the reader does not
+    need them. ``check_tag`` checks the identity tag. It is None if this process published the message, because the copy
+    id can then be trusted. If ``notes`` is True, headers of popgate that have no field in ``Message`` are retained.
+    Dead letters have such headers. ``count_header`` is the header in which the broker counts deliveries.
     """
     reading = _Reading(notes=notes, count_header=count_header)
     problem = ""
@@ -141,7 +142,7 @@ def decode(
         reading.read(properties)
         if routing and reading.visible_at is None:
             reading.read_routing(routing)
-    except Exception as error:  # the message is delivered after any error
+    except Exception as error:  # the message must be delivered in spite of any error
         reading = _Reading(count_header=count_header)
         reading.headers[UNREADABLE_HEADER] = b64encode(properties[:_UNREADABLE_BYTES_MAX]).decode()
         problem = f"{type(error).__name__}: {error}"
@@ -164,7 +165,7 @@ def decode(
 
 
 def _publishers_copy_id(message_id: str) -> str:
-    """Return the copy id that represents a publisher's unique message_id. popgate never creates such ids."""
+    """Return the copy id that represents a publisher's unique message_id. popgate never generates this id itself."""
     if message_id.startswith(TRANSIENT_PREFIX):  # the engine would treat it as valid only until the channel ends
         return "%7E" + message_id[len(TRANSIENT_PREFIX) :]
     return "%" + message_id if is_copy_id(message_id) else message_id
@@ -321,9 +322,11 @@ def _read_texts(
 
 
 def encode(message: Message, identity: str) -> bytes:
-    """Return the property flags and list of `message`, as in a content header frame. `identity` is its identity tag.
+    """Return the property flags and the properties of `message`, encoded as in a content header frame.
 
-    Raises: ValueError, naming the header or field that AMQP can't carry.
+    `identity` is the identity tag of the message's copy id.
+
+    Raises: ValueError, which names the header or field that AMQP can't carry.
     """
     copy_id = message.copy_id.encode()
     tag = identity.encode()

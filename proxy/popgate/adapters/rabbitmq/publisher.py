@@ -133,7 +133,7 @@ class Publisher:
                 limit.reschedule(deadline)
 
     def forget_exchange(self, topic: TopicName) -> None:
-        """Forget that the topic's exchange exists, because it was deleted. The next publish checks whether it exists."""
+        """Forget that the exchange of ``topic`` exists, because it was deleted. The next publish checks this."""
         self._exchanges.discard(topic)
 
     def forget_delays(self) -> None:

@@ -1,11 +1,12 @@
 """Finds out the type and arguments of a queue over AMQP alone, without changing the queue.
 
-AMQP has no call for this. But if a declaration contradicts an existing queue, RabbitMQ answers with 406 and reports an
-argument that differs, with its present value: `inequivalent arg 'x-queue-type' for queue ... but current is 'quorum'`.
-So a contradicting declaration is repeated until RabbitMQ reports the wanted argument. Each time, the declaration is
-corrected by the last answer. Every one of these declarations carries an argument with which no queue can be created (an
-unknown type, or an argument that the type does not have). So if the queue vanishes in the meantime, it is not created
-by accident. The method was developed on 3.10. If an answer is not understood, the kind is "unknown".
+AMQP has no call that returns a queue's arguments. But if a declaration contradicts an existing queue, RabbitMQ answers
+with 406 and reports one argument that differs, with its present value: `inequivalent arg 'x-queue-type' for queue ...
+but current is 'quorum'`. So a contradicting declaration is repeated until RabbitMQ reports the wanted argument. Before
+each repetition, the argument that RabbitMQ reported last is corrected. Every one of these declarations contains an
+argument with which no queue can be created (an unknown type, or an argument that the type does not have). So if the
+queue is deleted in the meantime, no declaration creates it by accident. The method was developed on RabbitMQ 3.10. If
+the text of an answer has an unknown form, the queue's kind is reported as "unknown".
 """
 
 import re
@@ -51,7 +52,7 @@ class QueueShape:
     expires: bool = False
     delivery_limit: int | None = None
     disconnected_milliseconds: int | None = None
-    """Milliseconds that the queue waits for a lost node, or None for RabbitMQ's default."""
+    """Milliseconds that the queue waits for a consumer whose node is lost, or None for RabbitMQ's default."""
 
 
 async def queue_shape(session: Session, queue: BrokerQueue) -> QueueShape | None:
@@ -85,7 +86,7 @@ async def queue_shape(session: Session, queue: BrokerQueue) -> QueueShape | None
 
 
 class _VanishedError(Exception):
-    """The queue does not exist, or does not exist any more."""
+    """The queue does not exist, or was deleted during the inspection."""
 
 
 class _NotUnderstoodError(Exception):
@@ -102,9 +103,9 @@ class _Declare:
         self.arguments: dict[str, Argument] = {}
 
     async def find(self, session: Session, wanted: str) -> Argument | None:
-        """Return the present value of the argument `wanted`, or None if it is not set.
+        """Return the queue's value of the argument `wanted`, or None if the queue does not have this argument.
 
-        This declaration must contradict it.
+        The value of `wanted` in this declaration must differ from the queue's value.
         """
         for _ in range(PROBES_MAX):
             text = await self._refusal(session)
@@ -125,14 +126,14 @@ class _Declare:
         raise _NotUnderstoodError
 
     def know(self, name: str, value: Argument | None) -> None:
-        """Set this argument to the queue's value, so that the declaration no longer contradicts it."""
+        """Set the argument `name` of this declaration to the queue's value, so that RabbitMQ no longer reports it."""
         if value is None:
             self.arguments.pop(name, None)
         else:
             self.arguments[name] = value
 
     async def _refusal(self, session: Session) -> str:
-        """Return the broker's reply text to this declaration, or "" if it accepted it."""
+        """Send this declaration. Return the text with which the broker refuses it, or "" if the broker accepts it."""
         channel = await session.open_channel()
         try:
             await session.call(
@@ -152,13 +153,13 @@ class _Declare:
 def is_gone(reason: CloseReason) -> bool:
     """Return whether `reason` means that the queue does not exist.
 
-    A bare "not found" may mean that a classic queue's node is down.
+    The reply code "not found" is not sufficient, because it may also mean that a classic queue's node is down.
     """
     return reason.code == NOT_FOUND and "no queue" in reason.text
 
 
 def queue_refused(queue: BrokerQueue, error: ChannelRefusedError) -> Conflict | BrokerUnavailable:
-    """Return the error to raise when RabbitMQ refuses a call about `queue`, which exists."""
+    """Return the error to raise when RabbitMQ refuses a call that concerns `queue`. The queue exists."""
     code, text = error.reason
     if code == RESOURCE_LOCKED:
         return Conflict(f"queue {queue!r} is exclusive to another connection: {text}")
@@ -168,9 +169,10 @@ def queue_refused(queue: BrokerQueue, error: ChannelRefusedError) -> Conflict | 
 
 
 def _integer(value: Argument | None) -> int | None:
-    """Return the integer in a text, or None.
+    """Return `value` as an integer, or None if it is not an integer.
 
-    RabbitMQ reports values without their types if both sides have the same type.
+    An integer may be given as text, because RabbitMQ does not report the type of a value if the declaration has a value
+    of the same type.
     """
     return int(str(value)) if re.fullmatch(r"-?\d+", str(value)) else None
 

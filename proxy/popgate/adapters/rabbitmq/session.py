@@ -67,8 +67,9 @@ class ChannelRefusedError(Exception):
 class Session:
     """An open connection.
 
-    `lost` is set when the connection can carry nothing more. `blocked` is the reason why the broker accepts no
-    messages, or None. `server_version` is the version of the connection's node, and stays set after the session's end.
+    `lost` is set when the connection has been lost or closed. `blocked` is the reason why the broker accepts no
+    messages, or None if it accepts them. `server_version` is the version of the connection's node. It stays set after
+    the session has ended.
     """
 
     def __init__(self, options: RabbitOptions, on_blocked: Callable[[str | None], None]) -> None:
@@ -95,7 +96,8 @@ class Session:
     ) -> "Session":
         """Open a connection to the node of `url`.
 
-        Raises any error of the libraries, which `explain` puts into words.
+        Raises: ConnectionRefusedByBrokerError, or any error of aiormq and aio-pika. `startup.explain` translates these
+        errors for an operator.
         """
         session = cls(options, on_blocked)
         name = f"popgate {options.role} {socket.gethostname()}:{os.getpid()} ({purpose})"
@@ -212,9 +214,10 @@ class Session:
     async def close_channel(self, channel: AbstractChannel) -> None:
         """Close a channel if it is open.
 
-        Never raises an error of the broker. If the caller is cancelled, the channel is closed anyway.
+        This method never raises an error of the broker. If the caller is cancelled, the channel is closed anyway.
 
-        aiormq sends a second Channel.Close when its call is cancelled, and this would end the connection.
+        The close runs in its own task: if it were cancelled, aiormq would send a second Channel.Close, and the broker
+        would end the connection.
         """
         if channel.is_closed:
             return
@@ -249,7 +252,7 @@ class Session:
             raise BrokerUnavailable(self.interceptor.ended.text)
 
     async def _listen(self) -> None:
-        """End the session when nothing arrives for 1.8 heartbeat intervals: RabbitMQ hangs, or its host is lost.
+        """End the session if no data arrives for 1.8 heartbeat intervals, because RabbitMQ hangs or its host is lost.
 
         aiormq waits for more than three intervals. This method counts checks, not seconds. So if this process was
         suspended, it reads the data that arrived in the meantime before the next check.
@@ -276,7 +279,7 @@ class Session:
 
 
 class ConnectionRefusedByBrokerError(Exception):
-    """The broker ended the handshake, and gave a reason."""
+    """The broker refused the connection during the handshake, and reported a reason."""
 
     def __init__(self, reason: CloseReason) -> None:
         super().__init__(reason.text)
@@ -295,7 +298,7 @@ def unlimit_write_queue(connection: AbstractConnection) -> None:
 
 
 class ChannelNumbers:
-    """Chooses the number of a connection's next channel: the numbers are used in turn.
+    """Chooses the number of a connection's next channel. It uses the numbers in ascending order, then again from 1.
 
     aiormq would use the highest number in use plus one. If channels are opened and closed repeatedly, this exceeds the
     broker's maximum sooner or later, and the broker closes the connection. The broker also closes the connection if a
@@ -309,9 +312,9 @@ class ChannelNumbers:
 
     @contextlib.contextmanager
     def next(self, connection: AbstractConnection) -> Generator[int | None]:
-        """Yield a number that no channel has, and that none is given while the block runs.
+        """Yield a number that no channel uses, or None if all numbers are in use.
 
-        Yield None if all numbers are in use.
+        No other channel gets this number while the block runs.
         """
         highest = connection.connection_tune.channel_max or CHANNELS_MAX
         for step in range(highest):

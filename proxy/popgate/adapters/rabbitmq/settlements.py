@@ -1,12 +1,12 @@
-"""Tracks a channel's unsettled deliveries, its settlements to write, and the acks that are proved.
+"""Tracks a channel's unsettled deliveries, the settlements to write, and the acks that the broker surely has applied.
 
-Does the bookkeeping of one channel. It writes nothing itself.
+This module writes nothing to the channel itself.
 
 Proof. With prefetch W, the broker sends delivery number d only if fewer than W of the earlier deliveries are unsettled.
-So d proves that d - W settlements have been applied. The broker applies settlements in the order in which they were
-written. They are counted in groups, one for each write, because the order within a write is not preserved. A resize
-begins a new consumer, whose deliveries prove only settlements of its own deliveries. But such a settlement also proves
-all earlier writes.
+So delivery d proves that the broker has applied d - W settlements. The broker applies settlements in the order in which
+they were written. Settlements are counted in groups, one for each write, because the order within a write is not
+preserved. A change of the prefetch begins a new consumer. Deliveries to the new consumer prove only settlements of
+deliveries to the same consumer. But if such a settlement is proved, all earlier writes are proved, too.
 """
 
 from collections import deque
@@ -22,12 +22,15 @@ _ALL = 0
 
 
 def return_all_frame(channel_number: int) -> bytes:
-    """Return the frame that gives back all unsettled deliveries of a channel."""
+    """Return the frame that requeues all unsettled deliveries of a channel."""
     return _SETTLE(1, channel_number, 13, _BASIC, _NACK, _ALL, _MULTIPLE | _REQUEUE, 0xCE)
 
 
 class _Group(NamedTuple):
-    """One write. It is proved when ``threshold`` settlements of the present consumer's deliveries are proved."""
+    """One write to the channel. ``acks`` is the number of acks that have been recorded up to this write.
+
+    The write is proved when ``threshold`` settlements of the present consumer's deliveries are proved.
+    """
 
     threshold: int
     acks: int
@@ -44,7 +47,7 @@ class Settlements:
         self._requeues: list[int] = []
         self._window = 0
         self._boundary = 0
-        """The present consumer's deliveries have higher tags."""
+        """All deliveries to the present consumer have tags that are higher than this one."""
         self._own_settled = 0
         self._acks_given = 0
         self._acks_proved = 0
@@ -53,12 +56,12 @@ class Settlements:
     # ------------------------------------------------------------ deliveries
 
     def begin(self, window: int) -> None:
-        """Start a new consumer with this prefetch. From now on only its deliveries prove settlements."""
+        """Record that a new consumer begins with the prefetch ``window``. Only its deliveries prove settlements."""
         self._window = window
         self._rebase(self._last)
 
     def deliver(self, tag: int, *, present: bool) -> None:
-        """Record a delivery; `present` is False if it still belongs to the former consumer."""
+        """Record a delivery. `present` is False if the broker sent it to the former consumer."""
         self._unsettled.add(tag)
         self._last = tag
         if not present:
@@ -80,7 +83,7 @@ class Settlements:
     def ack(self, tags: Sequence[int]) -> None:
         """Record acks for the next write.
 
-        Tags that are not unsettled are skipped: with them the broker would close the channel.
+        Tags of deliveries that are already settled are skipped, because the broker would close the channel.
         """
         self._acks_given += len(tags)
         self._settle(tags, self._acks)
@@ -96,7 +99,7 @@ class Settlements:
                 into.append(tag)
 
     def take_frames(self) -> bytes:
-        """Return the frames for everything recorded since the last call. The caller must write them at once."""
+        """Return the frames for all settlements since the previous call. The caller must write the frames at once."""
         acks, requeues = self._acks, self._requeues
         if not acks and not requeues:
             return b""

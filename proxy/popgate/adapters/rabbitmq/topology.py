@@ -46,8 +46,8 @@ DELIVERY_LIMIT_UNREACHABLE = 2_000_000_000
 """The delivery limit of popgate's queues. Without a limit, or with -1, some versions of RabbitMQ put returned messages
 at the end of the queue. With this limit, all versions put them at the front (decision 13)."""
 DELIVERY_LIMIT_LOW = 1_000_000
-"""Lowest delivery limit that popgate accepts. With a lower one, RabbitMQ would drop a message that popgate re-homes
-often."""
+"""Lowest delivery limit that popgate accepts. With a lower limit, RabbitMQ would drop a message that popgate returns to
+the queue many times."""
 DELIVERY_LIMIT_DEFAULT = 20
 
 _log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Topology:
         return known
 
     def turn(self, queue: BrokerQueue) -> asyncio.Lock:
-        """Return the lock for `queue` that its declaration and the start of its consumption must hold.
+        """Return the lock of `queue`. A caller must hold it while it declares the queue or starts to consume it.
 
         If a consumer starts before the Raft server of a quorum queue runs, RabbitMQ (3.10 to 4.3) ends the whole
         connection with INTERNAL_ERROR ("failed consuming from quorum queue: noproc").
@@ -190,7 +190,7 @@ class Topology:
             except ChannelRefusedError as error:
                 if error.reason.code != PRECONDITION_FAILED:
                     raise queue_refused(queue, error) from error
-                # An earlier version of the broker may have had other arguments when the queue was declared.
+                # The queue may have been declared under an earlier version of RabbitMQ, with other arguments.
                 shape = await queue_shape(session, queue)
                 if shape is None or not _serves(shape, version, single_active=single_active):
                     single = " with a single active consumer" if single_active else ""

@@ -10,9 +10,9 @@ Version: TypeAlias = tuple[int, ...]
 """Major, minor and patch numbers. Parts that are not numbers are omitted."""
 
 DISCONNECTED_TIMEOUT, DISCONNECTED_MILLISECONDS = "x-consumer-disconnected-timeout", 500
-"""Milliseconds that a quorum queue keeps the messages of a consumer whose node is lost. Leases and fencing tokens
-already exclude this consumer, so waiting gains nothing. Versions before 4.3 do not wait at all. RabbitMQ's default is a
-minute."""
+"""A queue argument and its value: milliseconds that a quorum queue waits before it redelivers the messages of a
+consumer whose node is lost. Leases and fencing tokens already exclude this consumer, so waiting gains nothing. Versions
+before 4.3 do not wait at all. RabbitMQ's default is a minute."""
 
 
 def version_of(connection: AbstractConnection) -> Version:
@@ -64,10 +64,10 @@ def keeps_lost_exclusive_queues(version: Version) -> bool:
 
 
 def stays_up_alone(version: Version) -> bool:
-    """Return whether a node that is cut off from most of the others may stay up, and keep its connections.
+    """Return whether a node that is cut off from most of the other nodes may stay up, and keep its connections.
 
-    It does if RabbitMQ's metadata is in Khepri, as above. Otherwise it pauses itself if ``pause_minority`` is
-    configured.
+    It does if RabbitMQ's metadata is in Khepri: always from 4.3 on, and from 4.0 on if an operator has chosen Khepri.
+    Otherwise, the node pauses itself if ``pause_minority`` is configured.
     """
     return version >= (4,)
 
