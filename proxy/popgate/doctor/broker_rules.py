@@ -8,8 +8,8 @@ from popgate.doctor.facts import Facts, MachineVersion, Version
 from popgate.doctor.findings import Finding, Severity
 
 OLDEST, OLDEST_SUPPORTED = (3, 10), (4, 1)
-"""The oldest version on which popgate runs, and the oldest version that had community support when this was written
-(2026)."""
+"""The oldest version of RabbitMQ on which popgate runs, and the oldest version that had community support when this was
+written (2026)."""
 DEAD_LETTERING_FIXED = (4, 3, 3)
 MACHINE_LOSES_UP_TO = 3
 """The newest version of the quorum queues' state machine with which a queue on RabbitMQ 4 may lose messages

@@ -48,14 +48,14 @@ class Queue:
 
     @property
     def is_consumed(self) -> bool:
-        """Whether popgate consumes the queue. The rules about returned messages and lost consumers require this."""
+        """Whether popgate consumes the queue. Rules about returned messages and lost consumers skip other queues."""
         if self.owner is Owner.ADOPTED:
             return True
         return self.arguments.get("x-single-active-consumer") is True or self.name.endswith(":dead")
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether this is one of popgate's exclusive classic queues. They store no messages."""
+        """Whether this is one of popgate's exclusive classic queues, which store no messages."""
         return self.owner is Owner.POPGATE and self.kind == "classic"
 
     @property
@@ -76,9 +76,9 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A permission that popgate's user lacks, because RabbitMQ refused an operation over AMQP.
+    """An operation that RabbitMQ refused over AMQP, because popgate's user lacks a permission.
 
-    ``kind`` is configure, write or read. ``name`` is the name of the queue or exchange.
+    ``kind`` is the missing permission: configure, write or read. ``name`` is the name of the queue or exchange.
     """
 
     kind: str

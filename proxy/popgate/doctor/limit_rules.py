@@ -1,5 +1,7 @@
-"""Rules about the delivery limits and timeouts of a queue, which depend on the queue's arguments, its policy and its
-operator policy."""
+"""Rules about the delivery limits and timeouts of a queue.
+
+RabbitMQ derives these limits and timeouts from the queue's arguments, its policy and its operator policy.
+"""
 
 from collections.abc import Iterator
 

@@ -59,5 +59,5 @@ def _with(present: str, names: Sequence[str], *, is_short: bool) -> str:
 
 
 def _readable(names: Sequence[str]) -> str:
-    """Return a list of names as text. Each name appears once; ``popgate:...`` replaces all of popgate's own names."""
+    """Return ``names`` as one text. Each name appears once, and ``popgate:...`` replaces all of popgate's own names."""
     return ", ".join(dict.fromkeys("popgate:..." if name.startswith("popgate:") else name for name in names))

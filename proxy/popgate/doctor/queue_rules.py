@@ -85,7 +85,8 @@ def _findings(facts: Facts, ruled: Sequence[Ruled]) -> Iterator[Finding]:
 def _scope(one: Ruled, of_operator: bool) -> _Scope:
     """Return the key of a queue's group. One policy can fix all queues of a group.
 
-    A group is either one adopted queue, or those of popgate's exclusive or other queues that have the same policy.
+    Each adopted queue is a group. Two queues of popgate are in the same group if they have the same policy, and either
+    both or none of them are exclusive.
     """
     policy = one.operator if of_operator else one.policy
     owner = one.queue.name if one.queue.owner is Owner.ADOPTED else one.queue.is_exclusive

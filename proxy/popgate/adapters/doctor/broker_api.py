@@ -111,7 +111,7 @@ async def api_clock(management: Management, place: str) -> ClockSkew | None:
 
 
 def skew_seconds(before: float, after: float, earliest: float, latest: float) -> float:
-    """Return by how many seconds another clock differs at least from this machine's clock.
+    """Return the smallest number of seconds by which another clock may differ from this machine's clock.
 
     The result is positive if the other clock is ahead, negative if it is behind, and 0 if no difference is certain.
 
@@ -149,5 +149,5 @@ def _machines(value: Mapping[str, Any]) -> Iterable[MachineVersion]:
 
 
 def _milliseconds(value: object) -> int:
-    """Return a timeout setting in milliseconds. A value that is not a number disables the timeout; this returns 0."""
+    """Return a timeout setting in milliseconds, or 0 if ``value`` is not a number, which disables the timeout."""
     return int(str(value)) if str(value).isdecimal() else 0

@@ -212,7 +212,7 @@ async def _ask_tools(interfaces: Interfaces, vhost: str) -> tuple[ToolFacts | No
 
 
 async def _queues(session: Session, api: _Api, scope: Scope) -> tuple[list[Queue], list[Refusal]]:
-    """Return popgate's own queues and the adopted queues, and a Refusal for each queue that may not be inspected."""
+    """Return popgate's own and the adopted queues, and a Refusal for each queue that this user may not inspect."""
     owners = {one.name: one.owner for one in scope.known} | dict.fromkeys(scope.named, Owner.ADOPTED)
     rows = {str(row.get("name")): row for row in api.queues or ()}
     # popgate's exclusive queues exist only temporarily, so ``_expected`` returns one queue that represents them.
@@ -231,7 +231,7 @@ async def _queues(session: Session, api: _Api, scope: Scope) -> tuple[list[Queue
             refused.append(seen)
         if row is not None:
             found.append(_of_row(name, owner, row))
-        elif isinstance(seen, Queue) and (seen.exists or owner is Owner.ADOPTED):  # popgate declares its own again
+        elif isinstance(seen, Queue) and (seen.exists or owner is Owner.ADOPTED):  # popgate declares its own if missing
             found.append(seen)
     return found, refused
 

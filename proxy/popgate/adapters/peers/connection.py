@@ -98,7 +98,7 @@ class PeerConnection(asyncio.Protocol):
             return
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            with contextlib.suppress(OSError):  # it is already closed
+            with contextlib.suppress(OSError):  # the socket is already closed
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         transport.abort()
 

@@ -32,7 +32,7 @@ class BodyLimit:
         self._max: int | None = None
 
     async def learn(self, size: int) -> None:
-        """Find out whether RabbitMQ accepts a body of `size` bytes. Does nothing for sizes that were accepted before.
+        """Find out whether RabbitMQ accepts a body of `size` bytes, unless this is already known.
 
         Raises: BrokerUnavailable.
         """

@@ -30,7 +30,7 @@ from popgate.ports.broker import (
 
 
 class RabbitBroker:
-    """RabbitMQ as the port's `Broker`.
+    """Implements the port `Broker` on RabbitMQ.
 
     `keys` sign the ids of published copies, and check the ids of delivered copies. `chance` is the source of random
     numbers that spread reconnects in time. Tests pass a seeded one.
@@ -46,8 +46,8 @@ class RabbitBroker:
         self._options = options
         self._keys = keys
         self._chance = chance or random.Random()
-        # The name stays the same when a connection is lost. So an old connection that lingers at RabbitMQ is not
-        # mistaken for another popgate.
+        # The name stays the same when a connection is lost. So an old connection that RabbitMQ has not ended yet does
+        # not prevent this process from taking the guard again.
         self._guard_holder = options.cluster or f"alone:{secrets.token_hex(8)}"
         self._consume = Connection(options, "consume", prepare=self._prepare, chance=self._chance)
         self._publish = Connection(
@@ -79,7 +79,7 @@ class RabbitBroker:
         await self._topology.leave_mark(mark)
 
     async def has_mark(self, mark: str) -> bool:
-        """Return whether this virtual host has the mark. Raises: Conflict."""
+        """Return whether `leave_mark` has marked this virtual host with `mark`. Raises: Conflict."""
         return await self._topology.has_mark(mark)
 
     async def declare_topic(self, topic: TopicName) -> None:

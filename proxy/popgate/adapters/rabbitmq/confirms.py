@@ -235,7 +235,7 @@ class ConfirmChannel:
 
     def on_returned(self, reason: CloseReason, properties: bytes) -> None:
         returned = decode(properties, b"", None)
-        if returned.problem:  # ends the channel, so that the confirm is not mistaken for a success
+        if returned.problem:  # the error ends the channel, so that the confirm is not mistaken for a success
             raise ValueError(f"a returned message can't be read: {returned.problem}")
         if len(self._returned) >= RETURNED_MAX:  # the batches of these messages were given up long ago
             self._returned.clear()
@@ -269,7 +269,7 @@ class ConfirmChannel:
                 self._returned.discard(copy_id)
                 outcome = _UNROUTED
         batch.settle(index, outcome)
-        self._take(number)  # must be last: if a step before fails, ``on_closed`` still finds the message
+        self._take(number)  # must be last: if an earlier step fails, ``on_closed`` still finds the message
 
     def _take(self, number: int) -> None:
         self._bytes -= self._unconfirmed.pop(number).size

@@ -35,8 +35,8 @@ class Connection:
     `prepare` is called with each new session, before callers can use the session. If `prepare` raises, the attempt to
     connect has failed. `on_blocked` is called with the reason when the broker has a memory or disk alarm, and with None
     when the alarm ends. `on_cut_off` is called with the URL of a node that this connection leaves because the node is
-    cut off from the other nodes. Without `on_cut_off`, this is not checked: the check publishes messages, which a
-    connection that consumes must not do.
+    cut off from the other nodes. If `on_cut_off` is None, the connection does not check whether its node is cut off.
+    This check publishes messages, which a connection that consumes must not do.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Connection:
         return session
 
     def unavailable_reason(self) -> str | None:
-        """Return why there is no live session, or None."""
+        """Return why there is no live session, or None if there is one."""
         session = self._session
         return None if session is not None and session.interceptor.ended is None else self._reason
 
@@ -192,7 +192,7 @@ class Connection:
                     # aiormq raises errors of five unrelated kinds here. After any of them, the next attempt may
                     # succeed.
                     problems.append(self._explain(error, url, seconds))
-            if problems and (reason := explain_all(problems)) != self._reason:  # not at every attempt
+            if problems and (reason := explain_all(problems)) != self._reason:  # log a reason only once
                 _log.warning("no connection to RabbitMQ yet", extra={"purpose": self._purpose, "reason": reason})
                 self._reason = reason
             if urls is not others:

@@ -13,8 +13,8 @@ and a long delay does not block a short one. A message enters at the level of th
 
 The last exchange has a binding for each queue of each group. So a message reaches the groups that exist when the
 message becomes visible. ``unclaimed`` discards messages for which no group exists: at-least-once dead-lettering would
-retry them for ever, and a few of them would block the level. If an exchange of a level is missing, in contrast,
-RabbitMQ's retries are useful: the messages in the levels above continue when the missing level is declared again.
+retry them for ever, and a few of them would block the level. If the exchange of a level is missing, in contrast,
+RabbitMQ's retries are useful: the messages in the level above continue when the exchange is declared again.
 
 An adopted queue must stay unchanged, so it has no binding. Instead it has a relay, which is a queue of popgate in which
 no message stays. The relay dead-letters messages to the adopted queue through the default exchange, also at least once.
@@ -39,7 +39,7 @@ from popgate.domain.names import BrokerQueue, TopicName
 DELIVER_EXCHANGE = "popgate:delay:deliver"
 UNCLAIMED = "popgate:delay:unclaimed"
 DECLARED_AGAIN_SECONDS = 60.0
-"""Seconds after which a delayed publish declares its levels again, in case one was deleted."""
+"""Seconds after which a delayed publish declares its levels again, in case a level was deleted."""
 
 
 def level_name(level: int) -> str:

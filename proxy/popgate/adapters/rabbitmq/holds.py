@@ -40,13 +40,13 @@ DECLARE_SECONDS_MAX = 300.0
 """Maximum number of seconds for a declaration: while a node hangs, RabbitMQ declares nothing until it considers this
 node lost (``net_ticktime``)."""
 LOST_LOOK_EVERY = 5
-"""The first of this many attempts also checks whether the present holder's node is lost. The check is too expensive for
-every attempt."""
+"""In each series of this many attempts, only the first attempt checks whether the present holder's node is lost. The
+check is too expensive for every attempt."""
 LOOK_SECONDS_MAX = 5.0
 """Maximum number of seconds that RabbitMQ may take to report the state of a name."""
 _NOT_YET = (RESOURCE_LOCKED, NOT_FOUND)
 """Reply codes for a name that can't be declared yet. The name is in use, or it was in use on a node that is down, and
-the other nodes have not noticed yet."""
+the other nodes have not detected this yet."""
 
 
 class Hold(NamedTuple):
@@ -161,7 +161,7 @@ class _Names:
                 return False
             raise BrokerUnavailable(f"RabbitMQ refuses the queue {name}: {error}") from error
         except BaseException:
-            session.interceptor.abort()  # RabbitMQ may still declare it, and it would never be deleted
+            session.interceptor.abort()  # otherwise RabbitMQ may still declare the queue, and nothing would delete it
             raise
         finally:
             await session.close_channel(channel)

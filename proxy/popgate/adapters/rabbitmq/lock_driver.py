@@ -1,7 +1,7 @@
 """Implements the lock driver over the caller's aio-pika connection.
 
 It uses aiormq's plain channels, which are never reopened. When a channel ends, its lock is lost and must stay lost. If
-aio-pika reopened the channel automatically, the client would seem to hold the lock still.
+the channel were reopened automatically, the lock would appear to be held still.
 """
 
 import asyncio
@@ -145,8 +145,8 @@ class RabbitLockDriver:
             task.cancel()
             raise LockUnavailable(f"{what}: RabbitMQ did not answer for {ANSWER_SECONDS:g} s") from error
         except asyncio.CancelledError as error:
-            # aiormq cancels waiting calls when it gives up a connection. In this case the task here was not cancelled
-            # itself.
+            # aiormq cancels waiting calls when it gives up a connection. In this case, the task of the caller was not
+            # cancelled.
             current = asyncio.current_task()
             if not task.cancelled() or (current is not None and current.cancelling()):
                 raise
@@ -349,7 +349,7 @@ class RabbitLockChannel:
 
 
 class MissingError(LockUnavailable):
-    """The queue does not exist. If a call does not expect this answer, the lock is unavailable."""
+    """The queue does not exist. For a call that requires the queue, this means that the lock is unavailable."""
 
 
 class LockedError(LockUnavailable):

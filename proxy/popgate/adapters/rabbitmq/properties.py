@@ -60,7 +60,8 @@ ODD_HEADER_PREFIX = "amqp-"
 UNREADABLE_HEADER = "amqp-unreadable-properties"
 """Header that contains the base64 of a message's properties if they can't be read."""
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
-"""The reply_to with which RabbitMQ closes a publisher's channel, unless the publisher consumes from this queue."""
+"""A reply_to that popgate never sends. RabbitMQ closes the channel of a publisher that sends it, unless the publisher
+consumes from this pseudo-queue."""
 
 _TEXT_PROPERTIES = (
     # flag, header, whether any publisher may set it (RabbitMQ checks user_id, and expiration would drop dead letters)
@@ -258,7 +259,7 @@ class _Reading:
             name_end = position + 1 + raw[position]
             name = raw[position + 1 : name_end]
             kind = raw[name_end]
-            if name in _RAW_DEATHS and kind in SIZED:  # long, and seldom wanted
+            if name in _RAW_DEATHS and kind in SIZED:  # these headers are long and seldom needed: skip them for now
                 deaths.append((name, kind, name_end + 1))
                 position = name_end + 5 + _u32.unpack_from(raw, name_end + 1)[0]
                 continue

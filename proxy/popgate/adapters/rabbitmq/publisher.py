@@ -133,7 +133,7 @@ class Publisher:
                 limit.reschedule(deadline)
 
     def forget_exchange(self, topic: TopicName) -> None:
-        """Forget that the exchange of ``topic`` exists, because it was deleted. The next publish checks this."""
+        """Forget that the exchange of ``topic`` exists. The next publish then checks whether the exchange exists."""
         self._exchanges.discard(topic)
 
     def forget_delays(self) -> None:
@@ -161,7 +161,7 @@ class Publisher:
 
     def _refuse_where_nothing_is_stored(self, batch: Batch) -> None:
         if not any(outcome is not None and outcome.status is not _FAILED for outcome in batch.outcomes):
-            self._refuse_while_blocked(sent=bool(batch.sent))  # RabbitMQ may store it when the alarm ends
+            self._refuse_while_blocked(sent=bool(batch.sent))  # RabbitMQ may store the messages when the alarm ends
             if not batch.sent:
                 raise BrokerUnavailable("RabbitMQ is slow to confirm earlier messages")
 

@@ -94,7 +94,7 @@ class _NotUnderstoodError(Exception):
 
 
 class _Declare:
-    """A declaration that matches the queue's arguments more closely after each answer."""
+    """A declaration of a queue. After each answer of the broker, it matches the queue's arguments more closely."""
 
     def __init__(self, queue: BrokerQueue) -> None:
         self.queue = queue

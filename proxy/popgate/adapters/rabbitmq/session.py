@@ -195,8 +195,8 @@ class Session:
                 give_up()
                 task.cancel()
                 raise
-            # aiormq cancels waiting calls when it gives up a connection. In this case the task here was not cancelled
-            # itself.
+            # aiormq cancels waiting calls when it gives up a connection. In this case, the task of the caller was not
+            # cancelled.
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
@@ -275,7 +275,7 @@ class Session:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks the exception as retrieved: an abandoned call has no caller that does
+            task.exception()  # marks the exception as retrieved: an abandoned call has no caller that retrieves it
 
 
 class ConnectionRefusedByBrokerError(Exception):

@@ -1,4 +1,4 @@
-"""Tracks a channel's unsettled deliveries, the settlements to write, and the acks that the broker surely has applied.
+"""Tracks a channel's unsettled deliveries, its settlements to write, and which acks the broker has certainly applied.
 
 This module writes nothing to the channel itself.
 
@@ -83,7 +83,7 @@ class Settlements:
     def ack(self, tags: Sequence[int]) -> None:
         """Record acks for the next write.
 
-        Tags of deliveries that are already settled are skipped, because the broker would close the channel.
+        Tags of deliveries that are already settled are skipped. If one were sent, the broker would close the channel.
         """
         self._acks_given += len(tags)
         self._settle(tags, self._acks)

@@ -3,8 +3,8 @@
 A topic is a durable direct exchange. A group's queues are quorum queues with a single active consumer, bound by their
 index. The dead-letter queue is reached through the default exchange (decision 13). Delayed messages arrive through
 another exchange, to which queues are bound by topic and index: ``delay_levels`` describes the rest of their route.
-Arguments can't be changed later. So existing queues are kept if they can serve popgate, even if this version would
-choose other arguments.
+The arguments of a queue can't be changed later. So an existing queue is accepted if it can serve popgate, even if this
+version of popgate would choose other arguments.
 """
 
 import asyncio
@@ -159,7 +159,7 @@ class Topology:
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
         """Return the depth of each queue.
 
-        It is 0 if the leader of a quorum queue does not answer RabbitMQ within 0.25 s.
+        The depth of a quorum queue is 0 if the queue's leader does not answer RabbitMQ within 0.25 s.
         """
         session = self._session()
         depths: list[QueueDepth] = []

@@ -35,7 +35,10 @@ def returns_unlimited_to_back(version: Version) -> bool:
 
 
 def counts_only_lost_channels(version: Version) -> bool:
-    """Return whether a return counts towards the delivery limit only if the channel ended, not after a nack."""
+    """Return whether a returned delivery counts towards the delivery limit only if its channel ended.
+
+    If so, a delivery that was returned by a nack does not count.
+    """
     return version >= (4, 3)
 
 
@@ -48,9 +51,9 @@ def count_header(version: Version) -> str:
 
 
 def keeps_consumer_timeout(version: Version) -> bool:
-    """Return whether a consumer of a quorum queue can choose how long it may hold a delivery (``x-consumer-timeout``).
+    """Return whether a consumer of a quorum queue can choose its own consumer timeout (``x-consumer-timeout``).
 
-    When this time has passed, RabbitMQ cancels the consumer and leaves its channel open.
+    After this timeout, RabbitMQ cancels the consumer and leaves the consumer's channel open.
     """
     return version >= (4, 3)
 

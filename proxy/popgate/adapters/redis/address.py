@@ -98,7 +98,7 @@ def open_pool(address: RedisAddress) -> ConnectionPool:
 async def close_pool(pool: ConnectionPool) -> None:
     """Close the connections that ``pool`` has opened to the Sentinels."""
     if isinstance(pool, SentinelConnectionPool):
-        for client in cast("Any", pool).sentinel_manager.sentinels:  # it has no types
+        for client in cast("Any", pool).sentinel_manager.sentinels:  # redis-py has no types for these attributes
             with contextlib.suppress(RedisError, OSError):
                 await client.aclose()
 

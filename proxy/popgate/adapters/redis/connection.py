@@ -74,8 +74,8 @@ class RedisConnection:
 
         Redis runs a script completely or not at all.
 
-        Raises: StateUnavailable. If Redis refused the script, it has changed nothing. If Redis did not answer, the
-        script may have run.
+        Raises: StateUnavailable. If Redis refused the script, the script has changed nothing. If Redis did not answer,
+        the script may have run.
         """
         if self._incarnation is None:
             self._incarnation = await self._execute(
@@ -205,7 +205,7 @@ class RedisConnection:
         known, arguments = script(name), (self.prefix, incarnation, msgspec.msgpack.encode(request))
         try:
             answer: bytes = await self.command("EVALSHA", known.sha, 0, *arguments)
-        except NoScriptError:  # Redis is new, or was restarted
+        except NoScriptError:  # Redis does not have the script yet, or was restarted
             answer = await self.command("EVAL", known.text, 0, *arguments)
         return answer
 

@@ -48,7 +48,7 @@ def _remedy(error: redis.RedisError | OSError, place: str) -> tuple[str, float] 
 
 
 def _by_word(text: str, place: str) -> tuple[str, float] | None:
-    """Translate an error by a word in its text, because Redis wraps the errors of a script's commands."""
+    """Translate an error by a word in its text, because Redis wraps an error inside a script in another error."""
     for word, (meaning, seconds) in _WORDS.items():
         if word in text:
             return f"Redis at {place} {meaning} ({text})", seconds

@@ -1,4 +1,4 @@
-"""Writes to Redis with fencing tokens: one script compares the token with the highest earlier one, and writes."""
+"""Writes to Redis with fencing tokens: one script sets a value, unless an earlier write had a higher token."""
 
 from typing import TYPE_CHECKING
 

@@ -45,7 +45,7 @@ from popgate.ports.leases import (
 )
 
 RECORDS_PER_STEP = 1_000
-"""Maximum number of records for one script that processes many, so that it delays other calls by at most 2 ms."""
+"""Maximum number of records that one script loads, restores or cleans up, so that it delays others by at most 2 ms."""
 ATTEMPTS_PER_STEP = 200
 LOOK_AGAIN_SECONDS = 900.0
 """Seconds between two checks of an attempt whose leases have expired but may still be extended."""
@@ -164,7 +164,7 @@ class RedisLeaseStore:
                     count, change = await self._collect(queue, before, settled=settled)
                     total += count
                     oldest = min(oldest, change)
-                await self._trim(queue, 0, 0)  # removes the dropped records from the list
+                await self._trim(queue, 0, 0)  # removes the deleted records from the list of settled records
             self._oldest_change = oldest
         while await self._end_attempts() == ATTEMPTS_PER_STEP:
             pass

@@ -17,7 +17,7 @@ from popgate.ports.limits import Limit, Limits, Vacancy
 RECORDS_PER_STEP = 1_000
 """Maximum number of records that one script counts, so that it delays other calls by at most 2 ms."""
 OWNERS_SECONDS_MAX = 10.0
-"""Maximum number of seconds that counting waits until every queue has an owner. It is longer than popgate needs to
+"""Maximum number of seconds that counting waits for every queue to have an owner. It is longer than popgate needs to
 detect that an owner is lost."""
 
 _FULL = GrantAnswer(GrantStatus.FULL, 0.0, None)

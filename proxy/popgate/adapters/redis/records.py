@@ -58,7 +58,7 @@ def restored(record: LeaseRecord, remaining: float) -> tuple[object, ...]:
 
 
 def read_records(rows: Sequence[Sequence[Any]]) -> list[LeaseRecord | None]:
-    """Return the records of a script's answer as a list. The answer refers to records by index; index 0 is None."""
+    """Return the records of a script's answer as a list. The answer refers to them by index; 0 means no record."""
     return [None, *map(_record, rows)]
 
 
