@@ -1,7 +1,8 @@
 """Writes the acks of one channel to the disk.
 
-Acks are written in the order in which they were given, one write at a time. Acks that arrive during a write are part of
-the next write. If a write fails (a full disk), it is retried until it succeeds or the channel ends.
+An ack is written by deleting the acked message. Acks are written in the order in which they arrive, and only one write
+runs at a time. The next write contains all acks that arrive during the current write. If a write fails, for example
+because the disk is full, it is retried until it succeeds or the channel ends.
 """
 
 import asyncio
@@ -20,14 +21,14 @@ _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 DELETE_DELAY_SECONDS = 0.1
-"""Seconds that a deletion waits for others, so that they share a commit. No client waits for the deletion, because the
-lease record has already settled the message."""
+"""Seconds from the first waiting ack to the deletion, so that the acks of this interval share one commit. No client
+waits for the deletion, because the lease record already says that the message is settled."""
 
 
 class AckWriter:
-    """Deletes acked messages of a queue.
+    """Deletes the acked messages of one queue from the database.
 
-    After each commit, it calls ``deleted`` with the number of deleted messages.
+    After each commit, the writer calls ``deleted`` with the number of messages that the commit deleted.
     """
 
     def __init__(self, database: Database, queue_id: int, name: BrokerQueue, deleted: Callable[[int], None]) -> None:
@@ -38,14 +39,14 @@ class AckWriter:
         self._loop = asyncio.get_running_loop()
         self._ended = False
         self._waiting: list[int] = []
-        """Positions whose deletion is not yet submitted."""
+        """Positions of acked messages whose deletion has not been submitted to the database yet."""
         self._writing: list[int] = []
         self._given_count = 0
         self._handed_in_count = 0
         self._write_due = False
         self._flushes: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.written_count = 0
-        """Number of the given acks, in their order, that are durable."""
+        """Number of acks that are durable. They are the first ones that were added."""
 
     @property
     def pending_count(self) -> int:
@@ -53,9 +54,11 @@ class AckWriter:
         return len(self._waiting) + len(self._writing)
 
     def add(self, positions: Sequence[int], ack_count: int) -> None:
-        """Write these acks soon. ``ack_count`` is their number: an ack may have no message.
+        """Delete the messages at ``positions`` after a short delay.
 
-        Acks without a message become durable together with the others.
+        ``ack_count`` is the number of acks. It can exceed the number of positions, because an ack may refer to a
+        message that the channel no longer tracks. Such an ack counts as durable once the messages of the same write are
+        deleted.
         """
         self._waiting += positions
         self._given_count += ack_count
@@ -64,9 +67,9 @@ class AckWriter:
             self._loop.call_later(DELETE_DELAY_SECONDS, self._write)
 
     async def flush(self) -> None:
-        """Return when all acks given so far are durable.
+        """Wait until all acks added so far are durable.
 
-        Raises: BrokerUnavailable if a write fails, or the channel has ended.
+        Raises: BrokerUnavailable if a write fails, or if the channel ended before its acks were written.
         """
         if self.written_count == self._given_count:
             return
@@ -78,7 +81,7 @@ class AckWriter:
         await flushed
 
     def end(self) -> None:
-        """Submit the waiting acks. They are not retried if this write fails."""
+        """Stop retrying, and submit the acks that still wait to the database."""
         self._ended = True
         self._hand_in()
 
@@ -90,9 +93,9 @@ class AckWriter:
         self._tell_flushes(None)
 
     async def ended(self) -> None:
-        """Return when the last write has succeeded or failed."""
+        """Wait until the last write has succeeded or failed. Call ``end`` first."""
         try:
-            # Outcomes arrive in the order of submission.
+            # The database reports a read only after all earlier writes, so this read returns after the last write.
             await self._database.read(_nothing)
         except StorageUnavailable as error:
             _log.warning("acks may be lost with their channel", extra={"queue": self._name, "error": error.detail})
@@ -115,13 +118,13 @@ class AckWriter:
         def done(count: int) -> None:
             self._writing = []
             self._deleted(count)
-            if self.written_count == before:  # otherwise earlier acks have failed and the channel has ended
+            if self.written_count == before:  # otherwise, an earlier write failed and the channel has ended
                 self.written_count = given
                 self._tell_flushes(None)
             self._write()
 
         def failed(error: Exception) -> None:
-            level = logging.DEBUG if isinstance(error, StorageUnavailable) else logging.ERROR  # the store has said why
+            level = logging.DEBUG if isinstance(error, StorageUnavailable) else logging.ERROR  # the store has logged it
             _log.log(level, "acks could not be written", extra={"queue": self._name, "error": str(error)})
             self._writing = []
             self._waiting = positions + self._waiting
@@ -138,7 +141,7 @@ class AckWriter:
             failed(error)
 
     def _tell_flushes(self, error: Exception | None) -> None:
-        """Answer the flushes whose acks are written. With an ``error``, answer all flushes."""
+        """End the ``flush`` calls whose acks are durable. If ``error`` is given, end all ``flush`` calls with it."""
         while self._flushes and (error is not None or self._flushes[0][0] <= self.written_count):
             flushed = self._flushes.popleft()[1]
             if flushed.done():

@@ -13,7 +13,7 @@ _OF = "topic = ? AND name = ?"
 
 
 class SqliteAssignments:
-    """The state port's assignment store on ``database``, which the caller opens and closes."""
+    """Implements the port ``Assignments`` on ``database``. The caller opens and closes ``database``."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -28,7 +28,7 @@ class SqliteAssignments:
             row = connection.execute(f"SELECT version FROM pull_assignment WHERE {_OF}", subscription).fetchone()
             if (0 if row is None else row[0]) != replaces:
                 return None
-            version = max(replaces + 1, int(self._database.now() * 1000))  # no version repeats, even after ``drop``
+            version = max(replaces + 1, int(self._database.now() * 1000))  # never reuse a version, even after ``drop``
             values = (*subscription, version, assignment_json(assignment))
             connection.execute("REPLACE INTO pull_assignment VALUES (?, ?, ?, ?)", values)
             return version

@@ -1,7 +1,7 @@
 """Stores the leases of a client's ``attempt_id``, so that a repeated pop returns the same leases.
 
-There is one row for each (subscription, attempt id). It holds only the latest lease id: a new lease id replaces the
-attempt.
+There is one row for each pair of a subscription and an attempt id. The row contains one lease id and the messages
+leased under it. If a pop grants messages under another lease id, the row is replaced.
 """
 
 import sqlite3
@@ -16,7 +16,7 @@ from popgate.domain.names import CopyId, LeaseId, Subscription
 
 ATTEMPTS_PER_TRANSACTION_MAX = 500
 LOOK_AGAIN_SECONDS = 900.0
-"""Seconds between two checks of an attempt whose leases have expired but may still be extended."""
+"""Seconds until an attempt is checked again if its leases have expired, but can still be extended."""
 
 Copies = Sequence[tuple[int, CopyId]]
 
@@ -29,7 +29,10 @@ def add_to_attempt(
     copies: Copies,
     ends_at: float,
 ) -> None:
-    """Record that ``lease_id`` holds ``copies`` until ``ends_at``, in addition to its earlier copies."""
+    """Record that ``copies`` were leased under ``lease_id`` until ``ends_at``.
+
+    If the attempt already contains copies under the same lease id, the new copies are appended to them.
+    """
     row = connection.execute(
         "SELECT copies FROM attempt WHERE topic = ? AND name = ? AND attempt_id = ? AND lease_id = ?",
         (*subscription, attempt_id, lease_id),
@@ -44,7 +47,10 @@ def add_to_attempt(
 def read_attempt(
     connection: sqlite3.Connection, subscription: Subscription, attempt_id: str, now: float
 ) -> list[tuple[int, CopyId, LeaseRecord]]:
-    """Return the leases that the attempt still holds at ``now``, in the order in which they were granted."""
+    """Return the leases of the attempt that have not expired at ``now``, in the order in which they were granted.
+
+    Leases that were settled, released or granted to another client are left out.
+    """
     row = connection.execute(
         "SELECT lease_id, copies FROM attempt WHERE topic = ? AND name = ? AND attempt_id = ?",
         (*subscription, attempt_id),
@@ -56,10 +62,11 @@ def read_attempt(
 
 
 def delete_ended_attempts(connection: sqlite3.Connection, now: float) -> int:
-    """Delete attempts that no longer have any lease to return: one step. Return how many rows were examined.
+    """Delete attempts that have no lease left to return. Return the number of examined rows.
 
-    An attempt is not updated when its leases are extended, and an expired lease can be extended until another client is
-    granted the message. So an attempt is deleted only when all its leases are settled, released or granted to others.
+    One call examines at most ``ATTEMPTS_PER_TRANSACTION_MAX`` rows. The row of an attempt is not updated when its
+    leases are extended. An expired lease can be extended until another client is granted the message. Therefore an
+    attempt is deleted only when each of its leases is settled, released or granted to another client.
     """
     rows = connection.execute(
         "SELECT topic, name, attempt_id, lease_id, copies FROM attempt WHERE ends_at < ? ORDER BY ends_at LIMIT ?",
@@ -78,7 +85,10 @@ def delete_ended_attempts(connection: sqlite3.Connection, now: float) -> int:
 
 
 def _good(connection: sqlite3.Connection, lease_id: LeaseId, copies: Copies) -> list[tuple[int, CopyId, LeaseRecord]]:
-    """Return those ``copies``, with their records, that have neither been settled nor granted to another client."""
+    """Return the ``copies`` whose lease under ``lease_id`` can still be used, with their lease records.
+
+    Copies that were settled, released or granted under another lease id are left out.
+    """
     by_queue: dict[int, list[CopyId]] = defaultdict(list)
     for queue_id, copy_id in copies:
         by_queue[queue_id].append(copy_id)

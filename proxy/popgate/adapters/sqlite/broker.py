@@ -1,11 +1,14 @@
-"""Implements the embedded broker: queues of messages in the store, for a proxy without RabbitMQ.
+"""Implements the embedded broker, which keeps message queues in the embedded store.
 
-Owns the list of queues and their consumers. ``publishing`` routes messages, ``channel`` consumes them,
-``broker_queues`` and ``messages`` own the rows, and ``delays`` owns delayed messages. All facts about queues are also
-kept in memory, because this process is the file's only user.
+A proxy uses it instead of RabbitMQ.
 
-A published batch is stored in one job, and the channels are notified after the job's commit. A deleted queue disappears
-at once. The sweeper deletes its messages in small steps, also after a restart.
+This module owns the list of queues and their consumers. ``publishing`` routes messages, and ``channel`` delivers them.
+``broker_queues`` and ``messages`` own the rows, and ``delays`` owns delayed messages. The rows of queues are also
+cached in memory, because no other process uses the file.
+
+One job stores a published batch. After the commit of the job, the channels of the queues are notified. A deleted queue
+disappears at once. A background task, the sweeper, then deletes the messages of the queue in small steps. After a
+restart, the sweeper continues.
 """
 
 import asyncio
@@ -60,14 +63,14 @@ def _no_condition(_: sqlite3.Connection) -> bool:
 
 
 class SqliteBroker:
-    """The broker port on ``database``, which the caller opens and closes."""
+    """Implements the broker port on ``database``. The caller opens and closes ``database``."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._queues: dict[BrokerQueue, StoredQueue] = {}
         self._bindings: Bindings = {}
         self._places: dict[BrokerQueue, Place] = {}
-        """The topic and index from which each bound queue receives its messages."""
+        """For each bound queue, the topic and the queue index whose messages it receives."""
         self._delays = DelayedPublishes(database, self._bound)
         self._sweeper: asyncio.Task[None] | None = None
         self._garbage = asyncio.Event()
@@ -137,7 +140,8 @@ class SqliteBroker:
         if not present:
             return
         queue_ids = [queue.queue_id for queue in present]
-        # Unbind at once, so that no message is reported as published to a queue that is about to be deleted.
+        # Unbind the queues before the write. Otherwise a message could be reported as published although its queue is
+        # about to be deleted.
         bindings = [(queue, *self._unbind(queue)) for queue in present]
 
         def done(_: None) -> None:
@@ -182,9 +186,9 @@ class SqliteBroker:
     async def _store(
         self, parts: Sequence[Part], delayed: Sequence[DelayedRow], condition: Job[bool] = _no_condition
     ) -> bool:
-        """Store everything, unless ``condition`` returns False in the same transaction.
+        """Store ``parts`` and ``delayed`` in one transaction, if ``condition`` returns True in this transaction.
 
-        Return whether everything was stored.
+        If ``condition`` returns False, store nothing. Return whether the messages were stored.
         """
         is_stored = False
         firsts = [part.queue.take_positions(len(part.messages)) for part in parts]
@@ -223,7 +227,7 @@ class SqliteBroker:
         return SqliteChannel(self._database, stored, prefetch, listener)
 
     async def let_go(self, queue: BrokerQueue) -> None:
-        """Do nothing: no other process consumes these queues."""
+        """Do nothing, because no other process could consume the queue."""
 
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
         self._check_started()
@@ -238,13 +242,16 @@ class SqliteBroker:
         ]
 
     def look_at_the_clock(self) -> None:
-        """Check which messages are due. For a clock that is advanced by hand."""
+        """Check which delayed messages are due. Tests call this after they have advanced a manual clock."""
         self._delays.look()
 
     # -- how -------------------------------------------------------------------------------------------------------
 
     def _know(self, row: QueueRow) -> None:
-        """Keep a stored queue and its binding in memory. A known queue retains its positions."""
+        """Add a stored queue and its binding to the cache in memory.
+
+        If the queue is already cached, change only the binding.
+        """
         queue = self._queues.get(row.name)
         if queue is None:
             queue = StoredQueue(row.queue_id, row.name, stored=row.stored, next_position=row.next_position)
@@ -259,9 +266,10 @@ class SqliteBroker:
             self._places[queue.name] = topic, index
 
     def _bound(self, place: Place) -> Sequence[StoredQueue]:
-        """Return the queues that receive a delayed message of this place.
+        """Return the queues that receive a delayed message that was published to ``place``.
 
-        The topic may have fewer queues than when it was published.
+        If the topic now has fewer queue indexes than when the message was published, the index is reduced modulo the
+        present number of indexes.
         """
         topic, index = place
         by_index = {number: bound for number, bound in self._bindings.get(topic, {}).items() if bound}
@@ -272,7 +280,10 @@ class SqliteBroker:
         return 0 if place is None else self._delays.count(place)
 
     def _unbind(self, queue: StoredQueue) -> tuple[TopicName | None, int | None]:
-        """Remove the queue from memory. Return the topic and index that ``_bind`` needs to undo this."""
+        """Remove the queue from the cache in memory.
+
+        Return the topic and index with which ``_bind`` can add it again.
+        """
         del self._queues[queue.name]
         self._places.pop(queue.name, None)
         for topic, by_index in self._bindings.items():
@@ -283,7 +294,9 @@ class SqliteBroker:
         return None, None
 
     async def _write(self, job: Job[T], done: Callable[[T], None], undo: Callable[[], None] | None = None) -> None:
-        """Write ``job``. Then call ``done``, or ``undo`` if the write failed, even if the caller has been cancelled.
+        """Commit ``job``. Then call ``done`` with its result, or ``undo`` if the commit failed.
+
+        The callback is called even if the caller of this method was cancelled meanwhile.
 
         Raises: BrokerUnavailable.
         """
@@ -313,7 +326,7 @@ class SqliteBroker:
             raise BrokerUnavailable(error.detail, retry_after_seconds=error.retry_after_seconds) from error
 
     async def _sweep(self) -> None:
-        """Delete the messages of deleted queues."""
+        """Delete the messages of deleted queues in the background, in small steps."""
         while True:
             await self._garbage.wait()
             try:

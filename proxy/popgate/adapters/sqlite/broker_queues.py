@@ -13,7 +13,11 @@ PURGE_BYTES_MAX = 64 * 1024 * 1024
 
 
 class QueueRow(NamedTuple):
-    """A stored queue. ``topic`` and ``queue_index`` are None if no topic publishes to it."""
+    """A row of ``broker_queue``, and the position of the next message in this queue.
+
+    ``topic`` and ``queue_index`` are None if no topic publishes to the queue. ``stored`` is the number of stored
+    messages.
+    """
 
     queue_id: int
     name: BrokerQueue
@@ -24,15 +28,15 @@ class QueueRow(NamedTuple):
 
 
 def load_queues(connection: sqlite3.Connection) -> list[QueueRow]:
-    """Return all queues, with the position after their last message."""
+    """Return all queues. The ``next_position`` of each queue is the position after its last message."""
     rows = connection.execute("SELECT queue_id, name, topic, queue_index, stored FROM broker_queue").fetchall()
     return [_queue_row(connection, *row) for row in rows]
 
 
 def declare_queue(connection: sqlite3.Connection, name: BrokerQueue, topic: TopicName | None, index: int) -> QueueRow:
-    """Create the queue if it is missing, and bind it to ``topic``.
+    """Create the queue if it does not exist, and bind it to ``topic``.
 
-    If ``topic`` is None, the queue is reached only by its name.
+    If ``topic`` is None, the queue receives only messages that are published to its name.
     """
     connection.execute(
         "INSERT INTO broker_queue (name, topic, queue_index) VALUES (?, ?, ?) "
@@ -50,14 +54,17 @@ def unbind_topic(connection: sqlite3.Connection, topic: TopicName) -> None:
 
 
 def delete_queues(connection: sqlite3.Connection, queue_ids: Sequence[int]) -> None:
-    """Delete queues at once. Their messages become garbage."""
+    """Delete the queues, and mark their messages as garbage for ``purge_garbage``."""
     rows = [(queue_id,) for queue_id in queue_ids]
     connection.executemany("DELETE FROM broker_queue WHERE queue_id = ?", rows)
     connection.executemany("INSERT OR IGNORE INTO broker_garbage (queue_id) VALUES (?)", rows)
 
 
 def purge_garbage(connection: sqlite3.Connection) -> bool:
-    """Delete some messages of deleted queues: few enough not to delay other jobs. Return whether more may be left."""
+    """Delete a limited number of messages of one deleted queue. Return whether garbage may remain.
+
+    The limits ``PURGE_COUNT_MAX`` and ``PURGE_BYTES_MAX`` prevent a long delay of other jobs.
+    """
     garbage = connection.execute("SELECT queue_id FROM broker_garbage LIMIT 1").fetchone()
     if garbage is None:
         return False

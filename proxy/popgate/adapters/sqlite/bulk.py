@@ -1,8 +1,8 @@
 """Inserts many rows with one statement.
 
-``executemany`` runs a step for each row, and releases and reacquires the interpreter's lock around each step. Beside a
-busy event loop, every row then waits for the lock. A statement of many rows is one step, which runs in parallel with
-the event loop.
+``executemany`` executes the statement once for each row, and releases and reacquires Python's global interpreter lock
+around each execution. While the event loop is busy, each row then waits for this lock. A statement with many rows is
+executed once, in parallel with the event loop.
 """
 
 import sqlite3
@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 def insert_rows(connection: sqlite3.Connection, insert: str, rows: Sequence[tuple[object, ...]]) -> int:
-    """Run ``insert`` (without its VALUES) for all ``rows``. Return how many rows were changed."""
+    """Run the statement ``insert``, which must end before VALUES, for all ``rows``.
+
+    Return the number of inserted rows.
+    """
     count = 0
     for part in parts(rows):
         sql = f"{insert} {_values(len(part), len(part[0]))}"
@@ -28,9 +31,10 @@ def insert_rows(connection: sqlite3.Connection, insert: str, rows: Sequence[tupl
 def insert_selected(
     connection: sqlite3.Connection, insert: str, common: tuple[object, ...], rows: Sequence[tuple[object, ...]]
 ) -> int:
-    """Insert like ``insert_rows``, but pass the values that all rows have in common only once, to save time.
+    """Insert ``rows`` like ``insert_rows``, but pass the values that all rows share only once, to save time.
 
-    ``insert`` ends before its FROM. It selects ?1, ?2, ... from ``common`` and column1, column2, ... from each row.
+    ``insert`` is an ``INSERT ... SELECT`` that must end before FROM. In its SELECT, ?1, ?2, ... are the values of
+    ``common``, and column1, column2, ... are the values of each row.
     """
     count = 0
     for part in parts(rows):
@@ -40,9 +44,9 @@ def insert_selected(
 
 
 def parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield ``rows`` in order, in parts.
+    """Yield ``rows`` in order, in slices of at most ``ROWS_MAX`` rows.
 
-    The sizes of the parts are powers of two, to limit the number of different statements.
+    The length of each slice is a power of two, to limit the number of different SQL statements.
     """
     start = 0
     while left := len(rows) - start:
@@ -52,7 +56,7 @@ def parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def parameters(count: int) -> str:
-    """Return ``count`` placeholders for a statement."""
+    """Return ``count`` SQL placeholders, separated by commas."""
     return ",".join("?" * count)
 
 

@@ -14,9 +14,9 @@ from popgate.ports.catalog import Catalog
 
 
 class SqliteCatalog:
-    """The state port's catalog half on ``database``, which the caller opens and closes.
+    """Implements the port ``Catalog`` on ``database``. The caller opens and closes ``database``.
 
-    Only this process uses the database, so it makes all changes itself.
+    No other process uses the database, so all changes of the catalog are made by this object.
     """
 
     def __init__(self, database: Database) -> None:

@@ -1,18 +1,20 @@
-"""Consumes one embedded queue: manages its deliveries, its unsettled messages, and the acks that are being written.
+"""Implements the consumer channel of one embedded queue: deliveries, unsettled messages, and pending acks.
 
-Theory of operation. A queue's messages have positions. The channel reads them with a cursor. Every message before the
-cursor was delivered on this channel, or is listed in ``_returned`` to be delivered again, or no longer exists. The
-channel fetches through the database thread, one fetch at a time, as long as there is credit and something to read. When
-it has read everything, it instead delivers each new message from memory, right after the message's commit.
+Theory of operation. Each message of a queue has a position. The channel reads the messages with a cursor. Every message
+before the cursor was delivered on this channel. ``_returned`` lists the requeued messages that must be fetched and
+delivered again. While there is credit and there are committed messages after the cursor, the channel fetches messages
+from the database, with one fetch at a time. When the cursor has reached the tail, the channel does not need to fetch:
+it delivers each new message from memory, right after the commit of the message.
 
     cursor           tail
     |  not yet read  |  not yet committed
     ----------------------------------------> positions
 
-The tail can be trusted because outcomes reach the event loop in the order in which the jobs ran, writes before reads.
-When a fetch reports that it reached the end, exactly those commits have been reported that the fetch could see.
+The tail is exact, because the database reports the results of jobs to the event loop in the order in which the jobs
+ran. When a fetch reports that it reached the end, all commits that the fetch could see have been reported, and no other
+commits.
 
-An ack takes effect here at once. ``acks`` writes it to the disk.
+The channel applies an ack in memory at once. ``acks`` later writes it to the disk.
 """
 
 import asyncio
@@ -40,11 +42,16 @@ _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 FETCH_DELAY_SECONDS = 0.02
-"""Seconds that a fetch of a few messages waits for more credit, so that not every single ack causes a fetch."""
+"""Seconds that the channel waits for more credit before it fetches few messages, so that not every ack causes a
+fetch."""
 
 
 class StoredQueue:
-    """A queue in memory. ``stored`` is the number of committed messages, ``tail`` the position after the last one."""
+    """The state of one queue in memory. ``tail`` is the position after the last committed message.
+
+    ``stored`` is the number of committed messages that were not deleted. ``channel`` is the channel that consumes the
+    queue, or None.
+    """
 
     __slots__ = ("channel", "name", "next_position", "queue_id", "stored", "tail")
 
@@ -54,29 +61,35 @@ class StoredQueue:
         self.stored = stored
         self.tail = next_position
         self.next_position = next_position
-        """The position of the next message. It is ahead of ``tail`` while commits are in progress."""
+        """The position of the next published message. It is greater than ``tail`` while commits are in progress."""
         self.channel: SqliteChannel | None = None
 
     @property
     def ready(self) -> int:
-        """The number of stored messages that are not delivered."""
+        """The number of stored messages that are neither delivered nor acked."""
         return max(0, self.stored - (0 if self.channel is None else self.channel.held_count))
 
     def take_positions(self, count: int) -> int:
-        """Reserve ``count`` positions for new messages and return the first. A failed publish leaves a harmless gap."""
+        """Reserve ``count`` consecutive positions for new messages, and return the first position.
+
+        If the publish fails, its positions remain unused. Such a gap is harmless.
+        """
         first = self.next_position
         self.next_position += count
         return first
 
     def published(self, first: int, messages: Sequence[Message]) -> None:
-        """Record that ``messages`` are committed, starting at position ``first``."""
+        """Record that ``messages`` were committed at consecutive positions that start at ``first``."""
         self.stored += len(messages)
         self.tail = first + len(messages)
         if self.channel is not None:
             self.channel.offer(first, messages)
 
     def published_once(self, end: int, count: int) -> None:
-        """Record that ``count`` messages are committed at positions before ``end``."""
+        """Record that ``count`` messages were committed. ``end`` is the position after the last reserved position.
+
+        ``count`` can be lower than the number of reserved positions, for example because a duplicate is not stored.
+        """
         self.stored += count
         self.tail = end
         if self.channel is not None:
@@ -87,7 +100,7 @@ class StoredQueue:
 
 
 class SqliteChannel:
-    """A live consumption of ``queue``. It is the queue's ``channel`` until it ends."""
+    """Delivers the messages of ``queue`` to ``listener``. Until the channel ends, it is ``queue.channel``."""
 
     def __init__(self, database: Database, queue: StoredQueue, prefetch: int, listener: Listener) -> None:
         self._database = database
@@ -101,9 +114,10 @@ class SqliteChannel:
         self._fetching = False
         self._pump_due = False
         self._unsettled: dict[int, int] = {}
-        """The position of each unsettled message, by tag."""
+        """The position of each unsettled message, by delivery tag."""
         self._last_tag = 0
-        # A resize grants the whole prefetch as new credit, in addition to the held messages, as RabbitMQ does.
+        # As with RabbitMQ, a resize grants the whole prefetch as new credit. Messages delivered before the resize do
+        # not use this credit.
         self._prefetch = prefetch
         self._credit_from_tag = 0
         self._credit_used = 0
@@ -152,7 +166,8 @@ class SqliteChannel:
     async def backlog(self) -> int:
         if self._ended:
             return 0
-        # Outcomes arrive in order, so a fetch in progress has been delivered when this call returns.
+        # The database reports reads in order. So the messages of a fetch in progress have been delivered when this read
+        # returns.
         await self._database.read(_nothing, BrokerUnavailable)
         return self._queue.ready if self._queue.channel is self else 0
 
@@ -169,11 +184,14 @@ class SqliteChannel:
 
     @property
     def held_count(self) -> int:
-        """Number of stored messages that are not ready: delivered and unsettled, or acked and not yet deleted."""
+        """The number of stored messages that are either unsettled on this channel, or acked but not yet deleted."""
         return len(self._unsettled) + self._acks.pending_count
 
     def lose(self, reason: str, *, queue_gone: bool) -> None:
-        """End the channel because the broker ended it. Earlier acks are still written, unless the queue was deleted."""
+        """End the channel on behalf of the broker, and notify the listener.
+
+        Earlier acks are still written, unless the queue was deleted.
+        """
         if not self._ended:
             self._end()
             if queue_gone:
@@ -183,7 +201,11 @@ class SqliteChannel:
             self._listener.on_channel_lost(reason, queue_gone=queue_gone)
 
     def offer(self, first: int, messages: Sequence[Message]) -> None:
-        """Deliver messages, committed from ``first`` on, from memory, unless other messages must be delivered first."""
+        """Deliver newly committed messages from memory. Their positions are consecutive and start at ``first``.
+
+        If other messages must be delivered first, or there is no credit, call ``pump``, which later fetches these
+        messages from the database.
+        """
         credit = self._prefetch - self._credit_used
         if self._fetching or self._returned or self._cursor != first or credit <= 0:
             self.pump()
@@ -193,9 +215,10 @@ class SqliteChannel:
         self._deliver(list(enumerate(taken, first)))
 
     def pump(self, *, now: bool = False) -> None:
-        """Fetch if there is credit, something to read, and no fetch in progress.
+        """Start a fetch if there is credit, if messages can be delivered, and if no fetch is in progress.
 
-        If the credit is low, wait for more, unless ``now`` is set.
+        If the credit is below half of the prefetch, wait a short time for more credit before new messages are fetched.
+        If ``now`` is set, don't wait.
         """
         credit = self._prefetch - self._credit_used
         if self._fetching or self._ended or credit <= 0:
@@ -266,7 +289,7 @@ class SqliteChannel:
         self._listener.on_deliveries(deliveries)
 
     def _end(self) -> None:
-        """Stop delivering. Unsettled messages are available to the next channel."""
+        """Stop delivering messages. The next channel of the queue delivers the unsettled messages again."""
         self._ended = True
         self._unsettled.clear()
         if self._queue.channel is self:

@@ -1,13 +1,14 @@
-"""Owns the embedded store's file and the one thread that uses it.
+"""Owns the SQLite file of the embedded store, and the only thread that uses it.
 
-Owns the thread, its bounded queue of jobs, and the return of results to the event loop. ``group_commit`` lets jobs
-share a commit. ``opening`` checks the file. The adapters own the stored data.
+This module owns the thread and its bounded queue of jobs, and returns the results of jobs to the event loop.
+``group_commit`` commits several jobs together. ``opening`` checks the file. The stores and the embedded broker define
+the tables and jobs.
 
     event loop                               thread
     write(job) --> bounded queue -----------> takes all that wait: BEGIN, job, job, job, COMMIT (one fsync)
     awaits     <-- one call a group <-------- results, after the commit
 
-If a caller is cancelled while it waits, its job may still run. It then runs completely or not at all.
+If a caller is cancelled while it waits, its job may still run. The job is always applied completely or not at all.
 """
 
 import asyncio
@@ -31,8 +32,8 @@ from popgate.ports.clock import Clock
 _log = logging.getLogger(__name__)
 
 WAITING_JOBS_MAX = 4096
-"""Maximum number of waiting jobs. If more arrive, callers must retry later, because the disk is slower than the
-clients."""
+"""Maximum number of waiting jobs. If this number is reached, the disk is too slow for the clients, and further callers
+must retry later."""
 GROUP_JOBS_MAX = 256
 OVERLOAD_RETRY_SECONDS = 1.0
 PROBE_INTERVAL_SECONDS = 1.0
@@ -41,10 +42,12 @@ T = TypeVar("T")
 
 
 class Database:
-    """The store at ``path``. Its folder is created if it is missing, and locked against other processes.
+    """A store in the SQLite file ``path``, which only this process can use while the store is open.
 
-    ``clock`` provides the store's time (see ``store_clock``). A database is opened once, and belongs to the event loop
-    that opened it.
+    ``open`` creates the folder of the file if necessary, and locks the folder against other processes.
+
+    ``store_clock`` derives the time of the store from ``clock``. A ``Database`` can be opened only once. Only the event
+    loop that opened it may use it.
     """
 
     def __init__(self, path: Path, clock: Clock, *, waiting_jobs_max: int = WAITING_JOBS_MAX) -> None:
@@ -69,14 +72,18 @@ class Database:
         assert self._thread is None, "a database is opened once"
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = self._loop.create_future()
-        # A daemon can't delay a process that exits without closing. The file is not damaged by such an exit.
+        # A daemon thread does not delay the exit of a process that did not call ``close``. Such an exit does not damage
+        # the file.
         self._thread = threading.Thread(target=self._run, args=(opened,), name="popgate-sqlite", daemon=True)
         self._thread.start()
         await opened
         self._is_open = True
 
     async def close(self) -> None:
-        """Finish waiting jobs, save the time, and fold the log into the file. Idempotent, and safe before ``open``."""
+        """Run the jobs that are still queued, and close the file. Idempotent, and safe before ``open``.
+
+        Before the file is closed, the time of the store is saved, and the write-ahead log is copied into the file.
+        """
         if self._thread is None:
             return
         self._is_open = False
@@ -85,7 +92,7 @@ class Database:
         self._thread.join()
 
     def failure(self) -> str | None:
-        """Return why the store can't write at present, or None."""
+        """Return the reason why the store can't write at present, or None if it can write."""
         if not self._is_open or self._committer is None:
             return f"the store at {self.path} is not open"
         failure = self._committer.failure
@@ -97,7 +104,7 @@ class Database:
         return 0 if self._committer is None else self._committer.commit_count
 
     def now(self) -> float:
-        """Return the store's time, in Unix seconds that only increase, even over restarts.
+        """Return the time of the store in Unix seconds. It never decreases, not even after a restart.
 
         Must be called after ``open``.
         """
@@ -105,35 +112,40 @@ class Database:
         return self._store_clock.now()
 
     def on_rollback(self, forget: Callable[[], None]) -> None:
-        """Call ``forget``, on the thread, whenever the writes of jobs were rolled back.
+        """Register ``forget``, to be called on the database thread after each rollback of jobs.
 
-        It must drop all cached rows.
+        ``forget`` must clear all cached rows.
         """
         self._on_rollback.append(forget)
 
     async def write(self, job: Job[T], unavailable: type[RetryLater] = StorageUnavailable) -> T:
-        """Return ``job``'s result once the job is on stable storage.
+        """Run ``job`` in a transaction. When the transaction is on stable storage, return the result of ``job``.
 
-        ``job`` may run twice (if its group was rolled back) and must change nothing but the database. If it raises, its
-        writes are undone, and this method raises the same exception.
+        ``job`` can share its transaction with other jobs. If this transaction is rolled back, ``job`` runs a second
+        time. So ``job`` may change only the database. If ``job`` raises an exception, its writes are undone, and this
+        method raises the same exception.
 
-        Raises: ``unavailable`` if nothing could be written, or if it is unknown whether it was.
+        Raises: ``unavailable`` if nothing could be written, or if it is unknown whether the write succeeded.
         """
         return await self._await(job, unavailable, writes=True)
 
     async def read(self, job: Job[T], unavailable: type[RetryLater] = StorageUnavailable) -> T:
-        """Return the result of ``job``, which only reads and sees every earlier write. Raises: ``unavailable``."""
+        """Run ``job``, which must only read, and return its result. Raises: ``unavailable``.
+
+        ``job`` sees every write that was submitted earlier.
+        """
         return await self._await(job, unavailable, writes=False)
 
     def submit(
         self, job: Job[T], done: Callable[[T], None], failed: Callable[[Exception], None], *, writes: bool
     ) -> None:
-        """Submit ``job`` without waiting. One of the two callbacks runs on the event loop.
+        """Submit ``job`` and return at once. When ``job`` has ended, ``done`` or ``failed`` runs on the event loop.
 
-        The callbacks of writes run in the order of submission, and so do those of reads. A read's callback runs after
-        the callbacks of all earlier writes.
+        The callbacks of writes run in the order in which the writes were submitted. The callbacks of reads run in the
+        order in which the reads were submitted. The callback of a read runs after the callbacks of all writes that were
+        submitted before the read.
 
-        Raises: StorageUnavailable if the job is not accepted because the store is closed or overloaded.
+        Raises: StorageUnavailable if the store does not accept ``job`` because the store is closed or overloaded.
         """
         if not self._is_open:
             raise StorageUnavailable(f"the store at {self.path} is not open")
@@ -187,16 +199,16 @@ class Database:
         return self._committer
 
     def _end(self) -> None:
-        """Save the time, fold the log into the file, close the file, and record its checksum."""
+        """Save the time of the store, checkpoint the write-ahead log, close the file, and record its checksum."""
         assert self._connection is not None, "it has begun"
         assert self._store_clock is not None, "it has begun"
         if self._save(self._connection, self._store_clock):
             self._connection.close()
-            with suppress(OSError):  # without the checksum, the next start runs a longer check
+            with suppress(OSError):  # without a checksum, the next start checks the file longer
                 note_closed(self.path)
 
     def _let_go(self) -> None:
-        """Close everything that is open, also if ``_begin`` failed. Idempotent."""
+        """Close the connection and release the folder lock, even if ``_begin`` failed. Idempotent."""
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.close()
@@ -205,15 +217,16 @@ class Database:
             lock.release()
 
     def _serve(self, committer: Committer) -> None:
-        """Run the groups of jobs one after another until ``close``."""
+        """Run submitted jobs in groups, one group after another, until ``close`` is called."""
         closing = False
         while not closing:
             closing = self._serve_group(committer)
 
     def _serve_group(self, committer: Committer) -> bool:
-        """Run the waiting jobs, or wait for one. Return whether this was the last group.
+        """Wait for at least one job, and run the waiting jobs as a group. Return whether this was the last group.
 
-        While this waits, no message body of an earlier group is kept in memory.
+        The group is a local variable, so that the message bodies of its jobs are freed before the next wait. If the
+        latest write failed and no job arrives, check periodically whether the store can write again.
         """
         try:
             pending = self._jobs.get(timeout=None if committer.failure is None else PROBE_INTERVAL_SECONDS)
@@ -234,24 +247,27 @@ class Database:
             if group:
                 try:
                     run(group)
-                except Exception:  # each caller still receives an answer: its own, or UNDECIDED
+                except Exception:  # each caller still gets its own outcome or UNDECIDED
                     _log.exception("an internal error on the store's thread")
                 self._call(self._tell, group)
         return pending is None
 
     def _save(self, connection: sqlite3.Connection, clock: StoreClock) -> bool:
-        """Save the time and fold the log into the file. Return whether this succeeded."""
+        """Save the time of the store, and copy the write-ahead log into the file. Return whether both succeeded."""
         try:
             connection.execute("UPDATE store SET high_water = ?", (clock.now(),))
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.Error as error:
-            # Answered writes are in the log beside the file, and the next start reads them from there.
+            # Confirmed writes are in the write-ahead log beside the file. The next start reads them from this log.
             _log.warning("the store was closed without saving its time", extra={"reason": str(error)})
             return False
         return True
 
     def _call(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Run ``callback`` on the event loop. If the loop has closed, no caller waits any more."""
+        """Schedule ``callback`` on the event loop.
+
+        If the loop is closed, do nothing, because no caller waits any more.
+        """
         assert self._loop is not None
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
@@ -266,7 +282,7 @@ class Database:
             except Exception as error:
                 _log.exception("a callback of the store raised an exception")
                 with suppress(Exception):
-                    pending.failed(error)  # the caller may not have an answer yet
+                    pending.failed(error)  # the caller may still be waiting
 
 
 def _answer(opened: asyncio.Future[None], error: Exception | None) -> None:

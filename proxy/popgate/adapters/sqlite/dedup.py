@@ -1,7 +1,7 @@
-"""Implements the dedup store on SQLite. Every call is one transaction, but cleaning up is a series of short ones.
+"""Implements the dedup store on SQLite. Cleanup runs in many short transactions, and every other call in one.
 
-Usually all ids of a publish are new. Then one statement reserves them all, as consecutive rows, and one statement
-confirms these rows.
+Usually all dedup ids of a publish are new. In this case, the ids are inserted as consecutive rows, and one statement
+confirms all these rows.
 """
 
 import sqlite3
@@ -16,22 +16,23 @@ from popgate.domain.names import CopyId, TopicName
 from popgate.ports.dedup import DedupEntry, DedupStore, Reservation
 
 ROWS_PER_TRANSACTION_MAX = 1_000
-"""Maximum number of rows in one step of housekeeping, so that other jobs wait only some milliseconds for the thread."""
+"""Maximum number of rows that one cleanup transaction deletes, so that other jobs wait only some milliseconds for the
+thread."""
 
 BATCHES_MAX = 1_024
-"""Maximum number of unconfirmed reservations in memory. Other reservations are confirmed id by id."""
+"""Maximum number of unconfirmed batches in memory. The reservations of other batches are confirmed by their ids."""
 
 _INSERT = (
     "INSERT OR IGNORE INTO dedup (topic, reserved_at, confirmed, dedup_id, copy_id, message_id, queue_index) "
     "SELECT ?1, ?2, ?3, column1, column2, nullif(column3, column2), column4"
 )
-"""Expects the fields of ``DedupEntry``."""
+"""Inserts one row for each ``DedupEntry``. An id that is already stored is skipped."""
 
 T = TypeVar("T")
 
 
 class _Batch(NamedTuple):
-    """The rows that one call has reserved, in the order of its entries."""
+    """The consecutive rows that one call of ``reserve`` inserted, in the order of the call's entries."""
 
     first_row: int
     size: int
@@ -39,12 +40,12 @@ class _Batch(NamedTuple):
 
 
 class SqliteDedupStore:
-    """The state port's dedup half on ``database``, which the caller opens and closes."""
+    """Implements the port ``DedupStore`` on ``database``. The caller opens and closes ``database``."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._batches: dict[CopyId, _Batch] = {}
-        """Reservations that may be confirmed soon, by the copy id of their first entry."""
+        """Batches that are not yet confirmed, by the copy id of the first entry."""
 
     async def reserve(
         self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
@@ -81,7 +82,7 @@ class SqliteDedupStore:
             "(SELECT copy_id FROM repeated_copy WHERE noted_at <= ? LIMIT ?)",
             (now - noted_seconds, ROWS_PER_TRANSACTION_MAX),
         )
-        # Only the oldest rows are checked, because rows are in the order of their times.
+        # Row ids increase with ``reserved_at``. So each step examines only the rows with the lowest ids.
         return await self._repeat(
             "DELETE FROM dedup WHERE row_id IN (SELECT row_id FROM "
             "(SELECT row_id, reserved_at FROM dedup ORDER BY row_id LIMIT ?2) WHERE reserved_at <= ?1)",
@@ -92,7 +93,7 @@ class SqliteDedupStore:
         return await self._database.write(job, StateUnavailable)
 
     async def _repeat(self, delete: str, bounds: tuple[object, ...]) -> int:
-        """Run ``delete`` until it deletes less than a full step. Return the sum."""
+        """Repeat ``delete`` until it deletes fewer rows than its limit. Return the total number of deleted rows."""
         total = 0
         while True:
             count = await self._write(lambda connection: connection.execute(delete, bounds).rowcount)
@@ -108,7 +109,7 @@ def _reserve(
     now: float,
     window_seconds: float,
 ) -> tuple[dict[str, Reservation], _Batch | None]:
-    """Reserve as described in ``DedupStore.reserve``. Also return the rows if all ids were new."""
+    """Reserve ``entries`` as described in ``DedupStore.reserve``. If all ids were new, also return the new rows."""
     if _insert(connection, topic, entries, now) == len(entries):
         (last_row,) = connection.execute("SELECT last_insert_rowid()").fetchone()
         return {}, _Batch(last_row - len(entries) + 1, len(entries), now)
@@ -131,7 +132,7 @@ def _reserve(
 def _confirm(
     connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], batch: _Batch | None
 ) -> None:
-    """Confirm the ids of these entries. If they are the rows of ``batch``, one statement confirms them all."""
+    """Confirm the reservations of ``entries``. If ``batch`` contains their rows, use a single statement."""
     if batch is not None and batch.size == len(entries):
         rows = (batch.first_row, batch.first_row + batch.size - 1, batch.reserved_at)
         confirm = "UPDATE dedup SET confirmed = 1 WHERE row_id BETWEEN ? AND ? AND reserved_at = ?"
@@ -143,9 +144,9 @@ def _confirm(
 def insert_confirmed(
     connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], now: float
 ) -> bool:
-    """Insert these ids as confirmed if all of them are free.
+    """If no id of ``entries`` is stored yet, insert all of them as confirmed, and return True.
 
-    Otherwise change nothing. Return whether they were free.
+    Otherwise change nothing, and return False.
     """
     connection.execute("SAVEPOINT ids")
     are_free = _insert(connection, topic, entries, now, confirmed=True) == len(entries)
@@ -163,14 +164,14 @@ def _insert(
     *,
     confirmed: bool = False,
 ) -> int:
-    """Insert the ids that are free. Return how many were free."""
+    """Insert the ids of ``entries`` that are not stored yet. Return the number of inserted ids."""
     return insert_selected(connection, _INSERT, (topic, now, confirmed), entries)
 
 
 def _read(
     connection: sqlite3.Connection, topic: TopicName, dedup_ids: Sequence[str]
 ) -> dict[str, tuple[Reservation, float]]:
-    """Return, for each stored id, its reservation and the time at which it was reserved."""
+    """Return the reservation and the reservation time of each of the ``dedup_ids`` that is stored."""
     found: dict[str, tuple[Reservation, float]] = {}
     for part in parts(dedup_ids):
         sql = (
@@ -186,7 +187,7 @@ def _read(
 def _change(
     connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], change: str, condition: str = ""
 ) -> None:
-    """Run ``change`` on the rows that have both an id and a copy id of ``entries``."""
+    """Run ``change`` on the rows whose dedup id and copy id both occur in ``entries``."""
     for part in parts(entries):
         places = parameters(len(part))
         connection.execute(

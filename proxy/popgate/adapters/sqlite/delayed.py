@@ -1,7 +1,8 @@
-"""Stores delayed publishes as rows, in the caller's transaction.
+"""Stores delayed messages as rows. Each function runs in the transaction of its caller.
 
-A row waits until it is due by the store's clock. One transaction then moves it into the queues of the groups that
-exist, and deletes it, so that no message is lost or doubled. Bodies are copied within SQLite.
+When a message is due by the clock of the store, one transaction copies it into the present queues of its topic and
+deletes the delayed row. So no message is lost or stored twice. SQLite copies the bodies itself, so that Python does not
+read them.
 """
 
 import sqlite3
@@ -17,23 +18,27 @@ from popgate.domain.names import TopicName
 
 DUE_COUNT_MAX = 1024
 DUE_BYTES_MAX = 8 * 1024 * 1024
-"""Number of bytes after which a step ends: the message that exceeds them is its last. Bounds the thread's time."""
+"""Number of body bytes after which one step moves no further message. The last message of a step can exceed this
+number. It bounds the time that a step occupies the thread."""
 
 Place = tuple[TopicName, int]
-"""A topic, and the index of its queues."""
+"""A topic, and a queue index. Messages for this index are stored in one queue of each group of the topic."""
 DelayedRow = tuple[float, TopicName, int, str, str, str | None, float, float | None, float | None, bytes | None, bytes]
-"""due_at, topic, index, and the fields of the message."""
+"""The time at which the message is due, its topic, its queue index, and the values of ``FIELD_COLUMNS``."""
 
 
 class Due(NamedTuple):
-    """Due messages in order, and the time at which the next message after them is due (None: there is none)."""
+    """The ids and places of due messages, and the time at which the message after them is due.
+
+    The messages are in the order in which they are due. ``following`` is None if no further delayed message exists.
+    """
 
     messages: list[tuple[int, Place]]
     following: float | None
 
 
 class Move(NamedTuple):
-    """Delayed messages, by their ids, that are stored in one queue, starting at position ``first``."""
+    """The delayed messages ``ids``, which are to be stored in one queue at consecutive positions from ``first``."""
 
     queue_id: int
     first: int
@@ -49,9 +54,9 @@ def insert_delayed(connection: sqlite3.Connection, rows: Sequence[DelayedRow]) -
 
 
 def count_delayed(connection: sqlite3.Connection) -> tuple[dict[Place, int], float | None]:
-    """Return how many messages wait for each place, and when the first one is due.
+    """Return the number of delayed messages of each place, and the earliest time at which any message is due.
 
-    Reads only an index, and no bodies.
+    The time is None if there are no delayed messages. The query reads only an index, but no bodies.
     """
     (earliest,) = connection.execute("SELECT min(due_at) FROM delayed").fetchone()
     sql = "SELECT topic, queue_index, count(*) FROM delayed INDEXED BY delayed_due GROUP BY topic, queue_index"
@@ -59,7 +64,7 @@ def count_delayed(connection: sqlite3.Connection) -> tuple[dict[Place, int], flo
 
 
 def find_due(connection: sqlite3.Connection, now: float) -> Due:
-    """Return the messages of the next step that are due at ``now``, the earliest first."""
+    """Return the earliest messages that are due at ``now``, up to the limits of one step."""
     found: list[tuple[int, Place]] = []
     size = 0
     sql = (
@@ -76,9 +81,9 @@ def find_due(connection: sqlite3.Connection, now: float) -> Due:
 
 
 def move_due(connection: sqlite3.Connection, moves: Sequence[Move], done: Sequence[int]) -> list[int]:
-    """Store the messages of each move, and delete the delayed messages ``done``.
+    """Store the messages of each move in its queue, and delete the delayed messages whose ids are in ``done``.
 
-    Return how many messages each queue received.
+    Return the number of messages stored by each move.
     """
     sql = (
         f"INSERT INTO message (message_key, {FIELD_COLUMNS}) SELECT ? + place.key, {FIELD_COLUMNS} "

@@ -1,7 +1,8 @@
-"""Moves delayed messages to the queues when they are due.
+"""Moves each delayed message to the queues of its topic when the message is due.
 
-Owns the timer and the counts. ``delayed`` owns the rows. The broker determines which queues a topic has. Each move is
-small and has its own transaction, so that other jobs can run between moves, however many messages are due at once.
+This module owns the timer, and the number of delayed messages of each place. ``delayed`` owns the rows. The broker
+determines the queues of a topic. Messages are moved in small steps, and each step has its own transaction. So other
+jobs can run between the steps, even if many messages are due at once.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ NEVER = float("inf")
 
 
 class DelayedPublishes:
-    """The delayed publishes of one store. ``targets`` returns the present queues of a place."""
+    """Counts and moves the delayed messages of one store. ``targets`` returns the present queues of a place."""
 
     def __init__(self, database: Database, targets: Callable[[Place], Sequence[StoredQueue]]) -> None:
         self._database = database
@@ -35,31 +36,31 @@ class DelayedPublishes:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Load the counts and start the timer. Raises: StorageUnavailable."""
+        """Load the numbers of delayed messages, and start the timer. Raises: StorageUnavailable."""
         self._counts, earliest = await self._database.read(count_delayed)
         self._next_due = NEVER if earliest is None else earliest
         self._task = asyncio.create_task(self._run(), name="sqlite broker: delayed publishes")
 
     async def stop(self) -> None:
-        """Stop the timer. Idempotent. Messages that are due but not yet moved are moved after the next start."""
+        """Stop the timer. Idempotent. Messages that are due but not moved yet will be moved after the next start."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
 
     def count(self, place: Place) -> int:
-        """Return how many messages wait for this place."""
+        """Return the number of delayed messages of ``place``."""
         return self._counts.get(place, 0)
 
     def added(self, rows: Sequence[DelayedRow]) -> None:
-        """Add ``rows``, which are committed, to the counts."""
+        """Count ``rows``, which have just been committed, and set the timer for them."""
         for due_at, topic, index, *_ in rows:
             self._counts[topic, index] = self._counts.get((topic, index), 0) + 1
             self._next_due = min(self._next_due, due_at)
         self.look()
 
     def look(self) -> None:
-        """Check the clock, because more messages may be due than the timer has noticed."""
+        """Check the clock at once, because a message may be due earlier than the timer expects."""
         self._news.set()
 
     async def _run(self) -> None:
@@ -72,7 +73,7 @@ class DelayedPublishes:
                         await self._news.wait()
                 continue
             now = self._database.now()
-            self._next_due = NEVER  # rows that are added from now on lower this time again
+            self._next_due = NEVER  # ``added`` lowers this time for rows that are added from now on
             try:
                 due = await self._database.read(partial(find_due, now=now))
                 self._next_due = min(self._next_due, NEVER if due.following is None else due.following)
@@ -84,7 +85,7 @@ class DelayedPublishes:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _hand_on(self, due: Due) -> None:
-        """Move the messages of one step. Raises: StorageUnavailable. In this case nothing was moved."""
+        """Move the messages of one step to their queues. Raises: StorageUnavailable if nothing was moved."""
         by_place: dict[Place, list[int]] = {}
         for delayed_id, place in due.messages:
             by_place.setdefault(place, []).append(delayed_id)
@@ -97,7 +98,8 @@ class DelayedPublishes:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(counts: Sequence[int]) -> None:
-            # Do this at once, not when the task runs next: a fetch that reports next has already seen these messages.
+            # Update the queues in this callback, not later in the task. The next callback may report a fetch that has
+            # already seen these messages.
             for queue, move, count in zip(queues, moves, counts, strict=True):
                 queue.published_once(move.first + len(move.ids), count)
             for place, ids in by_place.items():

@@ -1,6 +1,6 @@
-"""Translates SQLite's errors for an operator: which file failed, why, and what to do.
+"""Translates errors of SQLite into texts that tell an operator which file failed, why, and what to do.
 
-Owns the translation, and decides which errors may be retried. ``group_commit`` decides what is rolled back.
+This module decides which errors may be retried. ``group_commit`` decides which jobs are rolled back.
 """
 
 import sqlite3
@@ -9,18 +9,19 @@ from pathlib import Path
 from popgate.domain.errors import RetryLater
 
 RETRY_AFTER_SECONDS = 5.0
-"""Seconds until a retry. A full or failing disk is not repaired within a second."""
+"""Seconds after which a client may retry. A full or failing disk is not repaired within one second."""
 
 
 class StorageUnavailable(RetryLater):
-    """The store can't run a job at present. Adapters translate it into their port's error.
+    """The store can't run a job at present. Adapters translate this error into the error of their port.
 
-    The job has changed nothing, except that the outcome of ``group_commit.UNDECIDED`` is unknown.
+    The job has changed nothing. The only exception is ``group_commit.UNDECIDED``: with this error, it is unknown
+    whether the job was committed.
     """
 
 
 def storage_failure(error: BaseException, path: Path) -> StorageUnavailable | None:
-    """Return the failure of the disk or file that caused ``error``, or None if the job itself is at fault."""
+    """Return the failure of the disk or file that caused ``error``, or None if the job itself caused ``error``."""
     if not isinstance(error, sqlite3.Error):
         return None
     remedy = _remedy(error, path)
@@ -50,6 +51,6 @@ def _remedy(error: sqlite3.Error, path: Path) -> str | None:
 
 
 def _name(error: sqlite3.Error) -> str:
-    # Exceptions that the sqlite3 module itself raises carry no name.
+    # Exceptions that the Python module raises without an error of SQLite have no ``sqlite_errorname``.
     name: object = getattr(error, "sqlite_errorname", None)
     return name if isinstance(name, str) else ""

@@ -1,4 +1,7 @@
-"""Limits a data folder to one process, by an advisory lock on ``popgate.lock`` that the kernel releases at exit."""
+"""Ensures that only one process uses a data folder, with an advisory lock on the file ``popgate.lock``.
+
+The kernel releases the lock when the process exits.
+"""
 
 import fcntl
 import os
@@ -11,11 +14,11 @@ PID_BYTES_MAX = 32
 
 
 class FolderLock:
-    """The lock on ``folder``, held from construction to ``release``. Creates the folder if it is missing.
+    """Locks ``folder`` when it is constructed, until ``release`` is called. Creates the folder if necessary.
 
-    The file is never removed: otherwise two processes could lock two different files with the same name.
+    The lock file is never deleted. Otherwise two processes could lock two different files with the same name.
 
-    Raises: StartupError, naming the process that holds the lock.
+    Raises: StartupError if another process holds the lock, with the id of this process, or if the folder can't be used.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,12 +1,14 @@
-"""Commits many jobs in one transaction, with one fsync.
+"""Commits many jobs together, in one transaction with one fsync.
 
-Theory of operation. All waiting jobs run in one transaction and are committed once. If a job raises, the whole group is
-rolled back, and its jobs run again one by one, each in its own transaction. So a bad job does not affect the other
-jobs. Because a job may run twice, it must change nothing but the database and state that an ``on_rollback`` callback
-resets. Jobs that only read run after the commit, outside of any transaction. They see every write that was submitted
-before them, and never a write that may still be rolled back.
+Theory of operation. The waiting jobs that write form a group, which is committed in one transaction. If a job raises an
+exception or the commit fails, the whole group is rolled back. Each job of the group then runs a second time, in its own
+transaction. So a failing job does not affect the other jobs. Because a job may run twice, it may change only the
+database, or state in memory that an ``on_rollback`` callback resets. Jobs that only read run after the commit, outside
+of any transaction. They see all writes that were submitted before them. They never see a write that may still be rolled
+back.
 
-Everything here runs on the thread that owns the connection. The callers wait on the event loop.
+This module runs on the thread that owns the connection, except ``PendingJob.report``, which runs on the event loop. The
+callers of the jobs wait on the event loop.
 """
 
 import logging
@@ -24,14 +26,17 @@ _log = logging.getLogger(__name__)
 LOG_INTERVAL_SECONDS = 60.0
 
 UNDECIDED = StorageUnavailable("popgate failed while it wrote to its store: the outcome of this write is unknown")
-"""The error of a job until it has another outcome."""
+"""The error that a job has until its real outcome is known."""
 
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
 
 
 class PendingJob(Generic[T]):
-    """A job with its callbacks on the event loop. ``done`` is called with its result, ``failed`` with its error."""
+    """A job that was submitted, with its outcome and its callbacks. The callbacks run on the event loop.
+
+    ``done`` is called with the result of the job, or ``failed`` with its error.
+    """
 
     __slots__ = ("done", "error", "failed", "job", "result", "writes")
 
@@ -55,9 +60,9 @@ class PendingJob(Generic[T]):
 class Committer:
     """Runs groups of jobs on ``connection``.
 
-    ``failure`` is the reason why the latest transaction was impossible, or None. ``commit_count`` is the number of
-    transactions that reached stable storage. ``on_rollback`` is called on this thread when writes of jobs were undone:
-    every cache of rows must be cleared.
+    ``failure`` is the reason why the store could not write the latest transaction, or None. ``commit_count`` is the
+    number of transactions that reached stable storage. After each rollback, every callback in ``on_rollback`` is called
+    on this thread. It must clear its cached rows.
     """
 
     def __init__(
@@ -72,7 +77,7 @@ class Committer:
         self.commit_count = 0
 
     def write(self, group: Sequence[PendingJob[Any]]) -> None:
-        """Run ``group``. Afterwards each pending job holds its durable result or its error."""
+        """Run and commit the jobs of ``group``. Store the result or the error of each job in its ``PendingJob``."""
         try:
             results, saved_at = self._transact(group)
         except Exception as error:
@@ -90,7 +95,10 @@ class Committer:
         self.failure = None
 
     def read(self, group: Sequence[PendingJob[Any]]) -> None:
-        """Run jobs that only read."""
+        """Run the jobs of ``group``, which only read.
+
+        Store the result or the error of each job in its ``PendingJob``.
+        """
         for pending in group:
             try:
                 pending.result = pending.job(self._connection)
@@ -99,13 +107,13 @@ class Committer:
                 pending.error = storage_failure(error, self._path) or error
 
     def probe(self) -> None:
-        """Check whether a failing store can write again, even if no job arrives."""
+        """Check with a write that changes nothing whether a failing store can write again. Update ``failure``."""
         self.write([PendingJob(_touch, _ignore, _ignore, writes=True)])
 
     def _transact(self, group: Sequence[PendingJob[Any]]) -> tuple[list[Any], float | None]:
-        """Commit the jobs. Return their results, and the time if it was saved with them.
+        """Commit the jobs of ``group``. Return their results, and the saved time if the transaction saved the time.
 
-        Raises only if nothing was committed, because the caller then runs the jobs again.
+        An exception must mean that nothing was committed, because the caller then runs the jobs a second time.
         """
         connection = self._connection
         if connection.in_transaction:  # an earlier transaction could not be rolled back

@@ -1,6 +1,6 @@
-"""Runs grants and settlements as jobs: reads the records, lets the domain decide, and writes the changes.
+"""Runs grants and settlements in one job each: reads the lease records, and writes the changed records.
 
-Owns which rows a decision needs and how its answer is stored. ``domain.lease`` decides.
+This module chooses the rows that a decision needs, and stores the result of the decision. ``domain.lease`` decides.
 """
 
 import sqlite3
@@ -24,13 +24,16 @@ _FENCED = GrantAnswer(GrantStatus.FENCED, 0.0, None)
 _WRONG_MODE = GrantAnswer(GrantStatus.WRONG_MODE, 0.0, None)
 _BEHIND = GrantAnswer(GrantStatus.BEHIND, 0.0, None)
 _LETS_OTHERS_PASS = (GrantStatus.GRANTED, GrantStatus.SETTLED)
-"""Answers after which the next messages of the same line may be granted, too."""
+"""Answers for a message after which the next message of the same line (ordering key) may be granted."""
 
 
 def grant(
     connection: sqlite3.Connection, table: LatestRecords, request: GrantRequest, queue_ids: Sequence[int], now: float
 ) -> list[GrantAnswer]:
-    """Grant messages. ``queue_ids[i]`` is the queue of ``entries[i]``. Raises: LeaseGroupAcked, Conflict."""
+    """Decide about ``request``, and store the granted leases. Raises: LeaseGroupAcked, Conflict.
+
+    ``queue_ids[i]`` is the id of the queue of ``request.entries[i]``. The answers are in the order of the entries.
+    """
     entries = request.entries
     group = None if request.group is None else formed_group(connection, request.group)
     if table.generation(connection, request.subscription) > request.mode_generation:
@@ -41,9 +44,9 @@ def grant(
     former = {} if group is None else dict(records)
     answers: list[GrantAnswer] = []
     changed: dict[Key, LeaseRecord] = {}
-    first: dict[tuple[int, int], GrantAnswer] = {}  # copies without a record get equal records, so they share one
+    first: dict[tuple[int, int], GrantAnswer] = {}  # equal new copies share one record object
     held_up: set[int] = set()
-    """Lines with a message that was not granted."""
+    """Lines (ordering keys) that contain a message which was not granted. Later messages of these lines must wait."""
     for (_, epoch, _, earlier, line), key in zip(entries, keys, strict=True):
         if epoch < epochs[key[0]]:
             answers.append(_FENCED)
@@ -86,13 +89,16 @@ def settle(
     queue_ids: Sequence[int],
     now: float,
 ) -> list[SettleAnswer]:
-    """Settle ``entries``. ``queue_ids[i]`` is the queue of ``entries[i]``."""
+    """Settle ``entries``. Return one answer for each entry, in order.
+
+    ``queue_ids[i]`` is the id of the queue of ``entries[i]``.
+    """
     keys = [(queue_id, entry.copy_id) for queue_id, entry in zip(queue_ids, entries, strict=True)]
     records = table.read(connection, keys)
     answers: list[SettleAnswer] = []
     changed: dict[Key, LeaseRecord] = {}
-    # Messages that were leased together share one record and one answer. The records are kept here so that their Python
-    # ids stay unique.
+    # Messages that were leased together share one record object, and so need only one decision. The key contains the
+    # Python id of the record. The value contains the record itself, so that its id is not reused.
     decided: dict[tuple[object, ...], tuple[LeaseRecord | None, SettleAnswer]] = {}
     for entry, key in zip(entries, keys, strict=True):
         record = records.get(key)

@@ -1,6 +1,6 @@
-"""Stores lease groups as rows of streams, groups and members, in the caller's transaction.
+"""Stores lease groups in three tables: streams, groups and members.
 
-Decides nothing about leases.
+Each function runs in the transaction of its caller. The domain decides about leases.
 """
 
 import sqlite3
@@ -27,9 +27,9 @@ _INSERT_ALIKE = (
     "SELECT ?1, ?2, ?3, 0, column1, column2, column3"
 )
 NOT_LEASED = 1e18
-"""The time, in seconds, at which the leases of a group without members end: never."""
+"""The end of the leases of a group that has no members yet, in seconds. It is never reached."""
 _STATES = (GroupState.FORMING, GroupState.FROZEN, GroupState.RELEASING)
-"""The states in the order of their numbers in the file. Append only."""
+"""The states of groups. The file contains the index of a state in this tuple, so new states must be appended."""
 _CODES = {state: code for code, state in enumerate(_STATES)}
 _COLUMNS = (
     "group_id, stream, epoch, state, lease_id, slices, span, member_count, lease_group.lost, ends_at, created_at, "
@@ -38,7 +38,7 @@ _COLUMNS = (
 
 
 class GroupRow(NamedTuple):
-    """A row of ``lease_group`` with the name of its stream. Times are the store's."""
+    """A row of ``lease_group``, and the name of the group's stream. Times are in seconds of the store's clock."""
 
     group_id: int
     stream: StreamName
@@ -105,7 +105,7 @@ def ensure_stream(
 
 
 def find_group(connection: sqlite3.Connection, key: GroupKey) -> GroupRow | None:
-    """Return the group of ``key``, or None. Raises: LeaseGroupAcked."""
+    """Return the group of ``key``, or None if it does not exist. Raises: LeaseGroupAcked."""
     stream = read_stream(connection, key.subscription, key.stream)
     if stream is None:
         return None
@@ -128,7 +128,10 @@ def found_group(connection: sqlite3.Connection, key: GroupKey) -> GroupRow:
 
 
 def formed_group(connection: sqlite3.Connection, part: GroupPart) -> GroupRow:
-    """Return the group that this builder is forming. Raises: LeaseGroupAcked, Conflict."""
+    """Return the group of ``part``, if the builder of ``part`` is still forming it.
+
+    Raises: LeaseGroupAcked, Conflict.
+    """
     row = find_group(connection, part.key)
     if row is None or row.state is not GroupState.FORMING or row.builder != part.builder:
         raise taken_over(part.key)
@@ -138,7 +141,11 @@ def formed_group(connection: sqlite3.Connection, part: GroupPart) -> GroupRow:
 def read_groups(
     connection: sqlite3.Connection, subscription: Subscription, stream: StreamName | None
 ) -> list[GroupRow]:
-    """Return the groups whose epoch is above the watermark of their stream, ordered by stream and epoch."""
+    """Return the groups that are not acked yet, ordered by stream and epoch.
+
+    If ``stream`` is None, the groups of all streams are returned. A group is acked if its epoch is at most
+    ``acked_through`` of its stream.
+    """
     narrowed = "" if stream is None else " AND stream = ?"
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM lease_stream JOIN lease_group USING (stream_id) "
@@ -149,7 +156,10 @@ def read_groups(
 
 
 def group_count(connection: sqlite3.Connection, subscription: Subscription) -> int:
-    """Return how many groups are not yet acked."""
+    """Return the number of stored groups of the subscription.
+
+    This includes groups that were acked or released, but whose messages are not settled yet.
+    """
     (count,) = connection.execute(
         "SELECT count(*) FROM lease_stream JOIN lease_group USING (stream_id) WHERE topic = ? AND name = ?",
         subscription,
@@ -180,7 +190,10 @@ def release_later(connection: sqlite3.Connection, stream_id: int, after: int) ->
 
 
 def next_to_settle(connection: sqlite3.Connection, stream: StreamRow) -> tuple[GroupRow | None, bool]:
-    """Return the first group to settle, and whether there are more."""
+    """Return the group of the stream that must be settled next, and whether more groups must be settled.
+
+    The group is None if no group of the stream must be settled.
+    """
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM lease_group JOIN lease_stream USING (stream_id) "
         "WHERE stream_id = ? AND (epoch <= ? OR state = ?) ORDER BY epoch LIMIT 2",
@@ -201,7 +214,12 @@ def streams_to_settle(connection: sqlite3.Connection) -> list[tuple[Subscription
 def abandon_groups(
     connection: sqlite3.Connection, *, formed_before: float, ended_before: float, forgotten_before: float
 ) -> None:
-    """Release abandoned groups, and delete streams without groups that have not changed since ``forgotten_before``."""
+    """Mark abandoned groups for release, and delete unused streams.
+
+    A group is abandoned if its leases ended before ``ended_before``. A group that is still being formed is already
+    abandoned if its leases ended before ``formed_before``, or if it has never had a member and was created before
+    ``formed_before``. A stream is deleted if it has no groups and has not changed since ``forgotten_before``.
+    """
     connection.execute(
         "UPDATE lease_group SET state = ?1 WHERE ends_at < ?4 "
         "OR (state = ?2 AND (ends_at < ?3 OR (span = 0 AND created_at < ?3)))",
@@ -224,13 +242,14 @@ def add_members(
     former: Mapping[Key, LeaseRecord],
     ends_at: float,
 ) -> None:
-    """Add ``granted`` to the members of ``group``, which is FORMING. ``former`` are their earlier records.
+    """Add the messages ``granted`` to the members of ``group``, which must be FORMING.
 
-    A new member is added at the next position. A member that lost its lease and is granted again keeps its position.
-    There is one exception: if the group itself released the member because it was not the member's turn, the member
-    moves behind the messages for which it waited.
+    ``former`` contains the lease records that existed before the grant. A new member is added at the next position. A
+    member whose lease ended and was granted again keeps its position. There is one exception: if the group released the
+    member because earlier messages of the same ordering key had to be granted first, the member moves to a new position
+    behind these messages.
     """
-    met = [key for key in granted if key in former]  # all other members are new
+    met = [key for key in granted if key in former]  # the other messages are new members
     places = find_places(connection, group.group_id, met)
     returned = [
         key for key in places if former[key].lease_id == group.lease_id and former[key].state is RecordState.RELEASED
@@ -253,7 +272,7 @@ def add_members(
 
 
 def find_places(connection: sqlite3.Connection, group_id: int, keys: Sequence[Key]) -> dict[Key, int]:
-    """Return the positions of the ``keys`` that are members of the group."""
+    """Return the positions of those ``keys`` that are members of the group. Other keys are left out."""
     places: dict[Key, int] = {}
     for part in parts(keys):
         sql = (
@@ -282,7 +301,7 @@ class MemberRow(NamedTuple):
 def read_members(
     connection: sqlite3.Connection, group_id: int, first: int, end: int, limit: int
 ) -> Sequence[MemberRow]:
-    """Return the members at positions [first, end) that are not lost, in order."""
+    """Return at most ``limit`` members at positions [first, end) that are not lost, ordered by position."""
     rows = connection.execute(
         "SELECT position, name, copy_id, delivery_count, first_delivered_at, queue_id "
         "FROM lease_group_member JOIN lease_queue USING (queue_id) "
@@ -302,9 +321,9 @@ def count_members(connection: sqlite3.Connection, group_id: int, first: int, end
 
 
 def lose_members(connection: sqlite3.Connection, group: GroupRow, positions: Sequence[int]) -> None:
-    """Mark members as lost, because their leases were granted to others or have been settled.
+    """Mark the members at ``positions`` as lost, because the group no longer has their leases.
 
-    A group that is FORMING deletes them instead, because no client has seen them.
+    If the group is FORMING, delete these members instead, because no client has seen them.
     """
     if not positions:
         return

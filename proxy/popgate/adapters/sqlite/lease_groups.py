@@ -1,6 +1,7 @@
-"""Implements the lease-group store on SQLite. A step is one transaction over at most ``STEP_MEMBERS_MAX`` members.
+"""Implements the lease-group store on SQLite.
 
-Owns the decision which rows a step reads and writes. ``lease_group_rows`` and ``lease_records`` own the rows. The
+Long operations run in steps. Each step is one transaction that changes at most ``STEP_MEMBERS_MAX`` members. This
+module chooses the rows that a step reads and writes. ``lease_group_rows`` and ``lease_records`` own the rows. The
 domain decides about leases.
 """
 
@@ -60,13 +61,16 @@ from popgate.ports.leases import GroupPart
 T = TypeVar("T")
 
 _STREAM_TOUCHED_SECONDS = 3_600.0
-"""Seconds between two writes of a stream whose acks bring no change. These writes prevent the stream from being
-deleted."""
+"""Minimum seconds between two updates of ``changed_at`` by repeated acks of a stream. These updates prevent the
+deletion of the stream."""
 _NOTHING = SettlementStep(SettleAction.ACK, [], 0, more=False)
 
 
 class SqliteLeaseGroups:
-    """Lease groups on ``database``. ``records`` is the record cache that this store shares with the lease store."""
+    """Implements the port ``LeaseGroupStore`` on ``database``.
+
+    ``records`` is the cache of lease records, which this store must share with the lease store.
+    """
 
     def __init__(self, database: Database, records: LatestRecords) -> None:
         self._database = database
@@ -223,8 +227,8 @@ class SqliteLeaseGroups:
         group, others = (None, False) if row is None else next_to_settle(connection, row)
         if row is None or group is None:
             return _NOTHING
-        # No client has read a group that was still being formed. So its messages are released, even if an ack covers
-        # it.
+        # If a group was never frozen, no client has read its messages. So these messages are released, even if an ack
+        # covers the group.
         is_ack = group.state is GroupState.FROZEN
         action = SettleAction.ACK if is_ack else SettleAction.RELEASE
         now = self._database.now()
@@ -237,7 +241,7 @@ class SqliteLeaseGroups:
         for member in read:
             key = member.key
             record = records.get(key)
-            answer = answers.get(id(record))  # messages that were leased together share a record and its answer
+            answer = answers.get(id(record))  # messages that were leased together share one record, and so one answer
             if answer is None:
                 answer = answers[id(record)] = decide_settle(record, action, now=now, lease_id=group.lease_id)
             lost += answer.status is SettleStatus.LOST
@@ -291,13 +295,16 @@ def _with_record(row: MemberRow, record: LeaseRecord | None, now: float) -> Memb
 
 
 def _delete_group(connection: sqlite3.Connection, group: GroupRow) -> None:
-    """Delete a group, with the members that it still has."""
+    """Delete a group and its remaining members."""
     delete_members_until(connection, group.group_id, group.span)
     connection.execute("DELETE FROM lease_group WHERE group_id = ?", (group.group_id,))
 
 
 def _drop_part(connection: sqlite3.Connection, subscription: Subscription) -> bool:
-    """Delete one group of the subscription, or its streams if it has no group left. Return whether to continue."""
+    """Delete one group of the subscription, or the subscription's streams if no group is left.
+
+    Return whether the function must be called again.
+    """
     row = connection.execute(
         "SELECT group_id FROM lease_group JOIN lease_stream USING (stream_id) WHERE topic = ? AND name = ? LIMIT 1",
         subscription,

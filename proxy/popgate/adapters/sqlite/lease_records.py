@@ -1,9 +1,9 @@
-"""Stores lease records as rows: reads, writes and deletes them in the caller's transaction.
+"""Stores lease records as rows. Each function runs in the transaction of its caller.
 
-A settlement nearly always names a lease that was granted moments ago. So ``LatestRecords`` also keeps in memory the
-latest live records, and the fences that every grant checks. This is safe because one process owns the file and one
-thread runs every job on it. Every change that bypasses ``LatestRecords.write`` (deletions, a new fence, a rollback)
-must ``clear`` it.
+Most settlements refer to a lease that was granted shortly before. So ``LatestRecords`` caches the latest unsettled
+records in memory, and also the epochs and mode generations that every grant checks. The cache is safe because no other
+process uses the file, and one thread runs all jobs. After each change that does not use ``LatestRecords.write``, such
+as a deletion, a new epoch or a rollback, ``LatestRecords.clear`` must be called.
 """
 
 import sqlite3
@@ -23,19 +23,21 @@ STATES = (
     RecordState.DEAD,
     RecordState.DISCARDED,
 )
-"""The states in the order of their numbers in the file. Append only. The states from 4 on are settled (``schema``)."""
+"""The states of lease records. The file contains the index of a state in this tuple, so new states must be appended.
+States with index 4 or higher are settled. The index ``lease_settled`` in ``schema`` relies on this."""
 ROWS_PER_TRANSACTION_MAX = 1_000
-"""Maximum number of rows in one step of housekeeping, so that other jobs wait only some milliseconds for the thread."""
+"""Maximum number of rows that one transaction of a cleanup or a full load examines, so that other jobs wait only some
+milliseconds for the thread."""
 
 RECORDS_CACHED_MAX = 131_072
-"""Maximum number of records in memory. This is more than the number of messages in a lease group, which is leased as a
-whole, and then read and acked in the same order. Records take about 12 MiB if messages are leased together and so share
-a record, and 51 MiB if each message is leased alone. A full cache is cleared, because there are then more live leases
-than are likely to be settled soon."""
+"""Maximum number of lease records in memory. The cache has room for all messages of a lease group, which are leased
+together, and later read and acked in the same order. A full cache takes about 12 MiB if messages are leased together
+and so share a record, and 51 MiB if each message is leased alone. A full cache is cleared, because most of so many
+leases will not be settled soon."""
 
 _STATE_CODES = {state: code for code, state in enumerate(STATES)}
 _PARAMETERS_MAX = 256
-# A record's fields in their order, because the record is written as a tuple.
+# The columns after copy_id are in the order of the fields of LeaseRecord, because a record is written as a tuple.
 _COLUMNS = (
     "copy_id, state, lease_id, visible_at, delivery_count, first_delivered_at, changed_at, epoch, leased_at, target, "
     "target_copy_id, reason"
@@ -43,16 +45,19 @@ _COLUMNS = (
 _WRITE = f"REPLACE INTO lease (queue_id, {_COLUMNS})"
 _FIELDS = len(LeaseRecord._fields)
 _WRITE_EQUAL = f"{_WRITE} SELECT column1, column2, {', '.join(f'?{number}' for number in range(1, _FIELDS + 1))}"
-"""Writes one record for many copies."""
+"""Writes the same record for many copies in one statement."""
 _AFTER_TRANSIENT = chr(ord(TRANSIENT_PREFIX) + 1)
 
 Row = tuple[Any, ...]
 Key = tuple[int, CopyId]
-"""The number of a queue, and a copy in it."""
+"""The id of a queue in the lease tables, and the id of a copy in this queue."""
 
 
 class LatestRecords:
-    """The ``lease`` table with its latest live rows in memory. Used on the database's thread only."""
+    """Reads and writes the ``lease`` table, and caches its latest unsettled rows in memory.
+
+    Must be used only on the thread of the database.
+    """
 
     def __init__(self) -> None:
         self._live: dict[Key, LeaseRecord] = {}
@@ -60,13 +65,13 @@ class LatestRecords:
         self._generations: dict[Subscription, int] = {}
 
     def clear(self) -> None:
-        """Forget all rows, because the tables may have changed in another way, or were rolled back."""
+        """Clear the cache, because the tables were changed without ``write``, or were rolled back."""
         self._live.clear()
         self._epochs.clear()
         self._generations.clear()
 
     def epoch(self, connection: sqlite3.Connection, queue_id: int) -> int:
-        """Return the epoch of the queue's newest claim."""
+        """Return the epoch of the latest claim of the queue."""
         epoch = self._epochs.get(queue_id)
         if epoch is None:
             row = connection.execute("SELECT epoch FROM lease_queue WHERE queue_id = ?", (queue_id,)).fetchone()
@@ -74,7 +79,7 @@ class LatestRecords:
         return epoch
 
     def generation(self, connection: sqlite3.Connection, subscription: Subscription) -> int:
-        """Return the lowest mode generation that may still grant leases. 0 if none was ever set."""
+        """Return the lowest mode generation that may still grant leases, or 0 if none was ever set."""
         generation = self._generations.get(subscription)
         if generation is None:
             sql = "SELECT generation FROM lease_mode WHERE topic = ? AND name = ?"
@@ -83,7 +88,7 @@ class LatestRecords:
         return generation
 
     def read(self, connection: sqlite3.Connection, keys: Sequence[Key]) -> dict[Key, LeaseRecord]:
-        """Return the records of the ``keys`` that have one."""
+        """Return the lease records of ``keys``. Keys without a record are left out."""
         live = self._live
         found: dict[Key, LeaseRecord] = {}
         others: dict[int, list[CopyId]] = {}
@@ -99,9 +104,10 @@ class LatestRecords:
         return found
 
     def write(self, connection: sqlite3.Connection, changed: Mapping[Key, LeaseRecord]) -> None:
-        """Write the records of (queue_id, copy_id).
+        """Write the changed lease records to the table and to the cache.
 
-        Copies that were leased and settled together share one record object.
+        Copies that share one record object, because they were leased or settled together, are written with one
+        statement.
         """
         shared: dict[int, list[Key]] = {}
         for key, record in changed.items():
@@ -128,12 +134,16 @@ class LatestRecords:
 def read_records(
     connection: sqlite3.Connection, queue_id: int, copy_ids: Sequence[CopyId]
 ) -> dict[CopyId, LeaseRecord]:
-    """Return the stored records of those ``copy_ids`` that have one. Equal records are the same object."""
+    """Return the stored lease records of ``copy_ids``. Copies without a record are left out.
+
+    Equal records are the same object.
+    """
     found: dict[CopyId, LeaseRecord] = {}
     made: dict[Row, LeaseRecord] = {}
     for start in range(0, len(copy_ids), _PARAMETERS_MAX):
         part = copy_ids[start : start + _PARAMETERS_MAX]
-        # Padding with NULLs, which match nothing, to the next power of two limits the number of different statements.
+        # The parameters are padded with NULLs, which match no row, to the next power of two. This limits the number of
+        # different SQL statements.
         size = 1 << (len(part) - 1).bit_length()
         sql = f"SELECT {_COLUMNS} FROM lease WHERE queue_id = ? AND copy_id IN ({','.join('?' * size)})"
         for row in connection.execute(sql, (queue_id, *part, *(None,) * (size - len(part)))):
@@ -147,10 +157,10 @@ def read_records(
 def read_unsettled(
     connection: sqlite3.Connection, queue_id: int, after: str | None
 ) -> tuple[list[tuple[CopyId, LeaseRecord]], str | None]:
-    """Return the unsettled records in the next part of a queue, and the copy id from which to continue.
+    """Return the unsettled records in the next slice of a queue's rows, and the copy id for the next call.
 
-    ``after`` is the copy id that the previous call returned, or None for the first part. A returned copy id of None
-    means that the end was reached. The number of examined rows bounds a part.
+    ``after`` must be the copy id that the previous call returned, or None in the first call. If the returned copy id is
+    None, no rows are left. A slice has at most ``ROWS_PER_TRANSACTION_MAX`` rows, including settled ones.
     """
     part = "queue_id = ?"
     bounds: tuple[int | str, ...] = (queue_id,)
@@ -169,9 +179,11 @@ def read_unsettled(
 
 
 def delete_settled(connection: sqlite3.Connection, queue_id: int, changed_before: float) -> int:
-    """Delete a queue's oldest settled records that changed before ``changed_before``: one step. Return how many.
+    """Delete the oldest settled records of a queue. Return the number of deleted records.
 
-    Records of copies that may arrive a second time (``ports.dedup``) are left to ``delete_unchanged``.
+    One call deletes at most ``ROWS_PER_TRANSACTION_MAX`` records, and only records that last changed before
+    ``changed_before``. Records of copies that the broker may contain twice (``repeated_copy``) are not deleted here,
+    but only by ``delete_unchanged``.
     """
     return connection.execute(
         "DELETE FROM lease WHERE queue_id = ?1 AND copy_id IN (SELECT copy_id FROM lease INDEXED BY lease_settled "
@@ -184,10 +196,11 @@ def delete_settled(connection: sqlite3.Connection, queue_id: int, changed_before
 def delete_unchanged(
     connection: sqlite3.Connection, after: tuple[int, str], changed_before: float
 ) -> tuple[int, float | None, tuple[int, str] | None]:
-    """Delete the records in the next part of the table that have not changed since ``changed_before``.
+    """Delete old records in the next slice of the table: those that have not changed since ``changed_before``.
 
-    Return how many records were deleted, the oldest change among the remaining records of this part, and the key from
-    which to continue (None: the end was reached).
+    The slice starts behind the key ``after``. Return three values: the number of deleted records, the earliest change
+    of the remaining records in the slice (None if none remain), and the key for the next call (None if no rows are
+    left).
     """
     end: tuple[int, str] | None = connection.execute(
         "SELECT queue_id, copy_id FROM lease WHERE (queue_id, copy_id) > (?, ?) ORDER BY queue_id, copy_id "
@@ -204,7 +217,10 @@ def delete_unchanged(
 
 
 def delete_queue_part(connection: sqlite3.Connection, queue_id: int) -> int:
-    """Delete records of a queue in any state: one step. Return how many."""
+    """Delete at most ``ROWS_PER_TRANSACTION_MAX`` records of a queue, in any state.
+
+    Return the number of deleted records.
+    """
     return connection.execute(
         "DELETE FROM lease WHERE queue_id = ?1 AND copy_id IN (SELECT copy_id FROM lease WHERE queue_id = ?1 LIMIT ?2)",
         (queue_id, ROWS_PER_TRANSACTION_MAX),
@@ -225,7 +241,7 @@ def delete_records(connection: sqlite3.Connection, queue_id: int, copy_ids: Sequ
 
 
 def intern_queues(connection: sqlite3.Connection, names: Sequence[BrokerQueue]) -> dict[BrokerQueue, int]:
-    """Return the numbers of these queues in the lease tables. A new queue is given a number."""
+    """Return the ids of the queues ``names`` in the lease tables. Assign an id to each queue that has none."""
     connection.executemany("INSERT OR IGNORE INTO lease_queue (name) VALUES (?)", [(name,) for name in names])
     sql = "SELECT queue_id FROM lease_queue WHERE name = ?"
     return {name: connection.execute(sql, (name,)).fetchone()[0] for name in names}

@@ -1,9 +1,9 @@
 """Implements the lease store on SQLite.
 
-A grant or settlement is one transaction: it reads, the domain decides, it writes.
+A grant or settlement is one transaction. It reads the records, lets the domain decide, and writes the changes.
 
-Owns the numbers of queues, and housekeeping in small steps. ``lease_decisions`` owns grants and settlements.
-``lease_records`` and ``attempts`` own the rows.
+This module owns the ids of queues, and deletes old records in small steps. ``lease_decisions`` owns grants and
+settlements. ``lease_records`` and ``attempts`` own the rows.
 """
 
 import sqlite3
@@ -45,19 +45,21 @@ T = TypeVar("T")
 
 
 class SqliteLeaseStore:
-    """The state port's lease half on ``database``, which the caller opens and closes.
+    """Implements the port ``LeaseStore`` on ``database``. The caller opens and closes ``database``.
 
-    ``records`` must be given if other stores on the same database change lease records, too.
+    ``records`` is the cache of lease records. If other stores on the same database also change lease records, all of
+    them must use the same cache.
     """
 
     def __init__(self, database: Database, records: LatestRecords | None = None) -> None:
         self._database = database
         self._queue_ids: dict[BrokerQueue, int] = {}
-        """Contains only numbers on stable storage. They never change."""
+        """The ids of queues, by name. It contains only ids on stable storage. An id never changes."""
         self._queue_names: dict[int, BrokerQueue] = {}
         self._records = records or LatestRecords()
         self._oldest_change: float | None = None
-        """The earliest change of any record. Until this change is old enough, there is nothing to collect."""
+        """The earliest time at which any remaining record last changed, according to the latest ``collect``. While this
+        time is too recent, ``collect`` finds no record to delete."""
         database.on_rollback(self._records.clear)
 
     def unavailable_reason(self) -> str | None:
@@ -140,7 +142,7 @@ class SqliteLeaseStore:
 
         found, now = await self._read(job)
         unknown = [queue_id for queue_id, _, _ in found if queue_id not in self._queue_names]
-        if unknown:  # these queues were given their numbers before this process started
+        if unknown:  # their ids were assigned before this process started
             rows = await self._read(lambda c: c.execute("SELECT name, queue_id FROM lease_queue").fetchall())
             self._remember(dict(rows))
         return [
@@ -173,8 +175,8 @@ class SqliteLeaseStore:
 
     async def forget(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> None:
         (queue_id,) = await self._ids([queue])
-        # A durable record must never be dropped by mistake: it may be the only thing that prevents a second delivery of
-        # an acked message.
+        # Delete only transient records. A durable record may be the only thing that prevents a second delivery of an
+        # acked message.
         transient = [copy_id for copy_id in copy_ids if copy_id.startswith(TRANSIENT_PREFIX)]
         if transient:
             await self._delete(lambda connection: delete_records(connection, queue_id, transient))
@@ -192,7 +194,10 @@ class SqliteLeaseStore:
         return await self._database.read(job, StateUnavailable)
 
     async def _delete(self, delete: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a job that deletes records. It first clears the records in memory, which may include the deleted ones."""
+        """Run the job ``delete``, which deletes records.
+
+        Clear the cache first, because it may contain these records.
+        """
 
         def job(connection: sqlite3.Connection) -> T:
             self._records.clear()
@@ -201,7 +206,7 @@ class SqliteLeaseStore:
         return await self._write(job)
 
     async def _repeat(self, delete: Callable[[sqlite3.Connection], int]) -> int:
-        """Run ``delete`` until it deletes less than a full step. Return the sum."""
+        """Repeat ``delete`` until it deletes fewer rows than its limit. Return the total number of deleted rows."""
         total = 0
         while True:
             count = await self._delete(delete)
@@ -210,9 +215,9 @@ class SqliteLeaseStore:
                 return total
 
     async def _ids(self, queues: Iterable[BrokerQueue]) -> list[int]:
-        """Return the numbers of ``queues``, in order.
+        """Return the ids of ``queues`` in the lease tables, in the same order.
 
-        New numbers are committed first, so that a later rollback does not undo them.
+        Assign ids to new queues, and commit these ids, so that a rollback of a later job does not undo them.
         """
         names = list(queues)
         known = self._queue_ids

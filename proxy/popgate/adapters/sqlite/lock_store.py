@@ -1,4 +1,4 @@
-"""Implements the lock store on SQLite, with a row for each definition and a row for the next fencing token."""
+"""Implements the lock store on SQLite, with one row for each lock definition and one row for the next fencing token."""
 
 import sqlite3
 from typing import Any
@@ -12,7 +12,7 @@ _COLUMNS = "name, kind, slots, enabled, by_use"
 
 
 class SqliteLockStore:
-    """The state port's locks half on ``database``, which the caller opens and closes."""
+    """Implements the port ``LockStore`` on ``database``. The caller opens and closes ``database``."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,14 +1,15 @@
-"""Finds damage in the middle of SQLite's log (WAL), which SQLite itself treats as the end of the log.
+"""Finds damage in SQLite's write-ahead log (WAL). SQLite itself treats the first damage as the end of the log.
 
-Theory of operation. The log is a header and frames of one page each, chained by checksums. The last frame of a
-transaction is marked. SQLite reads up to the first frame that does not match and ignores the rest, because a power cut
-leaves such an end. But a transaction is synced before the next one is written. Suppose that a frame does not match, but
-a whole transaction and a frame behind it, chained to each other, follow this frame. Then the mismatching frame was on
-stable storage and has been damaged since, and SQLite would silently lose writes that popgate has confirmed. In the same
-way, the header is synced before the first frame.
+Theory of operation. The log consists of a header and frames. Each frame contains one page and a checksum that continues
+the checksum of the previous frame. The last frame of a transaction is marked. SQLite reads up to the first frame whose
+checksum does not match, and ignores the rest of the log, because a power cut leaves a log with such an end. But SQLite
+syncs each transaction to the disk before it writes the next one. Suppose that a frame does not match, and that behind
+it the end of a transaction is followed by a frame that continues the checksum. Then the frame that does not match was
+already on stable storage and was damaged later. SQLite would silently lose writes that popgate has confirmed. In the
+same way, SQLite syncs the header before it writes the first frame.
 
-A log that was cut off, or damaged in its last transaction, can't be distinguished from a log that a power cut has left.
-Formats: sqlite.org/fileformat2.html, section 4.
+If a log was cut off, or was damaged in its last transaction, popgate can't distinguish it from a log after a power cut.
+The format is described at sqlite.org/fileformat2.html, section 4.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from struct import Struct
 from typing import NamedTuple
 
 _MAGIC = 0x377F0682
-"""The magic number without its last bit, which is set if the checksums use big-endian words."""
+"""The magic number of a log, without its last bit. This bit is set if the checksums use big-endian words."""
 _HEADER = Struct(">IIIIIIII")
 _FRAME = Struct(">IIIIII")
 _WORD_BITS = 0xFFFF_FFFF
@@ -32,9 +33,11 @@ class _Frame(NamedTuple):
 
 
 def damage_in(log: Path, *, bytes_max: int) -> str | None:
-    """Return which part of ``log`` is damaged that was once on stable storage, or None if no damage is known.
+    """Return which part of ``log`` was damaged after it had reached stable storage, or None if no damage was found.
 
-    A log of more than ``bytes_max`` is not checked: checking 16 MiB takes about a second. Raises: OSError.
+    A log of more than ``bytes_max`` bytes is not checked, because the check of 16 MiB takes about one second.
+
+    Raises: OSError.
     """
     if not log.exists() or log.stat().st_size > bytes_max:
         return None
@@ -56,9 +59,10 @@ def damage_in(log: Path, *, bytes_max: int) -> str | None:
 
 
 class _Frames:
-    """The frames in ``content``.
+    """The frames of a log with the bytes ``content``.
 
-    ``salts`` are the header's: frames with other salts are remains of an earlier use of the log.
+    ``salts`` are the salts in the header. A frame with other salts was written before SQLite restarted the log, and is
+    ignored.
     """
 
     def __init__(self, content: bytes, page_size: int, salts: tuple[int, int], order: str) -> None:
@@ -73,7 +77,7 @@ class _Frames:
         return _Frame(pages > 0, (rest[0], rest[1]), (rest[2], rest[3]))
 
     def follows(self, number: int, sums: Sums) -> bool:
-        """Return whether the frame is complete and continues a frame with these ``sums``."""
+        """Return whether the frame is intact and follows a frame (or the header) with the checksums ``sums``."""
         frame = self.read(number)
         if frame.salts != self._salts:
             return False
@@ -83,7 +87,7 @@ class _Frames:
         return _sums(sums, page, self._order) == frame.sums
 
     def proves_a_sync(self, number: int) -> bool:
-        """Return whether the frame ends a transaction and the next transaction's first frame follows it."""
+        """Return whether the frame ends a transaction, and the first frame of the next transaction follows it."""
         frame = self.read(number)
         return frame.ends_transaction and frame.salts == self._salts and self.follows(number + 1, frame.sums)
 

@@ -1,7 +1,7 @@
-"""Stores messages of the embedded broker as rows, in the caller's transaction.
+"""Stores the messages of the embedded broker as rows. Each function runs in the transaction of its caller.
 
-The key of a message is one integer, made of the queue's number and the message's position. So a queue's messages are
-adjacent, in publish order, and a fetch reads one range of the table.
+The key of a message is an integer that combines the id of the queue and the position of the message. So the messages of
+a queue are adjacent in the table, in publish order, and a fetch reads one range of the table.
 """
 
 import sqlite3
@@ -14,12 +14,12 @@ import orjson
 from popgate.domain.message import Message
 
 POSITION_BITS = 40
-"""Number of bits of a position. This allows 10^12 messages in a queue, and 8 million queues in the lifetime of a
+"""Number of bits of a position. This allows 10^12 messages in each queue, and 8 million queues during the lifetime of a
 file."""
 POSITION_MIN = 1
 FETCH_BYTES_MAX = 8 * 1024 * 1024
-"""Number of bytes after which a fetch ends: the message that exceeds them is its last. Bounds the thread's time and
-memory."""
+"""Number of bytes after which a fetch returns no further message. The last message of a fetch can exceed this number.
+It bounds the time that a fetch occupies the thread, and its memory."""
 FETCH_COUNT_MAX = 1024
 MESSAGE_OVERHEAD_BYTES = 256
 
@@ -34,9 +34,9 @@ MessageRow = tuple[int, int | None, str, str, str | None, float, float | None, f
 
 
 class Fetched(NamedTuple):
-    """Messages with their positions, in order.
+    """The messages of one fetch with their positions, ordered by position.
 
-    ``cut``: the fetch ended at one of its limits, so there may be more messages.
+    If ``cut`` is True, the fetch ended at one of its limits, so more messages may exist.
     """
 
     messages: list[tuple[int, Message]]
@@ -52,21 +52,21 @@ def position_of(key: int) -> int:
 
 
 def message_fields(message: Message) -> Fields:
-    """Return ``message`` as columns. Raises: TypeError if its headers can't be stored."""
+    """Return the values of ``FIELD_COLUMNS`` for ``message``. Raises: TypeError if its headers can't be stored."""
     headers = orjson.dumps(dict(message.headers)) if message.headers else None
     copy_id, message_id, body, _, ordering_key, published_at, visible_at, expires_at = message
     return copy_id, message_id, ordering_key, published_at, visible_at, expires_at, headers, body
 
 
 def insert_messages(connection: sqlite3.Connection, rows: Sequence[MessageRow], counts: Mapping[int, int]) -> None:
-    """Store ``rows``. ``counts`` is the number of rows for each queue."""
+    """Store ``rows``. ``counts`` is the number of rows of each queue, by queue id."""
     connection.executemany(_INSERT, rows)
     count_stored(connection, counts)
 
 
 def insert_messages_once(connection: sqlite3.Connection, queue_id: int, rows: Sequence[MessageRow]) -> int:
-    """Store the ``rows`` whose copy is not yet in the queue. Return how many were stored."""
-    # INSERT OR IGNORE would also ignore a clash of positions, and so lose a message.
+    """Store those ``rows`` whose copy is not in the queue yet. Return the number of stored rows."""
+    # INSERT OR IGNORE would also ignore a second message with the same position, and so lose this message.
     sql = f"{_INSERT} ON CONFLICT (once_in, copy_id) WHERE once_in IS NOT NULL DO NOTHING"
     count = connection.executemany(sql, rows).rowcount
     count_stored(connection, {queue_id: count})
@@ -74,7 +74,7 @@ def insert_messages_once(connection: sqlite3.Connection, queue_id: int, rows: Se
 
 
 def fetch_after(connection: sqlite3.Connection, queue_id: int, position: int, count_max: int) -> Fetched:
-    """Return the messages of a queue from ``position`` on."""
+    """Return at most ``count_max`` messages of a queue whose position is at least ``position``, in order."""
     return _fetch(
         connection,
         f"SELECT {_COLUMNS} FROM message WHERE message_key >= ? AND message_key < ? ORDER BY message_key LIMIT ?",
@@ -84,7 +84,7 @@ def fetch_after(connection: sqlite3.Connection, queue_id: int, position: int, co
 
 
 def fetch_positions(connection: sqlite3.Connection, queue_id: int, positions: Sequence[int]) -> Fetched:
-    """Return the messages at these positions that still exist."""
+    """Return the messages at ``positions`` that still exist, ordered by position."""
     return _fetch(
         connection,
         f"SELECT {_COLUMNS} FROM message WHERE message_key IN (SELECT value FROM json_each(?)) ORDER BY message_key",
@@ -94,7 +94,7 @@ def fetch_positions(connection: sqlite3.Connection, queue_id: int, positions: Se
 
 
 def delete_messages(connection: sqlite3.Connection, queue_id: int, positions: Sequence[int]) -> int:
-    """Delete the messages at these positions. Return how many existed."""
+    """Delete the messages at ``positions``. Return the number of deleted messages."""
     if not positions:
         return 0
     sql = "DELETE FROM message WHERE message_key IN (SELECT value FROM json_each(?))"
@@ -104,14 +104,14 @@ def delete_messages(connection: sqlite3.Connection, queue_id: int, positions: Se
 
 
 def _keys(queue_id: int, positions: Sequence[int]) -> str:
-    """Return the keys of these positions for json_each."""
+    """Return the message keys of ``positions`` as a JSON array, for SQLite's ``json_each``."""
     return orjson.dumps([message_key(queue_id, position) for position in positions]).decode()
 
 
 def count_stored(connection: sqlite3.Connection, counts: Mapping[int, int]) -> None:
-    """Add to the ``stored`` count of each queue.
+    """Add ``counts`` (by queue id, negative after a deletion) to the stored number of messages of each queue.
 
-    Counting a million rows instead would read through all their bodies.
+    The number is stored, because SQLite would have to read through all message bodies to count the rows.
     """
     connection.executemany(
         "UPDATE broker_queue SET stored = stored + ? WHERE queue_id = ?",
@@ -122,8 +122,8 @@ def count_stored(connection: sqlite3.Connection, counts: Mapping[int, int]) -> N
 def _fetch(connection: sqlite3.Connection, sql: str, parameters: tuple[object, ...], count_max: int) -> Fetched:
     messages: list[tuple[int, Message]] = []
     size = 0
-    # Close the cursor even if the fetch ends early: an open statement would prevent SQLite from folding the log into
-    # the file.
+    # Close the cursor even if the fetch ends early. An open statement would prevent SQLite from moving the content of
+    # the write-ahead log into the file.
     with closing(connection.execute(sql, parameters)) as cursor:
         for key, copy_id, message_id, ordering_key, published_at, visible_at, expires_at, headers, body in cursor:
             message = Message(

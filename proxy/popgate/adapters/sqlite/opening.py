@@ -1,7 +1,7 @@
-"""Opens the store's file: checks it, tunes it, and explains in one clear line if it can't be used.
+"""Opens the store's file: checks it, upgrades it, and configures SQLite.
 
-Never deletes or repairs anything by itself. A file of an older version is upgraded to this version, completely or not
-at all.
+If the file can't be used, a ``StartupError`` explains the reason and the remedy in one line. popgate never deletes or
+repairs the file. A file of an older schema version is upgraded in one transaction, completely or not at all.
 """
 
 import os
@@ -16,16 +16,17 @@ from popgate.domain.errors import StartupError
 from popgate.runtime.stable_files import check_file, checksum, sync_folder, write_stably
 
 SQLITE_VERSION_MIN = (3, 35, 0)
-"""Lowest SQLite version with RETURNING, partial-index upserts, and the error names that ``failures`` needs."""
+"""Lowest version of SQLite that supports RETURNING, which popgate needs."""
 LOCK_WAIT_SECONDS = 1.0
 STATEMENTS_CACHED_MAX = 256
 LOG_CHECK_BYTES_MAX = 64 * 1024 * 1024
 FILE_CHECK_BYTES_MAX = 256 * 1024 * 1024
-"""Maximum number of bytes in a file that is given a checksum. The checksum of a larger file would delay the end of the
-process."""
+"""Maximum size in bytes of a file whose checksum popgate records when it closes the file. The checksum of a larger file
+would delay the exit of the process."""
 QUICK_CHECK_BYTES_MAX = 256 * 1024 * 1024
-"""Maximum number of bytes in a file that SQLite itself checks. A larger check would delay the start: for this size, it
-takes half a second plus the time to read the file from the disk."""
+"""Maximum size in bytes of a file that popgate checks with SQLite's ``quick_check`` at the start. The check of a file
+of this size takes half a second, plus the time to read the file from the disk. The check of a larger file would delay
+the start."""
 _FILE_HEADER = Struct(">16xH6xII60xI")
 
 _REMEDY = "keep a copy of it, then restore a backup or choose another data folder with --data-dir"
@@ -45,7 +46,10 @@ TUNING = (
 
 
 def open_connection(path: Path) -> sqlite3.Connection:
-    """Open or create the store at ``path``, for use by the calling thread only. Raises: StartupError."""
+    """Open or create the store in the file ``path``. Raises: StartupError.
+
+    Only the calling thread may use the returned connection.
+    """
     if sqlite3.sqlite_version_info < SQLITE_VERSION_MIN:
         wanted = ".".join(map(str, SQLITE_VERSION_MIN))
         raise StartupError(f"popgate needs SQLite {wanted} or newer, not {sqlite3.sqlite_version}: upgrade the library")
@@ -64,7 +68,7 @@ def open_connection(path: Path) -> sqlite3.Connection:
         _check_identity(connection, path)
         if not is_whole and path.stat().st_size <= QUICK_CHECK_BYTES_MAX:
             _quick_check(connection, path)
-        # This write changes nothing. A file or disk that can't be written must fail here.
+        # This write changes nothing, but it fails if the file or the disk is not writable.
         connection.execute("UPDATE store SET high_water = high_water")
     except BaseException as error:
         if connection is not None:
@@ -84,7 +88,7 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     if tables == 0 and version == 0:
-        for statement in SCHEMA:  # one by one: executescript would commit first, but creation must be atomic
+        for statement in SCHEMA:  # executescript would commit first, but creation must be atomic
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         version = 1
@@ -103,9 +107,10 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def note_closed(path: Path) -> None:
-    """Record the checksum of the store's file, which is closed.
+    """Record the checksum of the store's file. The file must already be closed.
 
-    It is valid until the file is next opened or written to.
+    The checksum is valid until the file is opened again or is written to. A file of more than ``FILE_CHECK_BYTES_MAX``
+    gets no checksum.
 
     Raises: OSError.
     """
@@ -114,10 +119,10 @@ def note_closed(path: Path) -> None:
 
 
 def _forget_closed(path: Path) -> None:
-    """Delete the file's checksum, because the file is about to be written to.
+    """Delete the recorded checksum of the store's file, because the file is about to be written to.
 
-    The file's time can't replace this step. After a power cut, the file may have its former time although its content
-    has changed, because SQLite syncs only the content.
+    The modification time of the file is not enough to detect a write. After a power cut, the file may have its former
+    modification time although its content has changed, because SQLite syncs only the content.
 
     Raises: OSError.
     """
@@ -128,9 +133,11 @@ def _forget_closed(path: Path) -> None:
 
 
 def _check_files(path: Path) -> bool:
-    """Return whether the file is certainly unchanged since popgate closed it.
+    """Check the store's file and its write-ahead log for damage.
 
-    Raises: StartupError if the file or its log is damaged.
+    Return True if the recorded checksum proves that the file is unchanged since popgate closed it.
+
+    Raises: StartupError if the file or the log is damaged.
     """
     log, check = path.with_name(path.name + "-wal"), check_file(path)
     damage = damage_in(log, bytes_max=LOG_CHECK_BYTES_MAX)
@@ -151,9 +158,9 @@ def _check_files(path: Path) -> bool:
 
 
 def _least_size(path: Path) -> int:
-    """Return the size in the file's header, or 0 if the header is outdated.
+    """Return the size in bytes that the file must have according to its header, or 0 if the header is outdated.
 
-    SQLite itself does not notice that whole pages are missing at the end.
+    SQLite itself does not notice if whole pages are missing at the end of the file.
     """
     with path.open("rb") as stream:
         header = stream.read(_FILE_HEADER.size)
@@ -164,7 +171,10 @@ def _least_size(path: Path) -> int:
 
 
 def _quick_check(connection: sqlite3.Connection, path: Path) -> None:
-    """Run SQLite's check of the structure, not of the content. Raises: StartupError if it finds damage."""
+    """Check the structure of the file, but not its content, with SQLite's ``quick_check``.
+
+    Raises: StartupError if the structure is damaged.
+    """
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise StartupError(f"{path} is damaged ({' '.join(found.split())}): {_REMEDY}")

@@ -1,8 +1,9 @@
-"""Routes published messages: one part for each queue, and the delayed messages. One job stores all of them.
+"""Routes published messages to queues. One job then stores all messages of a publish.
 
-A message to a topic is stored in one queue of every group. Its copy id is new, so it is stored without a check. Other
-messages are moves: those to a queue by name, and those with ``once``. A repeated move carries the same copy id, and is
-stored only once.
+A message that is published to a topic is stored in one queue of each group of the topic, or as a delayed message. Its
+copy id is new, so it is stored without a check for duplicates. Messages that are published to a queue by its name, or
+with ``once``, may be repeated moves of a message. A repeated move has the same copy id, so the queue is checked for
+this copy id, and the message is stored only once.
 """
 
 import sqlite3
@@ -27,9 +28,10 @@ Bindings = dict[TopicName, dict[int, list[StoredQueue]]]
 
 
 class Part(NamedTuple):
-    """The messages that one publish stores in one queue.
+    """Messages that one publish stores in the same queue.
 
-    ``once``: a copy that the queue already contains is not stored again.
+    If ``once`` is True, a message is not stored if the queue already contains its copy id. ``fields`` contains the
+    column values of each message.
     """
 
     queue: StoredQueue
@@ -38,7 +40,7 @@ class Part(NamedTuple):
     once: bool
 
     def rows(self, first: int) -> list[MessageRow]:
-        """Return the messages as rows, starting at position ``first``."""
+        """Return the messages as rows with consecutive positions that start at ``first``."""
         queue_id = self.queue.queue_id
         once_in = queue_id if self.once else None
         key = message_key(queue_id, first)
@@ -52,9 +54,10 @@ def route(
     outcomes: list[PublishOutcome],
     now: float,
 ) -> tuple[list[Part], list[DelayedRow]]:
-    """Return a part for each queue, and the rows of delayed messages. Delays start at ``now``.
+    """Return the ``Part`` objects for the queues that receive ``messages``, and the rows of delayed messages.
 
-    For each message that can't be stored, its outcome is written into ``outcomes``.
+    A queue can have two parts, one with ``once`` and one without. Delays start at ``now``. If a message can't be
+    stored, its outcome replaces the entry at the same index of ``outcomes``.
     """
     delayed: list[DelayedRow] = []
     as_new: dict[StoredQueue, Part] = {}
@@ -91,7 +94,7 @@ def route(
 
 
 def store(connection: sqlite3.Connection, parts: Sequence[Part], rows: Sequence[list[MessageRow]]) -> list[int]:
-    """Store the rows of each part. Return how many rows of each part were new."""
+    """Store ``rows[i]``, the rows of ``parts[i]``. Return the number of stored rows of each part."""
     counts: list[int] = []
     together: list[MessageRow] = []
     by_queue: dict[int, int] = {}

@@ -1,11 +1,12 @@
-"""Defines the tables of the embedded store: the tables of version 1, and the upgrades from each version to the next.
+"""Defines the tables of the embedded store: the tables of schema version 1, and the upgrades to later versions.
 
-A new file runs through all upgrades like an old file, so that both end with the same tables. Released statements are
-never changed.
+A new file gets the tables of version 1 and then all upgrades, so that a new file and an upgraded file have the same
+tables. The statements of a released version are never changed.
 """
 
 APPLICATION_ID = 0x706F7067
-"""Marks the file as popgate's ("popg"), so that popgate never uses another program's database."""
+"""SQLite's application id ("popg") in files of popgate. It prevents popgate from using the database of another
+program."""
 SCHEMA_VERSION = 5
 
 SCHEMA = (
@@ -17,7 +18,7 @@ SCHEMA = (
         topic TEXT NOT NULL, name TEXT NOT NULL, spec TEXT NOT NULL, PRIMARY KEY (topic, name)
     ) WITHOUT ROWID
     """,
-    # Queues in the lease store. Rows are never deleted, because the epoch of a claim must only increase.
+    # Queues in the lease store. Rows are never deleted, because the epoch of a queue must never decrease.
     """
     CREATE TABLE lease_queue (
         queue_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL DEFAULT 0
@@ -46,8 +47,8 @@ SCHEMA = (
     ) WITHOUT ROWID
     """,
     "CREATE INDEX attempt_end ON attempt (ends_at)",
-    # Queues of the embedded broker. AUTOINCREMENT: a deleted queue's id is never reused, because its messages may
-    # linger.
+    # Queues of the embedded broker. With AUTOINCREMENT, the id of a deleted queue is never reused, because messages of
+    # the deleted queue may still be stored.
     """
     CREATE TABLE broker_queue (
         queue_id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, topic TEXT, queue_index INTEGER,
@@ -55,8 +56,9 @@ SCHEMA = (
     )
     """,
     "CREATE TABLE broker_garbage (queue_id INTEGER PRIMARY KEY)",
-    # message_key: queue_id << 40 | position, so that one B-tree holds each queue's messages in order, bodies included.
-    # once_in: the queue_id if a repeated publish of the same copy must be stored only once, otherwise NULL.
+    # message_key: queue_id << 40 | position, so that one B-tree contains the messages of each queue in order, with
+    # their bodies. once_in: the queue_id if a repeated publish of the same copy must not be stored again, otherwise
+    # NULL.
     """
     CREATE TABLE message (
         message_key INTEGER PRIMARY KEY, once_in INTEGER, copy_id TEXT NOT NULL, message_id TEXT NOT NULL,
@@ -68,8 +70,8 @@ SCHEMA = (
 
 UPGRADES = {
     2: (
-        # visible_at: when a delayed message became visible, otherwise NULL. expires_at: when a ttl ends, otherwise
-        # NULL.
+        # visible_at: the time at which a delayed message became visible, or NULL if it was not delayed. expires_at: the
+        # time at which the ttl of the message ends, or NULL without a ttl.
         "ALTER TABLE message ADD COLUMN visible_at REAL",
         "ALTER TABLE message ADD COLUMN expires_at REAL",
         # Messages that are published but not visible before due_at (the store's clock). At due_at, a message moves to
@@ -82,8 +84,8 @@ UPGRADES = {
         )
         """,
         "CREATE INDEX delayed_due ON delayed (due_at, topic, queue_index)",
-        # Publishes that carried a dedup_id. row_id increases with reserved_at, so the row that ends first comes first.
-        # message_id: NULL if it equals the copy id.
+        # Publishes with a dedup_id. row_id increases with reserved_at, so the row whose dedup window ends first has the
+        # lowest row_id. message_id: NULL if it equals the copy id.
         """
         CREATE TABLE dedup (
             row_id INTEGER PRIMARY KEY, topic TEXT NOT NULL, dedup_id TEXT NOT NULL, copy_id TEXT NOT NULL,
@@ -92,10 +94,10 @@ UPGRADES = {
         )
         """,
         "CREATE UNIQUE INDEX dedup_key ON dedup (topic, dedup_id)",
-        # Copies that the broker may hold twice: their settled records are kept.
+        # Copies that the broker may contain twice. Their settled lease records are kept longer.
         "CREATE TABLE repeated_copy (copy_id TEXT PRIMARY KEY, noted_at REAL NOT NULL) WITHOUT ROWID",
-        # Streams of lease groups. Every epoch up to acked_through is acked, or about to be. The latest ack set acked
-        # and lost.
+        # Streams of lease groups. Every epoch up to acked_through is acked, or is being acked. acked and lost count the
+        # messages of the latest ack.
         """
         CREATE TABLE lease_stream (
             stream_id INTEGER PRIMARY KEY, topic TEXT NOT NULL, name TEXT NOT NULL, stream TEXT NOT NULL,
@@ -103,7 +105,7 @@ UPGRADES = {
             lost INTEGER NOT NULL DEFAULT 0, changed_at REAL NOT NULL, UNIQUE (topic, name, stream)
         )
         """,
-        # state: the index in lease_group_rows._STATES. AUTOINCREMENT: a group's number is never reused.
+        # state: the index in lease_group_rows._STATES. With AUTOINCREMENT, the id of a group is never reused.
         """
         CREATE TABLE lease_group (
             group_id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL, epoch INTEGER NOT NULL,
@@ -122,15 +124,16 @@ UPGRADES = {
         """,
     ),
     3: (
-        # leased_at: when the present lease was granted. For a lease that was extended before this version, the time is
-        # known only if it is the message's first lease. Otherwise this is the latest possible time. Settled records
-        # don't need it.
+        # leased_at: the time at which the present lease was granted. For a lease that was extended before the upgrade,
+        # this time is exact only if it is the first lease of the message. Otherwise the upgrade sets the latest
+        # possible time. Settled records don't need leased_at.
         "ALTER TABLE lease ADD COLUMN leased_at REAL NOT NULL DEFAULT 0.0",
         """
         UPDATE lease SET leased_at = CASE delivery_count WHEN 1 THEN first_delivered_at ELSE changed_at END
         WHERE state < 4
         """,
-        # A group that is being formed may be granted its own members again after their leases have expired.
+        # Finds a member by its copy: if the lease of a member expires while its group is being formed, the group may be
+        # granted the same message a second time.
         "CREATE INDEX lease_group_copy ON lease_group_member (group_id, queue_id, copy_id)",
     ),
     4: (
@@ -140,12 +143,12 @@ UPGRADES = {
             by_use INTEGER NOT NULL
         ) WITHOUT ROWID
         """,
-        # All fencing tokens below next_token may have been handed out.
+        # Fencing tokens below next_token may have been issued. Tokens from next_token on have not been issued.
         "CREATE TABLE lock_fence (one INTEGER PRIMARY KEY CHECK (one = 1), next_token INTEGER NOT NULL)",
         "INSERT INTO lock_fence VALUES (1, 1)",
     ),
     5: (
-        # assignment: JSON, see assignment_json.
+        # assignment: JSON in the format of popgate.adapters.assignment_json.
         """
         CREATE TABLE pull_assignment (
             topic TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, assignment TEXT NOT NULL,
@@ -154,4 +157,4 @@ UPGRADES = {
         """,
     ),
 }
-"""For each version, the statements that upgrade the previous version to it."""
+"""For each schema version after 1, the statements that upgrade a file from the previous version."""

@@ -1,8 +1,9 @@
-"""Provides the store's clock, in whose time lease records are written.
+"""Provides the clock of the embedded store. All times in lease records are times of this clock.
 
-Wall time is read once, at open, and then advanced by the monotonic clock. So a jump of the wall clock neither ends nor
-prolongs a lease. After a restart, the time is never below the highest saved time. The time is saved at most once a
-second. So if a crash and a clock set back occur together, leases may last up to that much longer, but never shorter.
+The wall clock is read once, when the store is opened. From then on, the monotonic clock advances the time. So a jump of
+the wall clock neither ends nor extends a lease. After a restart, the time starts at the saved time or later. The time
+is saved at most once per second. If popgate crashes and the wall clock is also set back, leases may last longer than
+granted by the time since the last save. They never end early.
 """
 
 from popgate.ports.clock import Clock
@@ -11,7 +12,7 @@ SAVE_INTERVAL_SECONDS = 1.0
 
 
 class StoreClock:
-    """A clock of Unix seconds that only increase. ``high_water`` is the highest time that was saved before."""
+    """A clock in Unix seconds that never goes back. ``high_water`` is the latest time that was saved before."""
 
     def __init__(self, clock: Clock, high_water: float) -> None:
         self._clock = clock
@@ -22,9 +23,9 @@ class StoreClock:
         return self._clock.monotonic() + self._offset
 
     def save_due(self, now: float) -> bool:
-        """Return whether the next transaction should save ``now``."""
+        """Return whether the next transaction should save the time ``now``."""
         return now - self._saved >= SAVE_INTERVAL_SECONDS
 
     def saved(self, now: float) -> None:
-        """Record that ``now`` is on stable storage."""
+        """Record that the time ``now`` has been written to stable storage."""
         self._saved = now
