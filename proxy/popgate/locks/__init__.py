@@ -1,16 +1,18 @@
-"""Locks on an AMQP broker, after the guidelines of amqp-locks: acquire, verify, renew, release, administer.
+"""Implements locks on an AMQP broker, according to the guidelines of amqp-locks, and locks of a proxy.
 
-Theory of operation. A slot consists of queues. The **token queue** (quorum, single active consumer) permanently
-contains one message, the token. The client that has this message unacknowledged holds the slot. The waiting clients are
-further consumers of the queue, and receive the token in the order in which they arrived. So no client polls and none
-starves. The fencing token is computed from the number of earlier deliveries of the message. The broker counts the
-deliveries in its replicated log, so the number only grows, even if clients crash or a minority of nodes is cut off. The
-**slot queue** exists as long as an administrator wants the slot. A client that receives the token checks, in one round
-trip, whether the slot queue exists. If the slot has been removed, the client returns the token. The holder of a slot
-writes its name into another queue, for administrators.
+Theory of operation. A lock has one or more slots, and each slot consists of queues on the broker. The **token queue**
+(quorum, single active consumer) permanently contains one message, the token message. The client to which this message
+is delivered and not acknowledged holds the slot. The waiting clients are further consumers of the token queue, and
+receive the token message in the order in which they subscribed. So no client polls, and no client starves. The fencing
+token is computed from the number of earlier deliveries of the token message. The broker counts these deliveries in its
+replicated log, so the number only grows, even if clients crash or a minority of nodes is cut off. The **slot queue**
+exists while the slot exists: an administrator removes a slot by deleting its slot queue. A client that receives the
+token message checks, in one round trip, whether the slot queue exists. If the slot queue was deleted, the client
+returns the token message. The holder of a slot writes its name into a third queue, which administrators read.
 
-So the removal of a slot never gives it to another client: the holder keeps the token until it verifies the lock and
-then releases it. If the slot is added again before that, there is still only one token. A client that is suspended
-while the broker gives the token to another client can't notice this in time. Only the protected resource can refuse
-such a client, by its fencing token.
+If an administrator removes a held slot, no other client can acquire this slot meanwhile. The holder keeps the token
+message until it verifies the lock, notices the removal, and releases the lock. If the slot is added again before that,
+the token queue still contains only one token message. A suspended client can't notice in time that the broker has
+delivered the token message to another client. Only the protected resource can refuse the writes of such a client,
+because their fencing token is too low.
 """

@@ -1,7 +1,8 @@
-"""The interface of an arbiter, which decides which client is granted a slot of a lock that the proxy holds.
+"""Defines the interface of an arbiter, which decides which client of the proxy is granted a slot of a lock.
 
-There are two arbiters: RabbitMQ, which programs on AMQP use as well (``on_broker``), and a proxy that runs alone
-(``embedded``). ``hosted`` adds the tokens and the times to live that clients see.
+There are two implementations. In ``on_broker``, RabbitMQ decides, so that the locks also exclude programs that use
+AMQP. In ``embedded``, a proxy that runs alone decides by itself. ``hosted`` adds the tokens and times to live that
+clients of the proxy see.
 """
 
 from typing import Protocol
@@ -12,40 +13,47 @@ from popgate.locks.grants import Grant
 
 
 class Arbiter(Protocol):
-    """Grants slots. All calls except ``start`` and ``stop`` raise BrokerUnavailable or StateUnavailable if no decision
-    is possible."""
+    """Grants slots of locks.
+
+    All methods except ``start`` and ``stop`` raise BrokerUnavailable or StateUnavailable if the arbiter can't decide at
+    present.
+    """
 
     async def start(self) -> None:
-        """Prepare to grant slots. Raises: StartupError, StateUnavailable."""
+        """Start the arbiter, so that it can grant slots. Raises: StartupError, StateUnavailable."""
         ...
 
     async def stop(self) -> None:
-        """Free all held slots. Idempotent, and safe before ``start``."""
+        """Stop the arbiter, which frees all held slots. Idempotent, and safe before ``start``."""
         ...
 
     async def set_slots(self, definition: LockDefinition) -> None:
-        """Set the number of slots that can be held.
+        """Set the number of slots of the lock to the number of open slots in ``definition``.
 
-        The holder of a removed slot notices the removal through its grant. No other client receives the slot before
-        that.
+        The holder of a removed slot notices the removal when it verifies its grant. Before that, no other client is
+        granted this slot.
 
         Raises: LockHeld.
         """
         ...
 
     async def take(self, definition: LockDefinition, *, holder: str, wait_seconds: float) -> Grant | None:
-        """Grant a slot, or return None if none becomes free in time. Waiting clients are served in order.
+        """Grant a free slot, or return None if no slot becomes free within ``wait_seconds``.
 
-        If the call is cancelled, the client leaves the line, and a slot that was just granted is returned.
+        Waiting clients are granted slots in the order of their calls. If the call is cancelled, the client no longer
+        waits, and a slot that was granted at the same moment is released.
         """
         ...
 
     async def status(self, definition: LockDefinition) -> LockStatus | None:
-        """Return the holders and the number of waiting clients, or None if the lock has no slot."""
+        """Return the slots, their holders and the number of waiting clients, or None if the lock has no slot."""
         ...
 
     async def force_release(self, definition: LockDefinition, number: int) -> None:
-        """Release a slot by force from a holder that does not hold it through this proxy. Raises: LockHeld."""
+        """Release a slot although its holder has not released it. Raises: LockHeld.
+
+        The caller itself ends a grant of this proxy. This method is for a holder that does not use this proxy.
+        """
         ...
 
     async def delete(self, definition: LockDefinition) -> None:

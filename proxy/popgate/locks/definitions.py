@@ -1,9 +1,10 @@
-"""Holds this proxy's copy of the lock definitions in the store.
+"""Keeps a copy of the store's lock definitions in the memory of this proxy.
 
-Theory of operation. An administrator's change is written to the store and announced to the other proxies before the
-request is answered. The other proxies then apply the change. A mutex that is created by use is not announced: a proxy
-that does not know a name looks it up in the store. ``HostedLocks`` reads the store
-periodically, in case an announcement was missed. A proxy that is not in a cluster reads the store only at its start.
+Theory of operation. When an administrator changes a lock, the proxy writes the new definition to the store and
+announces the change to the other proxies. The other proxies apply the change before the administrator's request is
+answered. A mutex that a client creates by acquiring it is not announced. A proxy that has no copy of a definition looks
+up the name in the store. ``HostedLocks`` reads the store periodically, because the proxy may have missed an
+announcement. A proxy that is not in a cluster reads the store only when it starts.
 """
 
 import asyncio
@@ -19,46 +20,46 @@ from popgate.ports.clock import Clock
 from popgate.ports.lock_store import LockStore
 
 Announce: TypeAlias = Callable[[], Awaitable[None]]
-"""Returns when all reachable other proxies have applied the change."""
+"""Announces a change of the definitions. Returns when all other proxies that can be reached have applied the change."""
 
 
 class Definitions:
-    """Holds the definitions of ``store``.
+    """Reads and changes the lock definitions in ``store``, and keeps a copy of them in memory.
 
-    ``announce`` is None if no other proxy defines locks in this store.
+    ``announce`` is None if no other proxy uses this store.
     """
 
     def __init__(self, store: LockStore, clock: Clock, announce: Announce | None, locks_max: int) -> None:
-        """Create an empty copy. ``locks_max`` is the maximum number of locks; further ones are refused."""
+        """Create an empty copy. ``locks_max`` is the maximum number of locks. Further locks are refused."""
         self._store = store
         self._clock = clock
         self._announce = announce
         self._locks_max = locks_max
         self._known: dict[str, LockDefinition] = {}
         self._adding: set[str] = set()
-        """Names whose definitions are being written to the store."""
+        """Names of locks whose definitions are being written to the store."""
         self._used_at: dict[str, float] = {}
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self) -> None:
-        """Read all definitions. Raises: StateUnavailable."""
+        """Read all definitions from the store into the copy. Raises: StateUnavailable."""
         for definition in await self._store.definitions():
             self._learn(definition)
 
     @property
     def is_shared(self) -> bool:
-        """Whether other proxies define locks in the store, too."""
+        """Whether other proxies also use the store."""
         return self._announce is not None
 
     @property
     def known(self) -> Mapping[str, LockDefinition]:
-        """The known definitions, by name."""
+        """The definitions in this proxy's copy, by name."""
         return self._known
 
     # -- one of them ----------------------------------------------------------------------------------------------
 
     async def look_up(self, name: str) -> LockDefinition | None:
-        """Return the definition of that name, or None. Raises: InvalidRequest, StateUnavailable."""
+        """Return the definition of the lock ``name``, or None. Raises: InvalidRequest, StateUnavailable."""
         known = self._known.get(checked_lock_name(name))
         if known is not None or not self.is_shared:
             return known
@@ -66,7 +67,7 @@ class Definitions:
             return await self.latest(name)
 
     async def find(self, name: str) -> LockDefinition:
-        """Return the definition of that name. Raises: InvalidRequest, LockNotFound, StateUnavailable."""
+        """Return the definition of the lock ``name``. Raises: InvalidRequest, LockNotFound, StateUnavailable."""
         definition = await self.look_up(name)
         if definition is None:
             raise not_found(name)
@@ -74,9 +75,10 @@ class Definitions:
 
     @contextlib.asynccontextmanager
     async def changes(self, name: str) -> AsyncGenerator[None]:
-        """Allow only one change of a lock's definition at a time.
+        """Prevent other changes of the definition of lock ``name`` until the context exits.
 
-        The exclusion lasts during I/O with the store and the broker. Holders of locks never wait for it.
+        Other tasks that change the same definition wait, also while this task waits for the store or the broker.
+        Operations of holders, such as a renewal, never wait.
 
         Raises: InvalidRequest.
         """
@@ -87,7 +89,11 @@ class Definitions:
     # -- within ``changes`` ---------------------------------------------------------------------------------------
 
     async def latest(self, name: str) -> LockDefinition | None:
-        """Return the current definition in the store, or None. Raises: StateUnavailable."""
+        """Read the definition of lock ``name`` from the store into the copy, and return it. Raises: StateUnavailable.
+
+        Return None if there is no such lock. If no other proxy uses the store, the copy is current, and the store is
+        not read.
+        """
         if self.is_shared:
             found = await self._store.find(name)
             if found is None:
@@ -98,16 +104,18 @@ class Definitions:
         return self._known.get(name)
 
     async def put(self, definition: LockDefinition) -> None:
-        """Write a definition. Raises: QuotaExceeded, StateUnavailable."""
+        """Write ``definition`` to the store and to the copy. Raises: QuotaExceeded, StateUnavailable."""
         with self._place_for(definition.name):
             if self._known.get(definition.name) != definition:
                 await self._store.put(definition)
                 self._learn(definition)
 
     async def add(self, definition: LockDefinition) -> LockDefinition:
-        """Add a definition and return it. If the store already contains one of that name, return that one instead.
+        """Add ``definition`` to the store, and return it.
 
-        Raises the errors of ``put``.
+        If the store already contains a definition with this name, return the stored definition, and change nothing.
+
+        Raises: QuotaExceeded, StateUnavailable.
         """
         with self._place_for(definition.name):
             added = await self._store.add(definition)
@@ -116,10 +124,10 @@ class Definitions:
 
     @contextlib.asynccontextmanager
     async def deleting(self, definition: LockDefinition) -> AsyncGenerator[None]:
-        """Remove the lock from this proxy's copy at the beginning of the context, and delete it from the store at the
-        end.
+        """Delete a definition from this proxy's copy when the context starts, and from the store when it ends.
 
-        If either fails, this proxy's copy is restored.
+        If the body of the context or the deletion from the store fails, the definition is restored in this proxy's
+        copy.
         """
         name = definition.name
         del self._known[name]
@@ -134,15 +142,16 @@ class Definitions:
     # -- the other proxies ----------------------------------------------------------------------------------------
 
     async def announce(self) -> None:
-        """Announce a change, and return when the other proxies have applied it.
+        """Announce a change, and wait until the other proxies have applied it.
 
-        Don't call this within ``changes``: two proxies that announce changes would wait for each other.
+        Don't call this method within ``changes``. Otherwise, two proxies that announce changes would wait for each
+        other.
         """
         if self._announce is not None:
             await self._announce()
 
     async def follow(self) -> AsyncGenerator[LockDefinition]:
-        """Apply the changes in the store. Yield each definition that was deleted, or replaced by one of another kind.
+        """Apply the changes in the store to the copy. Yield each old definition that was deleted or changed its kind.
 
         Raises: StateUnavailable.
         """
@@ -152,19 +161,19 @@ class Definitions:
                 continue
             async with self.changes(name):
                 known = self._known.get(name)
-                latest = await self.latest(name)  # this proxy may have changed it in the meantime
+                latest = await self.latest(name)  # this proxy may have changed the definition meanwhile
             if known is not None and (latest is None or latest.kind is not known.kind):
                 yield known
 
     # -- mutexes created by use -----------------------------------------------------------------------------------
 
     def used(self, name: str) -> None:
-        """Record that the lock was used now."""
+        """Record that a client has just used the lock ``name``."""
         if name in self._known:
             self._used_at[name] = self._clock.monotonic()
 
     def unused(self, now: float) -> Iterator[LockDefinition]:
-        """Yield the mutexes that were created by use and have not been used at this proxy for a day."""
+        """Yield the mutexes that were created by use, if no client of this proxy has used them for one day."""
         for name, definition in list(self._known.items()):
             if definition.by_use and now - self._used_at[name] >= MUTEX_KEPT_SECONDS:
                 yield definition
@@ -177,7 +186,7 @@ class Definitions:
 
     @contextlib.contextmanager
     def _place_for(self, name: str) -> Generator[None]:
-        """Count ``name`` in the quota while the store adds it. Raises: QuotaExceeded."""
+        """Count the lock ``name`` in the quota while its definition is written to the store. Raises: QuotaExceeded."""
         if name not in self._known and name not in self._adding:
             adding = sum(one not in self._known for one in self._adding)
             check_quota(Quota.LOCKS, self._locks_max, len(self._known) + adding)

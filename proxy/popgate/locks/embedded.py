@@ -1,8 +1,8 @@
-"""Locks that a proxy arbitrates itself if it runs alone: in memory, with fencing tokens that outlive the process.
+"""Implements the arbiter of a proxy that runs alone: it decides about locks in memory.
 
-Held locks and waits end with the process. The next process starts without any. Tokens are reserved in the store a
-million at a time, before the first of them is granted, so that they keep growing when the process restarts. As on
-RabbitMQ, they start at the current time, so that they keep growing even if the store was deleted.
+When the process ends, all locks are free and no client waits any more. Fencing tokens must grow even if the process
+restarts. So the arbiter reserves about a million tokens in the store before it grants the first of them. As with
+RabbitMQ, the first token is derived from the current time, so that tokens grow even if the store was deleted.
 """
 
 import asyncio
@@ -24,15 +24,18 @@ TOKENS_RESERVED = 1 << 20
 
 
 class EmbeddedArbiter:
-    """Grants slots. Decisions are synchronous: between two awaits, a lock has either free slots or waiting clients,
-    never both."""
+    """Grants slots of locks in memory.
+
+    Decisions are synchronous. So whenever a task waits, each lock has free slots or waiting clients, but never both,
+    unless the reserved fencing tokens are used up.
+    """
 
     def __init__(self, store: LockStore, clock: Clock, background: Background) -> None:
         self._store = store
         self._clock = clock
         self._background = background
         self._locks: dict[str, _Lock] = {}
-        """The locks that have holders or waiting clients."""
+        """The locks that have holders or waiting clients, by name."""
         self._next_token = self._tokens_end = 0
         self._reserving = False
 
@@ -63,7 +66,7 @@ class EmbeddedArbiter:
             return place.granted.result() if place.granted.done() else None
         except BaseException as error:
             if place.granted.done() and not place.granted.cancelled():
-                await place.granted.result().release()  # the caller will not receive it
+                await place.granted.result().release()  # the caller will not receive the grant
             if isinstance(error, TimeoutError):
                 return None
             raise
@@ -84,17 +87,17 @@ class EmbeddedArbiter:
         )
 
     async def force_release(self, definition: LockDefinition, number: int) -> None:
-        """Do nothing, because all locks are held through this proxy."""
+        """Do nothing, because all holders use this proxy, and the caller itself ends their grants."""
 
     async def delete(self, definition: LockDefinition) -> None:
         self._locks.pop(definition.name, None)
 
     def serve(self, lock: "_Lock") -> None:
-        """Grant free slots to the waiting clients, in order."""
+        """Grant free slots of ``lock`` to its waiting clients, in the order of their arrival."""
         while lock.line and self._next_token < self._tokens_end and (number := lock.free_slot()) is not None:
             place = lock.line.popleft()
             if place.granted.done():
-                continue  # the waiting client has just left
+                continue  # the wait of this client has just ended
             grant = EmbeddedGrant(self, lock, number, place.holder, self._next_token, self._clock.wall())
             self._next_token += 1
             lock.held[number] = grant
@@ -136,7 +139,7 @@ class EmbeddedArbiter:
 
 
 class _Place:
-    """A place in the line of a lock."""
+    """A client that waits for a slot of a lock."""
 
     __slots__ = ("granted", "holder")
 
@@ -146,9 +149,10 @@ class _Place:
 
 
 class _Lock:
-    """A lock with its holders and its line.
+    """The state of one lock: its grants by slot number (``held``), and its waiting clients (``line``).
 
-    ``held`` may contain numbers above ``slots``: those slots were removed, and their holders have not noticed it yet.
+    ``held`` may contain slot numbers above ``slots``. Such a slot was removed, and its holder has not noticed the
+    removal yet.
     """
 
     __slots__ = ("held", "kind", "line", "name", "slots")

@@ -1,11 +1,12 @@
-"""Acquires a fenced lock: takes a free slot, or waits in the lines of all slots until one is granted.
+"""Acquires a fenced lock: a free slot, or the first slot that becomes free while the client waits for all slots.
 
     ask about each slot --free--> wait in its line --token--> ask for its slot queue, and ----------+--> held
           | all taken                 |  none came: another   write the holder's name               |
           v                           v  client was faster                                          | it is gone:
     wait in the lines of all <--------+----------- leave it, and return the token <-----------------+ was removed
 
-Each attempt uses its own channel. An attempt that ends without a grant leaves all lines and returns all tokens.
+The line of a slot is the list of consumers of its token queue. Each attempt uses its own channel. If an attempt ends
+without a grant, its client leaves all lines, and returns all token messages that it has received.
 """
 
 import asyncio
@@ -27,17 +28,18 @@ from popgate.ports.lock_driver import LockChannel, LockDriver, Token
 from popgate.runtime.background import Background
 
 HAND_OUT_SECONDS = 0.25
-"""Maximum seconds to wait for the token of a free slot. It arrives within milliseconds, unless another client was
-faster."""
+"""Maximum seconds to wait for the token message of a free slot. It arrives within milliseconds, unless another client
+was faster."""
 LOOK_SECONDS = 1.0
-"""Seconds between two checks of a waiting client for new slots."""
+"""Seconds after which a waiting client checks again whether slots were added. Also the maximum duration of such a
+check."""
 AGAIN_SECONDS = 0.2
 RENEW_SECONDS = 600.0
-"""Seconds between two renewals: a third of RabbitMQ's consumer_timeout (30 minutes)."""
+"""Seconds between two renewals of a held lock. This is a third of RabbitMQ's consumer_timeout (30 minutes)."""
 
 
 class FencedLock:
-    """Acquires one lock for this client. ``holder`` is the client's name for administrators."""
+    """Acquires one fenced lock for this client. ``holder`` is the name of this client that administrators see."""
 
     def __init__(
         self,
@@ -60,19 +62,21 @@ class FencedLock:
         self._chance = chance
         self._renew_seconds = renew_seconds
         self._slot_count = 0
-        """The number of slots that this client knows; an administrator may change the number."""
+        """The number of slots that this client has found. An administrator may have changed the number since."""
 
     async def acquire(self, wait_seconds: float = 0.0) -> FencedGrant | None:
-        """Acquire the lock. Return None if other clients hold all slots for all of ``wait_seconds``.
+        """Acquire a slot of the lock. Return None if no slot becomes free within ``wait_seconds``.
 
-        If the call is cancelled, a slot that was just acquired is returned. Raises: LockNotFound, LockUnavailable.
+        If the call is cancelled, a slot that was acquired at the same moment is released.
+
+        Raises: LockNotFound if the lock has no slots, LockUnavailable.
         """
         deadline = self._clock.monotonic() + wait_seconds
         while True:
             try:
                 return await self._attempt(deadline)
             except LockUnavailable:
-                # A slot may have been removed with its queues, or a node of the broker may be lost. So try again.
+                # The queues of a slot may have been deleted, or a node of the broker may have failed. So try again.
                 pause = AGAIN_SECONDS * self._chance.uniform(0.5, 1.5)
                 if not self._driver.is_open or self._clock.monotonic() + pause >= deadline:
                     raise
@@ -87,7 +91,7 @@ class FencedLock:
                 if token is not None:
                     grant = self._granted(attempt, token)
         except BaseException:
-            if grant is not None:  # the caller will not receive it
+            if grant is not None:  # the caller will not receive the grant
                 await grant.release()
             raise
         return grant
@@ -115,12 +119,12 @@ class FencedLock:
         return grant
 
     async def _free_slot(self, attempt: "_Attempt") -> Token | None:
-        """Return the token of a slot that no client holds or waits for, or None if there is no such slot."""
+        """Acquire a slot whose token queue has no consumers. Return its token, or None if no slot could be acquired."""
         for slot in self._slots():
             state = await attempt.probe.state(slot.token_queue)
             if state is not None and state.consumers:
                 continue
-            if state is None and self.kind is LockKind.MUTEX:  # it was deleted by hand, and a mutex has no slots to set
+            if state is None and self.kind is LockKind.MUTEX:  # a mutex whose queue was deleted by hand
                 await make_mutex(self._driver, slot, self._clock)
             await attempt.stand_in_line(slot)
             token = await attempt.token(HAND_OUT_SECONDS)
@@ -130,7 +134,10 @@ class FencedLock:
         return None
 
     async def _next_in_line(self, attempt: "_Attempt", seconds: float) -> Token | None:
-        """Wait in the lines of all slots. Return the first token that arrives within ``seconds``, or None."""
+        """Wait in the lines of all slots for a token. Return None if no token arrives within ``seconds``.
+
+        A token is returned only if its slot still exists. The client then leaves the lines of the other slots.
+        """
         end = self._clock.monotonic() + seconds
         for slot in self._slots():
             await attempt.stand_in_line(slot)
@@ -147,30 +154,38 @@ class FencedLock:
         return None
 
     async def _is_there(self, attempt: "_Attempt", token: Token) -> bool:
-        """Return whether the slot of ``token`` exists. If it does, write the holder's name. The slot of a mutex always
-        exists."""
+        """Return whether the slot of ``token`` exists. If it exists, write the name of the holder.
+
+        The slot of a mutex always exists.
+        """
         slot = attempt.slot_of(token)
         says = {"holder": self._holder, "since": self._clock.wall(), "fencing_token": token_value(token)}
-        if self.kind is LockKind.MUTEX:  # the holder of a mutex does not wait for the write
+        if self.kind is LockKind.MUTEX:  # acquiring a mutex does not wait for the write
             naming = self._name_holder(attempt.channel, slot, orjson.dumps(says))
             self._background.spawn(naming, name=f"name holder {self.lock}")
             return True
-        # The holder's name is written on the token's channel after the slot queue was seen. If the write succeeds, the
-        # token was held all the time.
+        # The name is written after the check of the slot queue, on the channel that received the token. So if the write
+        # succeeds, this channel held the token during the check.
         if await attempt.probe.state(slot.slot_queue) is not None:
             return await attempt.channel.put(slot.holder_queue, orjson.dumps(says))
         self._slot_count = min(self._slot_count, slot.number - 1)
         return False
 
     async def _name_holder(self, channel: LockChannel, slot: Slot, says: bytes) -> None:
-        """Write the holder of a mutex, if possible. The channel may already belong to a grant."""
+        """Write the name of a mutex's holder. If this fails, do nothing: the name is only information.
+
+        The grant of the mutex may already use ``channel``.
+        """
         with contextlib.suppress(LockHeld, LockUnavailable):
             if not await channel.put(slot.holder_queue, says):
                 await make_mutex(self._driver, slot, self._clock)
                 await channel.put(slot.holder_queue, says)
 
     async def _look_for_slots(self, attempt: "_Attempt") -> None:
-        """Count the slots whose numbers follow each other from 1 on. Create the slot of a mutex if it is missing."""
+        """Count the slots from 1 up to the first number without a slot.
+
+        Create the slot of a mutex if it does not exist.
+        """
         if self._slot_count and self.kind is not LockKind.SEMAPHORE:
             return
         slot = Slot(self.lock, self.kind, self._slot_count + 1)
@@ -188,9 +203,9 @@ class FencedLock:
 
 
 class _Attempt:
-    """Holds the places of one client in the lines, all on one channel.
+    """One attempt to acquire a lock: consumes the token queues of slots, all on one channel.
 
-    Queries use another channel (``probe``), because the broker ends the channel if a queried queue does not exist.
+    Queries use another channel (``probe``), because the broker closes a channel if the queried queue does not exist.
     """
 
     def __init__(self, driver: LockDriver) -> None:
@@ -215,7 +230,7 @@ class _Attempt:
         return self._slots[token.queue]
 
     async def stand_in_line(self, slot: Slot) -> None:
-        """Wait in the line of ``slot``. Idempotent. Raises: LockUnavailable."""
+        """Start to wait in the line of ``slot``. Idempotent. Raises: LockUnavailable."""
         if slot.token_queue in self._slots:
             return
         if self._channel is None:
@@ -225,10 +240,10 @@ class _Attempt:
         self._slots[slot.token_queue] = slot
 
     async def ask(self, question: Awaitable[None]) -> None:
-        """Send a query while the client waits in lines.
+        """Send a query on ``probe`` while the client waits in lines. Ignore a failure of the query.
 
-        If no answer arrives, the client keeps its places, because places are hard to regain while a node of the broker
-        is lost.
+        If the query fails or is not answered, the client does not leave the lines, because it may be hard to join them
+        again while a node of the broker is down.
         """
         try:
             async with asyncio.timeout(LOOK_SECONDS):
@@ -237,7 +252,10 @@ class _Attempt:
             self.probe.forget()
 
     async def be_counted(self, slot: Slot) -> None:
-        """Register as a waiting client, for administrators. Do nothing if the queue for that does not exist."""
+        """Register this client as waiting, so that administrators see the number of waiting clients.
+
+        Waiting clients are consumers of the waiting queue. If this queue does not exist, do nothing.
+        """
         if await self.probe.state(slot.waiting_queue) is None:
             return
         channel = await self.probe.channel()
@@ -260,11 +278,11 @@ class _Attempt:
 
     @property
     def channel(self) -> LockChannel:
-        """The channel on which the token arrived."""
+        """The channel that received the token. It exists once the client waits in a line."""
         assert self._channel is not None, "a token came on it"
         return self._channel
 
     def forwarded(self) -> tuple[LockChannel, TokenListener]:
-        """Transfer the channel to a grant."""
+        """Transfer the ownership of the channel to a grant. Return the channel and its listener."""
         channel, self._channel = self.channel, None
         return channel, self._listener

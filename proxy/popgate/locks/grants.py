@@ -1,4 +1,4 @@
-"""Verifies, renews and releases a held lock, and notifies the holder when the lock is lost."""
+"""Verifies, renews and releases a held lock. Notifies the holder when the lock is lost."""
 
 import asyncio
 import contextlib
@@ -15,31 +15,32 @@ from popgate.runtime.background import Background
 _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""Maximum seconds for an answer. If the broker takes longer, it may have given the lock to another client, so the
-holder must assume that the lock is lost."""
+"""Maximum seconds to wait for an answer of the broker. If the broker does not answer in time, it may have granted the
+lock to another client. So the holder must assume that the lock is lost."""
 RETURN_SECONDS = 1.0
-"""Maximum seconds that a release waits until the broker counts the returned token."""
+"""Maximum seconds that a release waits until the broker has put the token message back into its queue."""
 RETURN_AGAIN_SECONDS = 0.002
-"""Seconds between two checks whether the broker has received the returned token."""
+"""Seconds between two checks whether the broker has put the token message back into its queue."""
 
 
 class Grant(Protocol):
-    """A held lock.
+    """A held slot of a lock.
 
-    ``lost`` is set as soon as this process knows that the lock is lost. ``verify`` asks the broker.
+    ``lost`` is set as soon as this process learns that the lock is lost. To find a loss of which this process does not
+    know yet, ``verify`` queries the broker.
     """
 
     slot: Slot
     lost: asyncio.Event
     reason: str
-    """The reason why the lock is lost; empty while it is held."""
+    """The reason why the lock is lost. It is empty while the lock is held."""
 
     @property
     def fencing_token(self) -> int | None:
-        """The fencing token, which grows with each grant of a slot.
+        """The fencing token, or None if the lock is unfenced. Each grant of a slot has a higher token.
 
-        None means that the lock is unfenced. The protected resource then accepts writes of a client that has lost the
-        lock without noticing it.
+        Without a fencing token, the protected resource can't refuse the writes of a client that has lost the lock, but
+        has not noticed the loss.
         """
         ...
 
@@ -48,21 +49,23 @@ class Grant(Protocol):
         ...
 
     async def renew(self) -> int | None:
-        """Confirm at the broker that the lock is held. Return its fencing token, which may have grown. Raises:
-        LockLost."""
+        """Confirm at the broker that the lock is held. Return the fencing token, which may be higher than before.
+
+        Raises: LockLost.
+        """
         ...
 
     async def release(self) -> None:
-        """Release the lock. Idempotent. Never raises: if the broker does not answer, the lock ends with the connection.
+        """Release the lock. Idempotent, and never raises.
 
-        The release of a fenced lock waits for a limited time until the broker counts the slot as free or has given it
-        to the next client.
+        If the broker does not answer, the lock is released when the connection ends. The release of a fenced lock waits
+        for a limited time until the broker shows the slot as free, or has granted the slot to the next client.
         """
         ...
 
 
 class ChannelGrant:
-    """A slot that is held through a channel. The base of fenced and unfenced grants."""
+    """The common base of fenced and unfenced grants: a slot is held while its channel is open."""
 
     def __init__(self, slot: Slot, channel: LockChannel, background: Background) -> None:
         self.slot = slot
@@ -94,15 +97,15 @@ class ChannelGrant:
         await self._close()
 
     def stop(self) -> None:
-        """Stop the background work for a lock that is no longer held."""
+        """Stop the background work of this grant, because the lock is no longer held."""
 
     # -- the channel's listener -----------------------------------------------------------------------------------
 
     def on_token(self, token: Token) -> None:
-        """Accept a token that arrived."""
+        """Ignore the token. ``FencedGrant`` overrides this method."""
 
     def on_ended(self, reason: str) -> None:
-        """Mark the lock as lost, and close its channel, so that the broker does not count it as held either."""
+        """Mark the lock as lost, and close its channel, so that the broker also releases the lock."""
         if self._released or self.lost.is_set():
             return
         self.reason = reason
@@ -130,12 +133,15 @@ class UnfencedGrant(ChannelGrant):
     fencing_token = None
 
     async def renew(self) -> None:
-        """Only verify the lock, because an unfenced lock has no token to renew. Raises: LockLost."""
+        """Verify the lock. An unfenced lock has no token that could be renewed. Raises: LockLost."""
         await self.verify()
 
 
 class FencedGrant(ChannelGrant):
-    """A fenced lock, which renews itself every ``renew_seconds``. ``token`` is the delivery that granted it."""
+    """A held slot of a fenced lock, which is renewed every ``renew_seconds``.
+
+    ``token`` is the delivery of the token message that granted the slot.
+    """
 
     def __init__(
         self,
@@ -160,13 +166,16 @@ class FencedGrant(ChannelGrant):
         return token_value(self._token)
 
     async def renew(self) -> int:
-        """Make the broker deliver the token again, to this client only. Return the new token. Raises: LockLost."""
+        """Make the broker redeliver the token message to this client only.
+
+        Return the new fencing token. Raises: LockLost.
+        """
         self._raise_if_lost()
         if self._came_back is None:
             self._came_back = asyncio.get_running_loop().create_future()
             turn = self._channel.return_token(self.slot.token_queue)
         else:
-            turn = None  # another renewal is in progress: use its result
+            turn = None  # another renewal is in progress: wait for its result
         came_back = self._came_back
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -179,13 +188,13 @@ class FencedGrant(ChannelGrant):
         return self.fencing_token
 
     async def release(self) -> None:
-        """Release the lock, and wait at most ``RETURN_SECONDS`` until the broker counts its slot as free.
+        """Release the lock, and wait at most ``RETURN_SECONDS`` until the broker shows that the slot was released.
 
         Idempotent. Never raises.
 
-        RabbitMQ confirms the end of a channel before it has returned the channel's token to the queue. Without the
-        wait, a client that knows of the release could be refused the free slot, and an administrator would see the
-        former holder.
+        RabbitMQ confirms the end of a channel before it has put the token message of this channel back into the queue.
+        Without the wait, a client that acquires the lock right after the release might not find the free slot, and an
+        administrator might still see the former holder.
         """
         was_held = not self._released and not self.lost.is_set()
         await super().release()
@@ -198,12 +207,13 @@ class FencedGrant(ChannelGrant):
             self._timer.cancel()
         if self._came_back is not None:
             self._came_back.set_exception(LockLost("the lock was let go"))
-            self._came_back.exception()  # mark the error as retrieved, because perhaps no task waits for it
+            self._came_back.exception()  # mark the error as retrieved, because maybe no task awaits it
             self._came_back = None
 
     def on_token(self, token: Token) -> None:
         if self._came_back is None or token.body != self._token.body:
-            # RabbitMQ moves the consumers of a deleted queue to a new queue of the same name without a notification.
+            # This token was not requested, or it comes from a new queue: if a queue is deleted and declared again,
+            # RabbitMQ may move its consumers to the new queue without a notification.
             self.on_ended("it was taken away")
             return
         self._token = token
@@ -211,7 +221,10 @@ class FencedGrant(ChannelGrant):
         self._came_back = None
 
     async def _returned(self) -> None:
-        """Wait until the broker no longer counts this released grant. Raises: TimeoutError, LockUnavailable."""
+        """Wait until the broker shows the slot as free or held by a later grant.
+
+        Raises: TimeoutError, LockUnavailable.
+        """
         async with asyncio.timeout(RETURN_SECONDS), Probe(self._driver) as probe:
             while True:
                 status = await slot_status(probe, self.slot)
@@ -220,8 +233,10 @@ class FencedGrant(ChannelGrant):
                 await asyncio.sleep(RETURN_AGAIN_SECONDS)
 
     def _renew_later(self) -> None:
-        """Set the timer for the next renewal. Without renewals, the broker's consumer_timeout would close the
-        channel."""
+        """Set the timer for the next renewal.
+
+        Without renewals, the broker would close the channel after its consumer_timeout.
+        """
         self._timer = asyncio.get_running_loop().call_later(self._renew_seconds, self._renew_soon)
 
     def _renew_soon(self) -> None:
@@ -241,7 +256,7 @@ def lost_detail(lock: str, reason: str) -> str:
 
 
 def token_value(token: Token) -> int:
-    """Return the fencing token: the number in the token message plus its delivery count."""
+    """Return the fencing token: the number in the body of the token message, plus the message's delivery count."""
     return int(token.body) + token.deliveries
 
 

@@ -1,12 +1,12 @@
-"""Holds the grants of this proxy's clients, by token, and records how each grant ends.
+"""Stores the grants of this proxy's clients by token, and records how each grant ends.
 
     acquired --> HELD --> released | expired (its ttl) | lost (its slot, or the connection to the broker, is gone)
                   | ^              | force_released | deleted (the lock)
                 renewed
 
-A token consists of the name of this proxy and a secret of 256 bits. By the name, other proxies find the proxy that
-holds the lock. Only the token's digest is stored, so that the duration of a look-up reveals nothing about valid tokens.
-The reason why a lock ended is kept for a while, because its client may still ask.
+A token consists of the name of this proxy and a secret of 256 bits. Other proxies use the name to find the proxy that
+holds the lock. Only the digest of a token is stored, so that the duration of a look-up reveals nothing about valid
+tokens. When a grant ends, the reason is stored for a while, so that later requests with the token get this reason.
 """
 
 import secrets
@@ -25,11 +25,11 @@ from popgate.runtime.deadlines import NEVER, Deadlines
 
 TOKEN_BYTES = 32
 ENDED_MAX = 10_000
-"""Maximum number of ended tokens for which the reason of the end is kept."""
+"""Maximum number of ended grants whose reason is stored. When there are more, the oldest reason is deleted."""
 
 
 class LockEvent(StrEnum):
-    """An event of a lock that the metrics count. The last five end a lock."""
+    """An event of a lock that the metrics count. Each of the last five events ends a grant."""
 
     ACQUIRED = "acquired"
     NOT_ACQUIRED = "not_acquired"
@@ -50,7 +50,10 @@ _UNKNOWN = "nothing is held under this token (a restart of the proxy ends all lo
 
 
 class HostedGrant:
-    """A lock that is held for a client until ``ends_at`` (monotonic), unless it is renewed."""
+    """A lock that the proxy holds for a client until ``ends_at`` (monotonic seconds).
+
+    A renewal sets a later ``ends_at``. ``expires_at`` is the same time in Unix seconds.
+    """
 
     __slots__ = (
         "_look",
@@ -100,8 +103,10 @@ class HostedGrant:
 
 
 class HostedGrants:
-    """Holds all grants of this proxy. Decisions are synchronous. The release at the broker follows in the
-    background."""
+    """All grants of this proxy. Decisions are synchronous.
+
+    When a grant ends, its slot is usually released in the background.
+    """
 
     def __init__(self, clock: Clock, deadlines: Deadlines, background: Background, instance: InstanceId) -> None:
         self._instance = instance
@@ -111,7 +116,8 @@ class HostedGrants:
         self._by_digest: dict[bytes, HostedGrant] = {}
         self._by_lock: dict[str, list[HostedGrant]] = {}
         self._ended: OrderedDict[bytes, tuple[str, str]] = OrderedDict()
-        """The name of the lock of each ended token, and the reason why it ended."""
+        """For each ended grant, by the digest of its token: the name of the lock, and the reason why the grant
+        ended."""
         self.counts: dict[tuple[LockEvent, LockKind], int] = {}
 
     def __len__(self) -> int:
@@ -121,7 +127,7 @@ class HostedGrants:
         self.counts[event, kind] = self.counts.get((event, kind), 0) + 1
 
     def add(self, definition: LockDefinition, holder: str, grant: Grant, ttl_seconds: float) -> tuple[str, HostedGrant]:
-        """Add a grant that is held from now on. Return the client's token, and the grant."""
+        """Add a grant that a client holds from now on. Return the token for the client, and the hosted grant."""
         token = f"{self._instance}.{secrets.token_urlsafe(TOKEN_BYTES)}"
         digest, acquired_at = _digest(token), self._clock.wall()
         hosted = HostedGrant(definition, holder, grant, digest=digest, acquired_at=acquired_at, look=self._look_at)
@@ -132,14 +138,16 @@ class HostedGrants:
         return token, hosted
 
     def find(self, lock: str, token: str) -> HostedGrant:
-        """Return the grant of a token if the lock is still held as far as this proxy knows.
+        """Return the grant of ``token``, if the token belongs to ``lock`` and the grant has not ended.
 
-        Raises: LockLost, with the reason why the lock ended.
+        A loss of which this proxy does not know yet is not detected.
+
+        Raises: LockLost, with the reason why the grant ended.
         """
         return self.still_held(lock, _digest(token))
 
     def still_held(self, lock: str, digest: bytes) -> HostedGrant:
-        """Do the same as ``find``, but by the digest of the token."""
+        """Return the same as ``find``, but look up the grant by the digest of the token."""
         hosted = self._by_digest.get(digest)
         if hosted is not None and hosted.definition.name == lock:
             self._look_at(hosted)
@@ -149,20 +157,23 @@ class HostedGrants:
         raise LockLost(lost_detail(lock, reason if ended_lock == lock else _UNKNOWN))
 
     def knows(self, lock: str, token: str) -> bool:
-        """Return whether the token belongs to this lock, or belonged to it before it ended."""
+        """Return whether ``token`` belongs to a present or ended grant of ``lock``."""
         digest = _digest(token)
         hosted = self._by_digest.get(digest)
         return (hosted is not None and hosted.definition.name == lock) or self._ended.get(digest, ("",))[0] == lock
 
     def prolong(self, hosted: HostedGrant, ttl_seconds: float, *, since: float) -> None:
-        """Set the end of the grant to ``ttl_seconds`` after ``since`` (monotonic)."""
+        """Set the end of the grant to ``ttl_seconds`` after ``since`` (monotonic seconds)."""
         hosted.ttl_seconds = ttl_seconds
         hosted.ends_at = since + ttl_seconds
         hosted.expires_at = self._clock.wall() + hosted.ends_at - self._clock.monotonic()
         self._deadlines.schedule(hosted.ends_at, hosted)
 
     def end(self, hosted: HostedGrant, event: LockEvent) -> bool:
-        """End a grant. The caller has to release its slot. Return False if the grant had already ended."""
+        """End a grant without releasing its slot. Return False if the grant had already ended.
+
+        If the result is True, the caller must release the slot.
+        """
         if self._by_digest.pop(hosted.digest, None) is None:
             return False
         name = hosted.definition.name
@@ -183,8 +194,10 @@ class HostedGrants:
             self._background.spawn(hosted.grant.release(), name=f"release lock {hosted.definition.name}")
 
     def of(self, lock: str) -> list[HostedGrant]:
-        """Return the grants of one lock, sorted by slot. Grants that are known to be lost, or have expired, are ended
-        first."""
+        """Return the present grants of one lock, sorted by slot number.
+
+        Before that, end the grants that have expired or that this proxy knows to be lost.
+        """
         for hosted in list(self._by_lock.get(lock, ())):
             self._look_at(hosted)
         return sorted(self._by_lock.get(lock, ()), key=lambda hosted: hosted.slot)
@@ -195,7 +208,10 @@ class HostedGrants:
         return list(self._by_digest.values())
 
     def _look_at(self, hosted: HostedGrant) -> None:
-        """End a grant if its slot is known to be lost, or if its time to live has passed (the timer may be late)."""
+        """End a grant if this proxy knows that its slot is lost, or if its time to live has passed.
+
+        The time to live is checked here because the timer may be late.
+        """
         if hosted.grant.lost.is_set():
             self.end_soon(hosted, LockEvent.LOST)
         elif self._clock.monotonic() >= hosted.ends_at:
@@ -203,7 +219,7 @@ class HostedGrants:
 
 
 def holder_of(token: str) -> InstanceId | None:
-    """Return the proxy that holds the lock of ``token``, or None if this is not a token of popgate."""
+    """Return the name of the proxy that issued ``token``, or None if ``token`` does not have the format of a token."""
     instance, dot, _ = token.partition(".")
     return InstanceId(instance) if instance and dot else None
 

@@ -1,4 +1,4 @@
-"""Two ways to observe a lock: ``Probe`` queries its queues, and ``TokenListener`` waits for tokens from them."""
+"""Observes the queues of a lock: ``Probe`` queries them, and ``TokenListener`` receives token messages from them."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,10 @@ from popgate.ports.lock_driver import LockChannel, LockDriver, LockListener, Que
 
 
 class TokenListener:
-    """Receives the tokens of one channel, and hands them to the waiting task or, after ``forward_to``, to an heir."""
+    """Receives the events of one channel, and passes them to the waiting task.
+
+    After ``forward_to``, it passes all events to another listener.
+    """
 
     def __init__(self) -> None:
         self._heir: LockListener | None = None
@@ -19,7 +22,10 @@ class TokenListener:
         self._changed = asyncio.Event()
 
     async def token(self, seconds: float) -> Token | None:
-        """Return the next token, or None if none arrives in time. Raises: LockUnavailable if the channel has ended."""
+        """Return the next token, or None if no token arrives within ``seconds``.
+
+        Raises: LockUnavailable if the channel has ended.
+        """
         try:
             async with asyncio.timeout(seconds):
                 while not self._tokens:
@@ -32,11 +38,14 @@ class TokenListener:
         return self._tokens.popleft()
 
     def left(self, queue: str) -> None:
-        """Discard the tokens of a queue whose line the client has left. These tokens have already been returned."""
+        """Discard the received tokens of ``queue``, because the client no longer waits for this queue.
+
+        The client has already returned the token messages to the broker.
+        """
         self._tokens = deque(token for token in self._tokens if token.queue != queue)
 
     def forward_to(self, heir: LockListener) -> None:
-        """Send all further events to ``heir``."""
+        """Pass all further events to ``heir``. If the channel has already ended, notify ``heir`` at once."""
         self._heir = heir
         if self._ended is not None:
             heir.on_ended(self._ended)
@@ -57,7 +66,10 @@ class TokenListener:
 
 
 class Probe:
-    """A channel for queries. It is opened when it is needed. If a query ends it, the next query opens another one."""
+    """Queries queues on a channel of its own, which it opens when the channel is needed.
+
+    If a query makes the broker close the channel, the next query opens another channel.
+    """
 
     def __init__(self, driver: LockDriver) -> None:
         self._driver = driver
@@ -75,7 +87,7 @@ class Probe:
             await channel.close()
 
     def forget(self) -> None:
-        """Abandon the channel, because a query on it was not answered. The next query opens another one."""
+        """Abandon the channel without waiting for the broker. The next query opens another channel."""
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.abandon()
@@ -87,7 +99,7 @@ class Probe:
         return self._channel
 
     def forwarded(self) -> tuple[LockChannel, TokenListener]:
-        """Transfer the channel to a grant."""
+        """Transfer the ownership of the channel to a grant. Return the channel and its listener."""
         channel, self._channel = self._channel, None
         assert channel is not None, "the lock was taken on it"
         return channel, self._listener
@@ -100,7 +112,7 @@ class Probe:
         return state
 
     async def last(self, queue: str) -> bytes | None:
-        """Return the last message of a queue, or None if the queue does not exist or is empty."""
+        """Return the last message of a queue. Return None if the queue does not exist or no message could be read."""
         body = await (await self.channel()).last(queue)
         if body is None:
             self.forget()

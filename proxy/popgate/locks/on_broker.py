@@ -1,7 +1,7 @@
-"""Locks that RabbitMQ arbitrates: the proxy acquires them over AMQP, like any other program.
+"""Implements the arbiter that uses RabbitMQ: the proxy acquires locks over AMQP, like any other AMQP program.
 
-So a lock excludes other proxies and programs that use the same name over ``popgate.amqp_locks``. Held locks end with
-the connection. A new connection holds none.
+So a lock also excludes other proxies, and programs that use ``popgate.amqp_locks`` with the same lock name. If the
+connection to the broker ends, all locks that the proxy holds are lost. A new connection starts without held locks.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from popgate.runtime.background import Background
 
 
 class BrokerArbiter:
-    """Acquires locks on the broker.
+    """Acquires and administers locks on the broker for the clients of this proxy.
 
-    ``renew_seconds`` is the time between two renewals of a held lock. It must be well below the broker's
+    ``renew_seconds`` is the time between two renewals of a held lock. It must be much shorter than the broker's
     consumer_timeout.
     """
 
@@ -58,7 +58,7 @@ class BrokerArbiter:
             try:
                 return await lock.acquire(wait_seconds)
             except LockNotFound:
-                return None  # it is disabled, or has no slots at present
+                return None  # the lock is disabled or has no slots
 
     async def status(self, definition: LockDefinition) -> LockStatus | None:
         with _translated():
@@ -68,7 +68,7 @@ class BrokerArbiter:
                 return None
 
     async def force_release(self, definition: LockDefinition, number: int) -> None:
-        with _translated(), contextlib.suppress(LockNotFound):  # the slot no longer exists, so it has no holder
+        with _translated(), contextlib.suppress(LockNotFound):  # a slot that does not exist has no holder
             await self._administration().force_release(definition.name, definition.kind, number)
 
     async def delete(self, definition: LockDefinition) -> None:
@@ -81,7 +81,7 @@ class BrokerArbiter:
 
 @contextlib.contextmanager
 def _translated() -> Generator[None]:
-    """Turn LockUnavailable into BrokerUnavailable. Raises: BrokerUnavailable."""
+    """Translate LockUnavailable, if it is raised in the context, into BrokerUnavailable. Raises: BrokerUnavailable."""
     try:
         yield
     except LockUnavailable as error:

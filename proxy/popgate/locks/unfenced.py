@@ -1,14 +1,16 @@
-"""Acquires unfenced locks, as amqp-locks describes them: for drivers that can't consume, and programs that need no
-token.
+"""Acquires unfenced locks, which amqp-locks describes for drivers without consumers.
 
-The holder of a slot is the client whose connection has declared the slot's exclusive queue. Other clients check whether
-that queue exists by publishing to it: if it does not exist, the broker reports that the message has no route. So a
-failed attempt usually ends no channel. Only if two clients take the slot at the same moment, one of them loses its
-channel. The broker keeps no line of waiting clients: a waiting client tries again at growing intervals, and other
-clients may overtake it.
+Programs that need no fencing token can use unfenced locks, too.
 
-An exclusive queue belongs to a connection and outlives its channel. So a lock that is not released ends only with the
-connection. The protected resource can't refuse a holder that is suspended while it loses the lock.
+A slot is held by the client whose connection has declared the exclusive queue of the slot. Other clients publish to
+this queue to check whether it exists. If the queue does not exist, the broker reports that the message has no route. So
+an attempt to acquire a held slot usually does not close the channel. Only if two clients try to acquire the slot at the
+same moment does the broker close the channel of one client. The broker does not order waiting clients: each waiting
+client tries again at growing intervals, and other clients may acquire the lock earlier.
+
+An exclusive queue exists until its connection ends, even if the channel that declared the queue is closed earlier. So a
+lock that is not released is held until the connection ends. If a suspended holder loses the lock, the protected
+resource can't refuse its writes.
 """
 
 import asyncio
@@ -23,11 +25,11 @@ from popgate.ports.lock_driver import LockDriver
 from popgate.runtime.background import Background
 
 ASK_SECONDS, ASK_SECONDS_MAX = 0.01, 0.25
-"""First and maximum pause, in seconds, before a waiting client tries again."""
+"""First and maximum average pause, in seconds, between two attempts of a waiting client."""
 
 
 class UnfencedLock:
-    """Acquires one lock for this client."""
+    """Acquires one unfenced lock for this client."""
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class UnfencedLock:
         self._chance = chance
 
     async def acquire(self, wait_seconds: float = 0.0) -> UnfencedGrant | None:
-        """Acquire the lock. Return None if other clients hold all slots for all of ``wait_seconds``.
+        """Acquire a slot of the lock. Return None if every attempt within ``wait_seconds`` finds all slots held.
 
         Raises: LockNotFound, LockUnavailable.
         """
@@ -67,13 +69,13 @@ class UnfencedLock:
             async with Probe(self._driver) as probe:
                 grant = await self._first_free(probe)
         except BaseException:
-            if grant is not None:  # the caller will not receive it
+            if grant is not None:  # the caller will not receive the grant
                 await grant.release()
             raise
         return grant
 
     async def _first_free(self, probe: Probe) -> UnfencedGrant | None:
-        """Take the first existing slot without a holder."""
+        """Acquire the first slot of the lock that has no holder. Return None if all slots are held."""
         for number in range(1, SLOTS_MAX + 1):
             slot = Slot(self.lock, self.kind, number, fenced=False)
             if self.kind is not LockKind.MUTEX and await probe.state(slot.slot_queue) is None:
@@ -89,7 +91,12 @@ class UnfencedLock:
         return None
 
     async def _take(self, slot: Slot, probe: Probe) -> UnfencedGrant | None:
-        """Take a slot on the probe's own channel, because another channel would cost as much as all other steps."""
+        """Declare the slot's exclusive queue on the channel of ``probe``.
+
+        Return None if this fails or the slot was removed.
+
+        A new channel would take as much time as all other steps together.
+        """
         if not await (await probe.channel()).take(slot.held_queue):
             probe.forget()
             return None
@@ -97,7 +104,7 @@ class UnfencedLock:
         grant = UnfencedGrant(slot, channel, self._background)
         listener.forward_to(grant)
         try:
-            if self.kind is not LockKind.MUTEX:  # the slot may have been removed in the meantime
+            if self.kind is not LockKind.MUTEX:  # the slot may have been removed meanwhile
                 await grant.verify()
         except LockLost:
             return None
