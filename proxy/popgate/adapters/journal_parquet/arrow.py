@@ -1,10 +1,11 @@
-"""Imports pyarrow and fsspec, which have no type stubs. Only this module has to declare this."""
+"""Imports pyarrow and fsspec, so that only this module must handle that they have no type stubs."""
 
 import os
 from typing import Any, TypeAlias
 
-# Arrow's allocator reads this variable when it is loaded. By default it returns memory after 10 ms. But the journal
-# needs the same amount again ten times a second, and spent a fifth of its processor time on new pages.
+# Arrow's allocator reads this variable when it is loaded. By default, it returns freed memory to the system after 10
+# ms. The journal needs the same amount of memory ten times per second. With the default, it spent a fifth of its
+# processor time on new memory pages.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "60000")
 
 import fsspec.core as untyped_fsspec_core  # type: ignore[import-untyped]  # it has no stubs

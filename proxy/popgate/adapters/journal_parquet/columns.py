@@ -1,7 +1,8 @@
-"""Converts rows of values to columns of Arrow: the snapshot of each message at its event.
+"""Converts rows (``rows``), which are snapshots of messages at their events, to Arrow columns.
 
-The event loop waits while the interpreter iterates over values, so this module iterates as little as possible. If a
-column has a value in each row, or in none, it is passed on as one text or one block of numbers.
+While Python code iterates over values in this thread, the event loop must wait. So this module iterates over as few
+values as possible. If every row has a value in a column, the column is passed to Arrow as one joined text or one block
+of numbers. If no row has a value, Arrow creates the column.
 """
 
 import struct
@@ -14,25 +15,25 @@ from popgate.adapters.journal_parquet.rows import WIDTH
 TEXT, COUNT, SECONDS = pyarrow.string(), pyarrow.int32(), pyarrow.float64()
 _FORMATS = {COUNT: "i", SECONDS: "d"}
 _SEPARATOR = "\0"
-"""Separates joined texts. No id should contain it; if one does, the conversion is only slower."""
+"""Separates joined texts. If a text contains this character, the conversion is slower, but still correct."""
 
 
 class RowColumns(NamedTuple):
-    """The values of rows, in the order of ``rows``."""
+    """One Arrow column for each value of a row, in the order of the values in ``rows``."""
 
     copy_id: Array
     queue: Array
     delivery_count: Array
     """0 if the message was never delivered."""
     leased_at: Array
-    """0.0 if it is not known. This also applies to the seconds below."""
+    """Unix seconds, or 0.0 if unknown. In ``invisibility_seconds`` and ``published_at``, 0.0 also means unknown."""
     client: Array
     invisibility_seconds: Array
     message_id: Array
     ordering_key: Array
     published_at: Array
     visible_at: Array
-    """None if the message was visible at once."""
+    """Null if the message was visible as soon as it was published."""
     size_bytes: Array
 
 
@@ -41,11 +42,12 @@ assert len(_TYPES) == WIDTH, "rows has as many values"
 
 
 def row_columns(runs: Sequence[tuple[list[Any], int, int]]) -> tuple[RowColumns, list[int]]:
-    """Return the rows of ``runs``, each row once, and the number of each run's first row.
+    """Return the columns of the rows of ``runs``, and for each run the number of its first row in the columns.
 
-    A run is a list of values, the index of its first row in the list, and its number of rows.
+    A run consists of a list of values, the index of the run's first value in the list, and the number of rows. If
+    several runs start at the same value of the same list, their rows are converted only once.
 
-    Raises: pyarrow's errors if a value has another type or can't be written.
+    Raises: the errors of pyarrow if a value has a wrong type or can't be written.
     """
     parts: list[tuple[list[Any], int, int]] = []
     first_rows: list[int] = []
@@ -83,12 +85,12 @@ def _array(column: list[Any], kind: Any) -> Array:
 
 
 def _joined(column: list[str]) -> Array:
-    """Convert texts by joining them. Raises: TypeError if one of them is None."""
+    """Convert texts to an Arrow array by joining and splitting them. Raises: TypeError if a text is None."""
     array = compute.split_pattern(pyarrow.array([_SEPARATOR.join(column)], TEXT), _SEPARATOR).values
     return array if len(array) == len(column) else pyarrow.array(column, TEXT)
 
 
 def _packed(column: list[float], kind: Any) -> Array:
-    """Convert numbers by packing them. Raises: struct.error if one of them is None or does not fit."""
+    """Convert numbers to an Arrow array by packing them. Raises: struct.error if a number is None or does not fit."""
     numbers = struct.pack(f"={len(column)}{_FORMATS[kind]}", *column)
     return pyarrow.Array.from_buffers(kind, len(column), [None, pyarrow.py_buffer(numbers)])

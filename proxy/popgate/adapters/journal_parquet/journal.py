@@ -1,8 +1,8 @@
-"""Implements the journal port on Parquet files: this module is the event loop's part.
+"""Implements the journal port on Parquet files: the part that runs on the event loop.
 
-The event loop only copies an event's fields (``rows``). The thread does everything else (``writer``). If the buffer is
-full, further events are counted and dropped. The event loop never waits for room. As soon as there is room again, the
-journal itself reports how many events were dropped.
+The event loop only copies the fields of events into a buffer (``rows``). A thread converts and writes them
+(``writer``). If the buffer is full, further events are dropped and counted. The event loop never waits for space in the
+buffer. As soon as the buffer has space, an event in the journal reports how many events were dropped.
 """
 
 import asyncio
@@ -25,11 +25,12 @@ from popgate.ports.journal import EventKind, Journal, JournalSubject
 _log = logging.getLogger(__name__)
 
 START_SECONDS = 20.0
-"""Maximum number of seconds that the start waits for the place."""
+"""Maximum number of seconds that ``start`` waits until the place is open."""
 BUFFERED_FILES_MAX = 2
 BUFFERED_EVENTS_MIN = 100_000
-"""Minimum size of the buffer, in events. The buffer holds one file that is being written and one that is being filled,
-but at least this many events if files are small. An event takes at most about 400 bytes, in addition to its names."""
+"""Minimum capacity of the buffer, in events. The buffer has the capacity of ``BUFFERED_FILES_MAX`` full files: one that
+is being written, and one that is being filled. If files are small, it has this minimum capacity. An event takes at most
+about 400 bytes of memory, without its names."""
 
 
 def buffered_events_max(rotation: Rotation) -> int:
@@ -37,7 +38,7 @@ def buffered_events_max(rotation: Rotation) -> int:
 
 
 class ParquetJournal:
-    """Writes the events of one proxy to files. ``name`` is the place's name in error messages."""
+    """Writes the events of one proxy to files. ``name`` is the name of the place in error messages."""
 
     def __init__(
         self,
@@ -58,9 +59,9 @@ class ParquetJournal:
         self._buffered_ever = 0
         self._dropped = 0
         self._lost = 0
-        """Number of events dropped since the last recorded event."""
+        """Number of lost events that no JOURNAL_LOST event has reported yet."""
         self._unwritable = 0
-        """Number of the writer's lost events that have been reported so far."""
+        """Number of events lost in the writer that are already included in ``_lost`` or in a report."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
         self._is_over = False
@@ -69,7 +70,7 @@ class ParquetJournal:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the place and start the thread. Raises: StartupError if nothing can be written there."""
+        """Start the thread, which opens the place. Raises: StartupError if the place can't be used."""
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[str] = self._loop.create_future()
 
@@ -83,7 +84,7 @@ class ParquetJournal:
         def has_ended() -> None:
             self._in_loop(self._ended.set)
 
-        # A daemon, so that a hanging disk can't keep the process alive.
+        # A daemon thread does not keep the process alive if the disk hangs.
         thread = threading.Thread(target=self._writer.run, args=(is_open, has_ended), name="journal", daemon=True)
         thread.start()
         try:
@@ -99,7 +100,10 @@ class ParquetJournal:
         self._append_one(EventKind.JOURNAL_STARTED, self._clock.wall())
 
     async def stop(self) -> None:
-        """Write the remaining events. Idempotent. If it is cancelled, the events that are not yet written are lost."""
+        """Write the remaining events, and end the thread. Idempotent.
+
+        If this call is cancelled, events that are not written yet may be lost.
+        """
         if self._loop is None:
             return
         if not self._is_over:
@@ -114,7 +118,7 @@ class ParquetJournal:
             raise
 
     def figures(self) -> JournalFigures:
-        """Return the present figures."""
+        """Return the present numbers of events, files and failures, and the lag."""
         writer = self._writer
         oldest_at = writer.oldest_at
         if oldest_at is None and self._calls:
@@ -145,7 +149,7 @@ class ParquetJournal:
         new_copy_ids: Sequence[CopyId] = (),
         groups: Sequence[GroupName] = (),
     ) -> None:
-        """Record events, as the port describes."""
+        """Record one event for each subject, as ``Journal.record`` describes."""
         count = len(subjects)
         if not count or not self._admits(count):
             return
@@ -184,12 +188,15 @@ class ParquetJournal:
         queue_index: int | None = None,
         detail: str = "",
     ) -> None:
-        """Record one event, as the port describes."""
+        """Record one event, as ``Journal.note`` describes."""
         if self._admits(1):
             self._append_one(kind, at, topic=topic, group=group, queue_index=queue_index, detail=detail)
 
     def _admits(self, count: int) -> bool:
-        """Return whether there is room for this many events. If there is not, they are lost."""
+        """Return whether ``count`` events may be added to the buffer. If not, count the events as lost.
+
+        They may not be added if the buffer is full or the journal was stopped.
+        """
         if self._buffered_ever - self._writer.left_events + count > self._events_max or self._is_over:
             self._lose(count)
             return False
@@ -198,7 +205,7 @@ class ParquetJournal:
         return True
 
     def _lose(self, count: int) -> None:
-        """Drop this many events. The next recorded event is preceded by a report of the loss."""
+        """Count ``count`` events as lost. The loss is reported before the next event is recorded, or earlier."""
         self._next_seq += count
         self._dropped += count
         self._lost += count
@@ -226,18 +233,21 @@ class ParquetJournal:
         return self._buffered_ever - self._writer.left_events
 
     def _tell_loss(self) -> None:
-        """Report the loss, even if the buffer is full, because the report is only one event."""
+        """Record a JOURNAL_LOST event for the lost events. It is recorded even if the buffer is full."""
         lost, self._lost = self._lost, 0
         _log.warning("events of the journal are lost", extra={"place": self._name, "events": lost})
         self._append_one(EventKind.JOURNAL_LOST, self._clock.wall(), detail=str(lost))
 
     def _has_room(self) -> None:
-        """Report losses, because the writer has made room. Runs on the writer's thread."""
+        """Have the event loop report losses, because the buffer may have space again. Runs on the writer's thread."""
         if self._lost or self._writer.lost_events > self._unwritable:
             self._in_loop(self._tell_loss_late)
 
     def _tell_loss_late(self) -> None:
-        """Report a loss at once. Otherwise the next event would report it, and this event may arrive much later."""
+        """Report losses, including those in the writer, without waiting for the next event.
+
+        The next event may be recorded much later.
+        """
         unwritable = self._writer.lost_events - self._unwritable
         self._unwritable += unwritable
         self._lost += unwritable
@@ -246,7 +256,7 @@ class ParquetJournal:
 
     def _in_loop(self, call: Callable[..., object], *arguments: object) -> None:
         assert self._loop is not None, "it was started"
-        with contextlib.suppress(RuntimeError):  # the loop has ended: no caller waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits any more
             self._loop.call_soon_threadsafe(call, *arguments)
 
 

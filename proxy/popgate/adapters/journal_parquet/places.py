@@ -1,8 +1,8 @@
-"""Implements the places of the journal's files: a folder of this machine, or any URL that pyarrow or fsspec can reach.
+"""Implements places for the journal's files: a local folder, or a URL that pyarrow or fsspec supports.
 
-A file is visible either completely or not at all. In a folder, it is written under ``WRITING``, which every reader
-skips, then brought to stable storage and renamed. An object store shows an object only after all of it has arrived. All
-calls block.
+Readers see each file either completely or not at all. In a folder, a file is first written below ``WRITING``, which
+readers ignore. Then it is synced to stable storage and renamed. An object store shows an object only after the upload
+is complete. All methods of a place block.
 """
 
 import contextlib
@@ -16,40 +16,41 @@ from urllib.parse import unquote, urlsplit
 from popgate.adapters.journal_parquet.arrow import FileSystem, filesystems, fsspec_core, pyarrow
 
 WRITING = "_writing"
-"""The folder of unfinished files. It is separate, so that one listing finds all files that killed proxies have left."""
+"""The folder for unfinished files. One listing of this folder finds all files that killed proxies have left behind."""
 LEFT_OVER_SECONDS = 3_600.0
-"""Age in seconds from which a file is considered left by a killed proxy: no proxy takes so long to write one file."""
+"""Age in seconds at which an unfinished file is deleted. No proxy takes so long to write one file, so the proxy that
+wrote the file has ended."""
 OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "memory"})
-"""Names of filesystem types that show only complete objects, and have no rename."""
+"""Names of the filesystem types that show only complete objects and don't support an atomic rename."""
 
 
 class Place(Protocol):
-    """A place for files. ``name`` identifies it to operators, without credentials."""
+    """A place where files of the journal are written. ``name`` is shown to operators, and contains no credentials."""
 
     @property
     def name(self) -> str: ...
 
     def open(self) -> None:
-        """Create the place, check that it can be written to, and remove files that killed proxies have left.
+        """Create the place, check that it is writable, and delete unfinished files that killed proxies left behind.
 
         Raises: OSError.
         """
         ...
 
     def put(self, path: str, content: memoryview) -> None:
-        """Write a whole file to stable storage. A repeated call replaces the file.
+        """Write a complete file to stable storage. If the file exists, it is replaced.
 
-        Raises: OSError. The call must then be repeated.
+        Raises: OSError. The caller must then repeat the call.
         """
         ...
 
 
 class UnusablePlace(Exception):
-    """The URL does not lead to a writable place. The message says why."""
+    """A URL is not supported, or its filesystem can't be used. The message contains the reason."""
 
 
 def place_at(target: str) -> Place:
-    """Return the place that a path or a URL names. Raises: UnusablePlace."""
+    """Return the place at a path or a URL, without opening it. Raises: UnusablePlace."""
     if "://" not in target:
         return LocalFolder(Path(target))
     parts = urlsplit(target)
@@ -63,7 +64,7 @@ def place_at(target: str) -> Place:
 
 
 def shown(target: str) -> str:
-    """Return a path or a URL without credentials."""
+    """Return a path or a URL for operators. The credentials, query and fragment of a URL are removed."""
     if "://" not in target:
         return target
     parts = urlsplit(target)
@@ -71,15 +72,15 @@ def shown(target: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the part of a library's message that helps an operator."""
+    """Return the first line of an error's message, or its reason if it is an OSError."""
     told = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return (told.splitlines() or [type(error).__name__])[0]
 
 
 def _reached(url: str) -> tuple[FileSystem, str]:
-    """Return the filesystem and its root.
+    """Return the filesystem of ``url``, and the path in this filesystem.
 
-    If pyarrow does not support the URL, fsspec is used, which has more filesystems.
+    If pyarrow does not support the filesystem type, fsspec is used, which supports more types.
     """
     try:
         filesystem, root = filesystems.FileSystem.from_uri(url)
@@ -92,20 +93,20 @@ def _reached(url: str) -> tuple[FileSystem, str]:
 
 
 class LocalFolder:
-    """A mounted folder."""
+    """A place in a mounted folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writing = folder / WRITING
         self._synced: set[Path] = set()
-        """Folders whose own entries are known to be on stable storage."""
+        """Folders that are known to exist on stable storage."""
 
     @property
     def name(self) -> str:
         return str(self._folder)
 
     def open(self) -> None:
-        """Open the place, as ``Place`` describes."""
+        """Open the place, as ``Place.open`` describes."""
         self._make(self._writing)
         before = time.time() - LEFT_OVER_SECONDS
         for left in self._writing.iterdir():
@@ -117,7 +118,7 @@ class LocalFolder:
         probe.unlink()
 
     def put(self, path: str, content: memoryview) -> None:
-        """Write a file, as ``Place`` describes."""
+        """Write a file, as ``Place.put`` describes."""
         target = self._folder / path
         draft = self._writing / target.name
         self._make(self._writing)
@@ -155,7 +156,7 @@ class RemoteFolder:
         self.name = name
 
     def open(self) -> None:
-        """Open the place, as ``Place`` describes."""
+        """Open the place, as ``Place.open`` describes."""
         writing = str(self._root / WRITING)
         probe = f"{writing}/probe-{os.getpid()}"
         with _as_os_errors():
@@ -168,7 +169,7 @@ class RemoteFolder:
                     self._filesystem.delete_file(left.path)
 
     def put(self, path: str, content: memoryview) -> None:
-        """Write a file, as ``Place`` describes."""
+        """Write a file, as ``Place.put`` describes."""
         target = self._root / path
         with _as_os_errors():
             if self._shows_whole_files:

@@ -1,11 +1,11 @@
-"""Converts the reported events to Arrow, and to the bytes of a Parquet file.
+"""Converts recorded events to Arrow record batches, and record batches to the bytes of a Parquet file.
 
-Owns the schema, version 1 (docs/journal.md). Readers have the same table (``popgate_spark.journal_schema``). If a
-column is added, removed or redefined, the version must change.
+This module owns the schema of the files, version 1 (docs/journal.md). ``popgate_spark.journal_schema`` contains the
+same schema for readers. If a column is added, removed or redefined, the version must change.
 
-Python's work on an event delays the event loop. So Arrow does nearly all the work, and releases the interpreter's lock
-while it works. Arrow also repeats the values that a call contains only once (``pc.run_end_decode``), so that no Python
-code iterates over rows.
+While Python code runs on the writer's thread, the event loop must wait. So Arrow does nearly all the work: it releases
+Python's global interpreter lock meanwhile. A call contains some values only once for all its events. Arrow repeats
+these values (``compute.run_end_decode``), so that no Python code iterates over rows.
 """
 
 from collections.abc import Sequence
@@ -52,40 +52,41 @@ _NAME = pyarrow.dictionary(pyarrow.int32(), TEXT)
 _WRITTEN = pyarrow.schema(
     [field.with_type(_NAME) if field.name in {"event", "topic", "group", "proxy"} else field for field in SCHEMA]
 )
-"""The schema with which files are written. Columns with few distinct values are passed to Parquet as dictionaries,
-because Parquet stores them as dictionaries."""
+"""The schema of the record batches that are written. Columns with few distinct values have a dictionary type, because
+Parquet also stores them as dictionaries."""
 
 HELD_UNTIL = frozenset({EventKind.ACKED, EventKind.RELEASED, EventKind.EXTENDED, EventKind.EXPIRED, EventKind.REJECTED})
-"""Events that report how long a message was held."""
+"""Events with ``held_seconds``: the time since the message was leased."""
 LEASED_FOR = frozenset({EventKind.DELIVERED, EventKind.ACKED, EventKind.RELEASED, EventKind.EXPIRED})
-"""Events that report the length of the lease."""
+"""Events with ``invisibility_seconds``: the length of the lease when it was granted."""
 _HELD_UNTIL, _LEASED_FOR, _TOPIC_EVENTS = (
     pyarrow.array(kinds, TEXT) for kinds in (HELD_UNTIL, LEASED_FOR, TOPIC_EVENTS)
 )
 
 RISING_COLUMNS = ("journal_seq", "at", "published_at", "visible_at")
-"""Columns that are written as differences, because their values increase, or nearly so."""
+"""Columns that are written as differences between rows, because their values usually increase from row to row."""
 UNLIKE_COLUMNS = frozenset({*RISING_COLUMNS, "held_seconds", "new_copy_id"})
-"""Columns that are written without a dictionary, because hardly any of their values repeats."""
+"""Columns that are written without a dictionary, because their values rarely repeat."""
 DICTIONARY_BYTES_MAX = 8 << 20
-"""Maximum number of bytes in a dictionary. It holds a file's copy ids, which repeat for every event of a message."""
+"""Maximum size of the dictionary of a column, in bytes. It is large enough for the copy ids of a file. A copy id
+repeats in each event of its message."""
 FILTERED_COLUMNS = ("at", "topic", "group", "journal_seq")
-"""Columns that are written with statistics, by which readers skip data."""
+"""Columns that are written with statistics. Readers use the statistics to skip parts of a file."""
 WRITTEN_AT_ONCE = 65_536
-"""Number of values of a column that are written at once, because Parquet has a fixed cost for each write."""
+"""Number of values of a column in one write to the Parquet encoder. Each write has a fixed cost."""
 _DICTIONARIES = [name for name in SCHEMA.names if name not in UNLIKE_COLUMNS]
 _NO_SECONDS, _NO_TEXT = pyarrow.scalar(None, SECONDS), pyarrow.scalar(None, TEXT)
 _INSTANT_SECONDS_MAX = 253_402_300_800.0
-"""The start of the year 10,000, in Unix seconds. Other applications may set any timestamp, and readers support no later
-time."""
+"""The start of the year 10,000, in Unix seconds. Readers don't support later times, but other applications may publish
+messages with any timestamp."""
 
 
 class Call(NamedTuple):
-    """Events that the engine has reported together.
+    """Events that one call of the journal port recorded.
 
-    ``values`` contains ``WIDTH`` values for each subject, one subject after another, starting at ``first_value``.
-    Several calls share this list, which only grows. Some calls share rows, too. ``details`` and ``new_copy_ids``
-    contain one value for each subject, or are empty.
+    From ``first_value`` on, ``values`` contains ``WIDTH`` values for each event, one event after another. Several calls
+    share this list, and values are only appended to it. Some calls also share rows. ``details`` and ``new_copy_ids``
+    contain one value for each event, or are empty.
     """
 
     first_seq: int
@@ -102,7 +103,7 @@ class Call(NamedTuple):
 
 
 def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
-    """Return the rows of ``calls``, in their order."""
+    """Return a record batch with one row for each event of ``calls``, in order."""
     first_seqs, kinds, topics, groups, ats, counts, *_, details, new_copy_ids, receivers = zip(*calls, strict=True)
     kinds, counts = pyarrow.array(kinds, TEXT), pyarrow.array(counts, pyarrow.int32())
     ends = compute.cumulative_sum(counts)
@@ -163,7 +164,10 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
 
 
 def readable(call: Call) -> Call:
-    """Return ``call`` with replacements for characters that are not valid text, such as half of a surrogate pair."""
+    """Return ``call`` with valid texts.
+
+    Characters that can't be encoded (such as half a surrogate pair) are replaced.
+    """
     values = call.values[call.first_value : call.first_value + WIDTH * call.event_count]
     return call._replace(
         values=[_whole_text(value) if isinstance(value, str) else value for value in values],
@@ -177,12 +181,12 @@ def _whole_text(text: str) -> str:
 
 
 def _positive(numbers: Array) -> Array:
-    """Return ``numbers`` with null in place of unknown values, which are 0."""
+    """Return ``numbers`` with null in place of 0, because 0 means unknown."""
     return compute.if_else(compute.greater(numbers, 0), numbers, pyarrow.scalar(None, numbers.type))
 
 
 def _believable(seconds: Array) -> Array:
-    """Return ``seconds`` with null in place of values that are not a time, or that the format can't hold."""
+    """Return ``seconds`` with null in place of values that are not positive or that are later than readers support."""
     is_time = compute.and_(compute.greater(seconds, 0.0), compute.less(seconds, _INSTANT_SECONDS_MAX))
     return compute.if_else(is_time, seconds, _NO_SECONDS)
 
@@ -193,7 +197,10 @@ def _instants(seconds: Array) -> Array:
 
 
 def _texts(given: Sequence[Sequence[str]], calls: Sequence[Call], count: int) -> Array:
-    """Return a column that few calls have. An empty text becomes null."""
+    """Return a text column from ``given``, which contains the texts of each call, or is empty for most calls.
+
+    The rows of a call without texts, and empty texts, become null.
+    """
     if not any(given):
         return pyarrow.nulls(count, TEXT)
     texts = (one or (None,) * call.event_count for one, call in zip(given, calls, strict=True))
@@ -201,7 +208,7 @@ def _texts(given: Sequence[Sequence[str]], calls: Sequence[Call], count: int) ->
 
 
 def parquet_of(batches: Sequence[RecordBatch]) -> memoryview:
-    """Return the bytes of a file with these rows."""
+    """Return the bytes of a Parquet file that contains ``batches``."""
     sink = pyarrow.BufferOutputStream()
     with parquet.ParquetWriter(
         sink,

@@ -1,10 +1,11 @@
-"""Writes the events that the engine has reported to files, on a separate thread.
+"""Writes recorded events to files, on a separate thread.
 
-Theory of operation. Calls are collected until there are enough of them for Arrow to be fast. Batches are collected
-until the file is full or old, or its hour is over. A file is first encoded in memory and then written as a whole. If
-the disk is full, broken or slow, the same file is retried, and none of its events is lost. Events leave the buffer only
-when they are in a finished file, or can't be written to any file. ``journal`` fills the buffer and limits it. So a
-hanging disk first costs memory up to this limit, and then events, but never a message.
+Theory of operation. The writer collects calls (``tables.Call``) until they contain enough events for a fast conversion
+to an Arrow record batch. It collects batches until the file has enough events, is old enough, or its hour is over. A
+file is first encoded in memory and then written as a whole. If this write fails, the same file is written later, and
+none of its events is lost. Events leave the buffer only when their file has been written, or when they can't be written
+at all. ``journal`` fills the buffer, and limits the number of events in it. So if the disk hangs, the proxy first uses
+more memory, up to this limit, and then loses events, but never a message.
 
     calls --CHUNK_EVENTS--> batches --rotation--> sealed files --the place takes them--> written
 """
@@ -24,21 +25,22 @@ from popgate.ports.clock import Clock
 _log = logging.getLogger(__name__)
 
 CHUNK_EVENTS = 32768
-"""Number of events that are converted to Arrow at once. In small batches, each event costs three times as much."""
+"""Minimum number of collected events that are converted to Arrow before the file is finished. In small batches, the
+conversion of an event takes three times as long."""
 TICK_SECONDS = 0.1
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.5, 10.0
 SECONDS_OF_HOUR = 3_600
 
 
 class Rotation(NamedTuple):
-    """When to finish a file: ``seconds`` after its first event, at ``events`` events, or at the end of its hour."""
+    """Limits of a file. It is finished after ``seconds``, when it has ``events`` events, or at the end of its hour."""
 
     seconds: float
     events: int
 
 
 class _Sealed(NamedTuple):
-    """A file that is ready to be written. ``oldest_at`` is the time of its first event."""
+    """An encoded file that is ready to be written. ``oldest_at`` is the time of its first event, in Unix seconds."""
 
     path: str
     content: memoryview
@@ -47,7 +49,7 @@ class _Sealed(NamedTuple):
 
 
 class _Open:
-    """A file that is being filled. It has at least one call."""
+    """A file that is being filled. It contains only events of one hour. The caller must add ``first``."""
 
     def __init__(self, first: Call, began: float) -> None:
         self.hour = int(first.at // SECONDS_OF_HOUR)
@@ -59,7 +61,7 @@ class _Open:
         self.calls: list[Call] = []
         self.called_count = 0
         self.lost_count = 0
-        """Number of events that can't be written. ``event_count`` does not include them."""
+        """Number of events of this file that can't be written. ``event_count`` does not include them."""
 
     def add(self, call: Call) -> None:
         self.calls.append(call)
@@ -67,17 +69,17 @@ class _Open:
         self.event_count += call.event_count
 
     def pack(self, proxy: str) -> None:
-        """Convert the collected calls to Arrow."""
+        """Convert the collected calls to an Arrow record batch."""
         if not self.calls:
             return
         calls, self.calls, self.called_count = self.calls, [], 0
         try:
             self.batches.append(batch_of(calls, proxy))
-        except Exception:  # other applications may publish anything
+        except Exception:  # other applications may publish invalid texts or numbers
             self._pack_with_care([readable(call) for call in calls], proxy)
 
     def _pack_with_care(self, calls: Sequence[Call], proxy: str) -> None:
-        """Convert the calls, one by one if necessary, so that only events that can't be written are lost."""
+        """Convert ``calls``, one by one if necessary, so that only calls that can't be converted are lost."""
         try:
             self.batches.append(batch_of(calls, proxy))
         except Exception as error:
@@ -97,10 +99,11 @@ class _Open:
 
 
 class Writer:
-    """Writes the plain tuples that are appended to ``calls``.
+    """Writes the events in ``calls`` to files. Each element of ``calls`` is a tuple with the fields of ``Call``.
 
-    ``room`` is called on this thread when there may be room again. All numbers only increase, except ``oldest_at``,
-    which is None if everything is written.
+    After files were written, ``room`` is called on this thread, because the buffer may have space again. All public
+    counters only increase. ``oldest_at`` is the time of the oldest event that was removed from ``calls`` but not
+    written yet, or None.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class Writer:
         """Number of events that have left the buffer, whether they were written or not."""
         self.written_events = 0
         self.lost_events = 0
-        """Number of events that have left the buffer and can't be written."""
+        """Number of events that have left the buffer because they can't be written."""
         self.file_count = 0
         self.file_bytes = 0
         self.failed_writes = 0
@@ -129,20 +132,24 @@ class Writer:
         self._clock = clock
         self._room = room
         self._open: dict[int, _Open] = {}
-        """Files by hour. At the turn of an hour, events of both hours arrive. At most two files stay open for longer
-        than a round."""
+        """The open files, by hour. Shortly after the start of an hour, events of the previous hour can still arrive. So
+        for longer than one round, at most two files stay open."""
         self._sealed: deque[_Sealed] = deque()
         self._failures = 0
-        """Number of consecutive failures."""
+        """Number of consecutive failed writes."""
         self._retry_at = 0.0
         self._ending = threading.Event()
 
     def end(self) -> None:
-        """Tell the thread to write the remaining events and end. Does not wait for this."""
+        """Request that the thread writes the remaining events and ends. Does not wait for the thread."""
         self._ending.set()
 
     def run(self, opened: Callable[[str], None], ended: Callable[[], None]) -> None:
-        """Run the thread. ``opened`` is called with the reason why the place can't be used, or with an empty text."""
+        """Open the place, then write events until ``end`` is called. This is the main function of the thread.
+
+        ``opened`` is called with the reason why the place can't be used, or with an empty text. If the place was
+        opened, ``ended`` is called at the end.
+        """
         try:
             place = self._open_place()
             place.open()
@@ -173,7 +180,7 @@ class Writer:
         self._note_oldest()
 
     def _take(self) -> None:
-        """Take all calls that are in the buffer now."""
+        """Add all calls that are in the buffer now to the open files."""
         for _ in range(len(self._calls)):
             call = Call._make(self._calls.popleft())
             file = self._open.get(int(call.at // SECONDS_OF_HOUR))
@@ -207,7 +214,7 @@ class Writer:
         self.left_events += count
 
     def _put(self, place: Place, *, is_last: bool) -> None:
-        """Write the sealed files, unless the pause after a failure has not ended."""
+        """Write the sealed files. After a failure, do nothing until the pause has ended, except in the last round."""
         if not self._sealed or (self._failures and not is_last and self._clock.monotonic() < self._retry_at):
             return
         while self._sealed:
@@ -237,7 +244,7 @@ class Writer:
         seconds = min(RETRY_SECONDS_MAX, RETRY_SECONDS_MIN * 2.0 ** min(self._failures, 16))
         self._failures += 1
         self._retry_at = self._clock.monotonic() + seconds
-        self.failed_writes += 1  # last, so that an observer of this number can rely on the time of the next attempt
+        self.failed_writes += 1  # set this last: an observer of this number then sees the time of the next attempt
 
     def _note_oldest(self) -> None:
         ages = [file.oldest_at for file in self._sealed]
