@@ -1,4 +1,4 @@
-"""Measures the ages of conditions, as far as this keeper has observed them."""
+"""Measures how long this keeper has observed conditions, for example that a queue has too few replicas."""
 
 from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
@@ -7,9 +7,9 @@ T = TypeVar("T", bound=Hashable)
 
 
 class AgeBook(Generic[T]):
-    """Tracks how long each condition has held.
+    """Tracks how long each condition has been true.
 
-    Ages restart at 0 if more than ``gap_seconds_max`` pass between two observations.
+    If more than ``gap_seconds_max`` pass between two calls of ``note``, all ages restart at 0.
     """
 
     def __init__(self, gap_seconds_max: float) -> None:
@@ -18,7 +18,7 @@ class AgeBook(Generic[T]):
         self._looked_at = 0.0
 
     def note(self, now: float, are_so: Collection[T]) -> dict[T, float]:
-        """Return the ages, in seconds, of the conditions ``are_so``, which hold now. All others have ended."""
+        """Record that exactly the conditions ``are_so`` are true at ``now``. Return their ages in seconds."""
         if now - self._looked_at > self._gap:
             self._since.clear()
         self._looked_at = now

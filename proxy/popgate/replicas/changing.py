@@ -1,5 +1,8 @@
-"""Carries out one change: checks the members first, makes the change, and waits until the new member has caught up or
-leads."""
+"""Carries out one change of a queue's replicas.
+
+It checks the members of the queue, requests the change, and waits until a new member has caught up, or until the
+requested member is the leader.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,8 +16,8 @@ from popgate.ports.replicas import Proof, ReplicaBroker, ReplicaRefused
 from popgate.replicas.options import KeeperOptions
 
 LEAD_SECONDS_MAX = 10.0
-"""Maximum seconds to wait for an election. RabbitMQ may confirm the request without doing anything, because the member
-can't be reached."""
+"""Maximum seconds to wait until the requested member is the leader. RabbitMQ may confirm the request without an effect,
+because the member can't be reached."""
 LOOK_SECONDS_MIN = 0.25
 LOOK_SECONDS_MAX = 5.0
 
@@ -33,8 +36,9 @@ class ChangeOutcome(NamedTuple):
 async def carry_out(
     change: Change, broker: ReplicaBroker, options: KeeperOptions, clock: Clock, prove: Proof
 ) -> ChangeOutcome:
-    """Make a change, and return its outcome. ``prove`` confirms that the lock is still held, right before the request
-    to the broker.
+    """Check and make a change, and return its outcome.
+
+    ``prove`` is called right before the request to the broker, and confirms that the keeper still holds the lock.
 
     Raises: BrokerUnavailable, ReplicaRefused, and the errors of ``prove``.
     """
@@ -53,7 +57,7 @@ async def carry_out(
 
 
 def _objection(change: Change, members: Sequence[MemberState], lag_max: int) -> str | None:
-    """Return why the change is no longer right, according to the current members, or None if it is still right."""
+    """Return the reason why the current members don't permit the change, or None if they permit it."""
     names = frozenset(member.node for member in members)
     if not members:
         return "the queue does not exist any more"
@@ -67,7 +71,7 @@ def _objection(change: Change, members: Sequence[MemberState], lag_max: int) -> 
     if change.kind is ChangeKind.LEAD:
         return _objection_to_leader(change.node, members, lag_max)
     lost = change.online - {member.node for member in online}
-    if lost:  # the new member's vote may be needed immediately, before it has copied anything
+    if lost:  # the new member's vote may be needed before it has copied anything
         return f"{', '.join(sorted(lost))} answered when the change was decided, and does not answer any more"
     end = _end(members)
     behind = [member.node for member in online if not _keeps_up(member, end, lag_max)]
@@ -84,7 +88,10 @@ def _objection_to_leader(node: str, members: Sequence[MemberState], lag_max: int
 
 
 def _end(members: Sequence[MemberState]) -> int:
-    """Return the leader's position, or the furthest position of all members if there is currently no leader."""
+    """Return the log position of the leader, or the highest position of all members if no leader is known.
+
+    Return 0 if no position is known.
+    """
     leading = [member.position for member in members if member.is_leader and member.position is not None]
     return max(leading or [member.position for member in members if member.position is not None], default=0)
 
@@ -105,12 +112,15 @@ async def _leads(change: Change, broker: ReplicaBroker, clock: Clock) -> ChangeO
 
 
 async def _caught_up(change: Change, broker: ReplicaBroker, options: KeeperOptions, clock: Clock) -> ChangeOutcome:
-    """Wait until the new member reaches the leader's position at the time of the first observation after the change."""
+    """Wait until the new member has caught up with the leader, and return the outcome.
+
+    The member has caught up when it reaches the position that the leader had at the first observation after the change.
+    """
     deadline, pause, end = clock.monotonic() + options.catch_up_seconds_max, LOOK_SECONDS_MIN, None
     while True:
         try:
             members = await broker.look(change.queue)
-        except (BrokerUnavailable, ReplicaRefused):  # the change was made; only its result is unknown
+        except (BrokerUnavailable, ReplicaRefused):  # the change was requested, but its result is unknown
             members = ()
         if members and end is None:
             end = _end(members)

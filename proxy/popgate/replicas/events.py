@@ -1,4 +1,7 @@
-"""Records the decisions and actions of a keeper. Each is counted for the metrics, kept for requests, and logged."""
+"""Records the decisions and actions of a keeper as events.
+
+Each event is counted for the metrics, stored in memory for requests, and logged.
+"""
 
 import logging
 from collections import Counter, deque
@@ -16,14 +19,15 @@ class KeeperEvent(StrEnum):
     TERM_BEGAN = "term_began"
     TERM_ENDED = "term_ended"
     BLIND = "blind"
-    """RabbitMQ did not answer, or no proxy reported the replica settings of its groups."""
+    """The keeper can't work at present. For example, RabbitMQ did not answer, or no proxy reported the replica settings
+    of its groups."""
     DECIDED = "decided"
-    """A queue's verdict has changed since the last observation."""
+    """The verdict on a queue differs from the verdict in the previous plan."""
     STARTED = "started"
     DONE = "done"
     DROPPED = "dropped"
-    """Another administrator was faster, or the last check before the change showed that the change is no longer right.
-    """
+    """The change was not made, because the check before the change found a reason against it (for example, the queue
+    has other members by now), or because the keeper lost the lock."""
     FAILED = "failed"
 
 
@@ -36,7 +40,10 @@ LEVELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedEvent:
-    """An event. ``at`` is in Unix seconds. ``what`` is the kind of the change, or the verdict."""
+    """An event of a keeper. ``at`` is in Unix seconds.
+
+    ``what`` is the kind of the change, or the verdict on the queue, or empty.
+    """
 
     at: float
     event: KeeperEvent
@@ -48,7 +55,7 @@ class RecordedEvent:
 
 
 class KeeperRecord:
-    """Holds the latest events. ``counts`` contains the number of events by event and ``what``."""
+    """Stores the latest ``KEPT_MAX`` events. ``counts`` is the number of all events by event and ``what``."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()

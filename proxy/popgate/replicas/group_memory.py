@@ -1,7 +1,7 @@
-"""Provides the numbers of replicas for popgate's groups. While no proxy answers, the last known numbers are used.
+"""Remembers the numbers of replicas that popgate's groups require, for times when no proxy answers.
 
-A keeper must not stop its repairs because no proxy answers. But before the first answer it knows the number for none of
-popgate's queues, and it must not guess.
+If no proxy answers, a keeper uses the last known numbers, so that it can continue its repairs. Before the first answer
+of a proxy, the keeper does not know these numbers, and must not guess them.
 """
 
 import logging
@@ -15,7 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 class RememberedGroups:
-    """Holds the last answer of ``groups``, which is None if there are no proxies to ask."""
+    """Queries ``groups``, and remembers the latest answer.
+
+    ``groups`` is None if there are no proxies to query.
+    """
 
     def __init__(self, groups: ReplicaGroups | None) -> None:
         self._groups = groups
@@ -23,7 +26,7 @@ class RememberedGroups:
         self._is_old = False
 
     async def asking(self) -> Sequence[GroupReplicas]:
-        """Return the current answer, or the last known one if no proxy answers.
+        """Return the replica settings of the groups: the current ones, or the last known ones if no proxy answers.
 
         Raises: PeerUnavailable if no proxy has answered yet.
         """

@@ -1,4 +1,7 @@
-"""Waits for the lock, and maintains the replicas while it holds the lock. The package describes the theory."""
+"""Waits for the keeper lock, and maintains the replicas while it holds this lock.
+
+The docstring of the package describes the theory of operation.
+"""
 
 import asyncio
 import contextlib
@@ -25,26 +28,30 @@ from popgate.replicas.term import Term
 _log = logging.getLogger(__name__)
 
 CAPABILITIES_SECONDS = 60.0
-"""Seconds until the broker's capabilities are read again. A broker's tool that failed may work by that time."""
+"""Seconds until the capabilities of the broker are read again. For example, a command-line tool of the broker that
+failed may work by then."""
 LINE_SECONDS = 60.0
-"""Maximum seconds of one attempt to acquire the lock."""
+"""Maximum seconds that one attempt to acquire the lock waits."""
 PAUSE_SECONDS_MIN = 0.5
 PAUSE_SECONDS_MAX = 10.0
 TICK_SHARE = 0.1
-"""Share of the interval. Queues whose checks are due within this share are checked together."""
+"""Usual minimum pause between two rounds of checks, as a share of the check interval. All queues that become due during
+the pause are checked together."""
 TICK_SECONDS_MAX = 3.0
 IN_TIME = frozenset({Verdict.WAITING, Verdict.LIMITED})
-"""Verdicts on changes that are made after a delay. Both are recorded as WAITING."""
+"""Verdicts on changes that will be made later. Both are recorded as WAITING."""
 _ENDED = {Ending.DROPPED: "been dropped", Ending.FAILED: "failed"}
 
 
 class ReplicaKeeper:
-    """Maintains the replicas: call ``run`` for this, ``apply`` to make the changes that are needed now, or ``survey``
-    to change nothing.
+    """Maintains the replicas of quorum queues and streams.
 
-    ``record`` contains the events. ``latest`` is the last survey, or None while the broker does not answer or the
-    keeper is not active. ``groups`` returns the numbers of replicas for popgate's groups. If it is None, groups are not
-    considered.
+    ``run`` maintains them continuously. ``apply`` makes only the changes that are needed now. ``survey`` changes
+    nothing.
+
+    ``record`` contains the events of this keeper. ``latest`` is its latest survey while it is active, or None if it is
+    not active or the broker does not answer. ``groups`` provides the numbers of replicas that popgate's groups require.
+    If ``groups`` is None, the keeper ignores groups.
     """
 
     def __init__(
@@ -91,7 +98,10 @@ class ReplicaKeeper:
         return [] if self._term is None else self._term.changes
 
     async def capabilities(self) -> ReplicaCapabilities:
-        """Return the broker's capabilities. Raises: BrokerUnavailable."""
+        """Return the capabilities of the broker, which are cached for ``CAPABILITIES_SECONDS``.
+
+        Raises: BrokerUnavailable.
+        """
         now = self._clock.monotonic()
         if self._capabilities is None or now - self._capabilities_at >= CAPABILITIES_SECONDS:
             self._capabilities, self._capabilities_at = await self._broker.start(), now
@@ -102,26 +112,33 @@ class ReplicaKeeper:
         return self._capabilities
 
     async def at_work(self) -> KeeperAtWork | None:
-        """Return the keeper that holds the lock (this one or another), or None. Raises: BrokerUnavailable,
-        LockUnavailable."""
+        """Return the keeper that holds the lock, or None. It may be this keeper or another one.
+
+        Raises: BrokerUnavailable, LockUnavailable.
+        """
         try:
             return await self._lock.holder()
         except LockNotFound:
             return None
 
     async def survey(self) -> Survey:
-        """Observe the broker, and plan without the waiting times. Change nothing. Raises: BrokerUnavailable,
-        PeerUnavailable."""
+        """Observe the broker and make a plan, but change nothing.
+
+        The plan ignores the time that the keeper would wait before it repairs a queue.
+
+        Raises: BrokerUnavailable, PeerUnavailable.
+        """
         surveyor = self._surveyor(patient=False)
         capabilities = await self.capabilities()
         return await surveyor.plan(await surveyor.look(), capabilities, busy=self.under_way)
 
     async def apply(self) -> Survey:
-        """Make all changes that are needed now, until no more are possible. Return the last survey.
+        """Make changes until no needed change is left that can be made. Return the last survey.
 
-        A failed change is not tried again. The row of its queue contains the reason.
+        If a change of a queue fails or is dropped, the queue is not changed any more. Its row in the plan contains the
+        reason.
 
-        Raises: BrokerUnavailable, PeerUnavailable, LockUnavailable, LockLost, LockHeld (another keeper is active).
+        Raises: BrokerUnavailable, PeerUnavailable, LockUnavailable, LockLost, LockHeld (if another keeper is active).
         """
         grant = await self._lock.acquire(0.0)
         if grant is None:
@@ -151,7 +168,7 @@ class ReplicaKeeper:
         raise AssertionError("a lost lock does not verify")
 
     async def run(self) -> None:
-        """Maintain the replicas until this is cancelled. Errors are recorded, and the work is tried again."""
+        """Maintain the replicas until this call is cancelled. After an error, record it and continue after a pause."""
         pause = PAUSE_SECONDS_MIN
         while True:
             try:
@@ -172,7 +189,7 @@ class ReplicaKeeper:
     # -- at work -------------------------------------------------------------------------------------------------------
 
     async def _serve(self, grant: Grant) -> None:
-        """Work until the lock is lost."""
+        """Maintain the replicas until the lock is lost."""
         schedule = CheckSchedule(self._options.check_interval_seconds, self._chance)
         surveyor = self._surveyor(patient=True)
         is_over = asyncio.create_task(grant.lost.wait(), name="popgate replica keeper's lock")
@@ -244,7 +261,7 @@ class ReplicaKeeper:
         )
 
     def _note_verdicts(self, plan: ReplicaPlan) -> None:
-        """Record each verdict once, when it changes."""
+        """Record the verdict on each queue whose verdict differs from the one in the previous plan."""
         before: Mapping[QueueRef, Verdict] = self._verdicts
         self._verdicts = {row.ref: Verdict.WAITING if row.verdict in IN_TIME else row.verdict for row in plan.rows}
         for row in plan.rows:

@@ -1,4 +1,4 @@
-"""The lock of the active keeper: a fenced mutex of the locks library, on the broker that the keeper observes.
+"""Implements the lock of the active keeper: a fenced mutex on the broker that the keeper observes.
 
 If the broker is partitioned, only the side with a majority of its nodes can hold the lock.
 """
@@ -20,7 +20,7 @@ LOCK_NAME = "replica-keeper"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperAtWork:
-    """The keeper that holds the lock. ``since`` is in Unix seconds."""
+    """The keeper that holds the lock. ``holder`` is its name. ``since`` is the time of the grant, in Unix seconds."""
 
     holder: str
     fencing_token: int | None
@@ -29,7 +29,7 @@ class KeeperAtWork:
 
 class KeeperLock(Protocol):
     async def acquire(self, wait_seconds: float) -> Grant | None:
-        """Acquire the lock. Return None if another keeper holds it for the whole time.
+        """Acquire the lock. Return None if another keeper still holds it after ``wait_seconds``.
 
         Raises: BrokerUnavailable, LockUnavailable.
         """
@@ -41,7 +41,10 @@ class KeeperLock(Protocol):
 
 
 class BrokerKeeperLock:
-    """Holds the lock on the broker. ``holder`` is this keeper's name for operators."""
+    """Implements the keeper lock with queues on the broker.
+
+    ``holder`` is the name of this keeper that operators see.
+    """
 
     def __init__(
         self, connection: LockConnection, clock: Clock, background: Background, *, holder: str, renew_seconds: float

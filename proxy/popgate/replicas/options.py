@@ -1,4 +1,4 @@
-"""The options of a keeper."""
+"""Defines the options of a replica keeper."""
 
 from dataclasses import dataclass, field
 
@@ -8,8 +8,11 @@ from popgate.domain.replica_wanted import ReplicaPolicies
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperOptions:
-    """Options of a keeper. ``lag_max`` is the maximum number of log entries by which a member may be behind and still
-    counts as caught up."""
+    """Options of a replica keeper.
+
+    ``lag_max`` is the maximum number of log entries by which a member can be behind the leader and still counts as
+    caught up.
+    """
 
     policies: ReplicaPolicies = field(default_factory=ReplicaPolicies)
     limits: ReplicaLimits = field(default_factory=ReplicaLimits)

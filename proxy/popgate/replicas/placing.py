@@ -1,4 +1,4 @@
-"""Guards against faults of a placement plug-in: errors, wrong answers, and calls that never end."""
+"""Protects the keeper from a faulty placement plug-in: from errors, wrong answers, and calls that never end."""
 
 import itertools
 import logging
@@ -15,18 +15,20 @@ _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 1.0
 THINKING_SECONDS_MAX = 3.0
-"""Maximum seconds for the plug-in's answers together: an observation of hundreds of queues must end before the next one
-is due."""
+"""Maximum seconds that the calls of the plug-in may take together, so that the keeper can plan for hundreds of queues
+before the next check is due."""
 THINKING_SHARE = 0.1
-"""Share of elapsed time that is added to the plug-in's remaining time."""
+"""Share of the elapsed time that is added to the remaining time of the plug-in."""
 NAMES_MAX = 1_000
-"""Maximum number of names that are read from an answer, because an answer may be endless."""
+"""Maximum number of names that are read from an answer of the plug-in, because the answer may be an endless
+iterable."""
 
 
 class GuardedPlacement:
-    """Calls ``place`` as long as it works. If it fails or has used up its time, the built-in placement answers.
+    """Calls the plug-in ``place``. If the plug-in fails or has used up its time, uses the built-in placement instead.
 
-    If a call does not end, ``place`` is not called again. ``failures`` is the number of failed calls.
+    If a call of ``place`` does not end within ``ANSWER_SECONDS``, ``place`` is never called again. ``failures`` is the
+    number of failed calls.
     """
 
     def __init__(self, place: Placement, name: str) -> None:
@@ -54,7 +56,7 @@ class GuardedPlacement:
     def _answer(
         self, replica_queue: ReplicaQueue, members: Sequence[ReplicaNode], nodes: Sequence[ReplicaNode]
     ) -> tuple[list[str] | None, str]:
-        """Return the names that the plug-in returns, or None and the reason why it failed."""
+        """Call the plug-in. Return the names in its answer, or None and the reason why the call failed."""
         answers: queue.SimpleQueue[tuple[list[str] | None, str]] = queue.SimpleQueue()
 
         def ask() -> None:
@@ -63,7 +65,7 @@ class GuardedPlacement:
             except BaseException as error:  # a plug-in may also raise SystemExit
                 answers.put((None, _told(error)))
 
-        # A daemon thread, because a plug-in that hangs must not delay the exit.
+        # A daemon thread does not delay the exit of the process if the plug-in hangs.
         threading.Thread(target=ask, name=f"popgate placement {self._name}", daemon=True).start()
         try:
             return answers.get(timeout=ANSWER_SECONDS)
@@ -72,7 +74,11 @@ class GuardedPlacement:
             return None, f"no answer within {ANSWER_SECONDS:g} s; it is not asked again"
 
     def _has_time(self) -> bool:
-        """Return whether the plug-in has time left. If so, the caller calls it immediately."""
+        """Return whether the plug-in has time left.
+
+        If the result is True, the caller must call the plug-in immediately, because the duration of the call is
+        measured from now.
+        """
         now = time.monotonic()
         earned = (now - self._asked_at) * THINKING_SHARE
         self._thinking_left_seconds = min(THINKING_SECONDS_MAX, self._thinking_left_seconds + earned)
@@ -85,7 +91,7 @@ class GuardedPlacement:
 
 
 def _names(answer: Any) -> list[str]:
-    """Return the names in an answer. Raises: TypeError."""
+    """Return the node names in an answer of the plug-in. Raises: TypeError if the answer does not consist of names."""
     found: list[object] = [] if isinstance(answer, str) else list(itertools.islice(answer, NAMES_MAX))
     names = [name for name in found if isinstance(name, str)]
     if isinstance(answer, str) or len(names) < len(found):

@@ -1,4 +1,4 @@
-"""Converts a survey to plain rows, which are the same on the command line and over HTTP."""
+"""Converts a survey to rows (dictionaries). The command line and the HTTP API show the same rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from popgate.domain.replicas import Change, Observation
 
 
 def queue_rows(plan: ReplicaPlan) -> Sequence[dict[str, Any]]:
-    """Return one row for each queue, the most endangered queue first."""
+    """Return one row for each queue, in the order of the plan: the most endangered queue first."""
     return [
         {
             "queue": row.ref.name,

@@ -1,4 +1,4 @@
-"""Observes the broker once, and makes the plan that follows from the observation."""
+"""Observes the broker, and plans the changes of replicas that follow from the observation."""
 
 import asyncio
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from popgate.replicas.options import KeeperOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """An observation and its plan. ``at`` is in Unix seconds."""
+    """An observation of the broker, and the plan that was made from it. ``at`` is in Unix seconds."""
 
     at: float
     seen: Observation
@@ -23,8 +23,10 @@ class Survey:
 
 
 class Surveyor:
-    """Observes the broker, and tracks how long each problem has lasted. With ``patient=False``, it plans without
-    waiting times."""
+    """Observes the broker, tracks how long each problem has lasted, and makes plans.
+
+    If ``patient`` is False, the plans contain repairs without the usual waiting time.
+    """
 
     def __init__(
         self,
@@ -49,7 +51,10 @@ class Surveyor:
         self._absent: AgeBook[str] = AgeBook(gap)
 
     async def look(self) -> Observation:
-        """Observe the broker. Raises: BrokerUnavailable; PeerUnavailable if the groups' settings are unknown."""
+        """Observe the broker once.
+
+        Raises: BrokerUnavailable, PeerUnavailable (if the settings of groups are unknown).
+        """
         groups = await self._groups.asking()
         return as_groups_ask(await self._broker.observe(), groups)
 
@@ -61,7 +66,12 @@ class Surveyor:
         busy: Collection[Change] = (),
         only: Collection[QueueRef] | None = None,
     ) -> Survey:
-        """Make the plan, in a thread, because a placement plug-in may be slow."""
+        """Return ``seen`` with a plan of changes.
+
+        The plan is made in a thread, because a placement plug-in may be slow.
+
+        ``busy`` contains the changes in progress. If ``only`` is given, the plan may change only these queues.
+        """
         now = self._clock.monotonic()
         ages = Ages(
             short=self._short.note(now, short_queues(seen, self._options.policies)),

@@ -1,5 +1,7 @@
-"""Runs the changes of a keeper while it holds the lock. Each change is a task. A queue has at most one change at a
-time."""
+"""Runs the changes of a keeper while the keeper holds the lock.
+
+Each change runs in a task. At any time, at most one change of each queue is in progress.
+"""
 
 import asyncio
 import logging
@@ -20,7 +22,10 @@ EVENTS = {Ending.DONE: KeeperEvent.DONE, Ending.DROPPED: KeeperEvent.DROPPED, En
 
 
 class Term:
-    """Carries out changes. When a change has ended, ``ended`` is called with the change and its outcome."""
+    """Runs changes while the keeper holds ``grant``.
+
+    After each change, calls ``ended`` with the change and its outcome.
+    """
 
     def __init__(
         self,
@@ -55,7 +60,7 @@ class Term:
         self._under_way[change.queue] = (change, task)
 
     async def wait(self, seconds: float) -> None:
-        """Wait until a change ends, for at most ``seconds``."""
+        """Wait until any change in progress ends, but at most ``seconds``."""
         tasks = [task for _, task in self._under_way.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -72,13 +77,14 @@ class Term:
     async def _carry_out(self, change: Change) -> None:
         ending, reason = Ending.FAILED, "cancelled, because the keeper stops"
         try:
-            # ``verify`` is not sufficient: a node that is cut off from the others would confirm the lock.
+            # ``verify`` is not sufficient, because a node that is cut off from the other nodes would still confirm the
+            # lock.
             ending, reason = await carry_out(change, self._broker, self._options, self._clock, self.grant.renew)
         except LockLost as error:
             ending, reason = Ending.DROPPED, error.detail
         except PopgateError as error:
             reason = error.detail
-        except Exception as error:  # an unforeseen answer must not stop the keeper
+        except Exception as error:  # an unexpected answer of the broker must not stop the keeper
             _log.exception("a change of replicas has failed")
             reason = repr(error)
         finally:
