@@ -1,4 +1,4 @@
-"""Observes and changes the replicas of a RabbitMQ virtual host. Each task uses the broker's best interface for it:
+"""Observes and changes the replicas of a RabbitMQ virtual host. Each task uses the best interface that is available:
 
 to see queues and nodes     the management API; otherwise ``rabbitmqctl``
 to see streams' members     ``rabbitmqctl``: the API's short listing omits them (3.10, 4.0 and 4.3)
@@ -49,19 +49,21 @@ from popgate.ports.replicas import Proof, ReplicaBroker, ReplicaCapabilities, Re
 _log = logging.getLogger(__name__)
 
 SLOW_FACTS_SECONDS = 20.0
-"""Maximum age, in seconds, of maintenance states that a tool reported, of nodes' tags, and of owners' nodes."""
+"""Maximum age, in seconds, of three kinds of cached data: maintenance states that a tool reported, tags of nodes, and
+the nodes of the queues' consumers."""
 STREAMS_FORGET_FROM = (3, 13)
-"""First version whose ``rabbitmq-streams delete_replica`` is used for a node that does not run. Earlier versions refuse
-this. Late 3.12 versions are treated as if they refused it, too."""
+"""First version of RabbitMQ in which popgate uses ``rabbitmq-streams delete_replica`` to remove a replica on a node
+that is down. Earlier versions refuse this. Some late 3.12 versions would permit it, but popgate does not use it
+there."""
 ALREADY_LEADS = "already the leader"
 LISTED = ("name", "type", "members", "online", "leader", "messages", "arguments")
 NO_SUCH_QUEUE = re.compile(r"\bnot_found\b|\bwas not found\b")
-"""Matches the answer of ``rabbitmq-queues quorum_status`` for a missing queue. 3.10 uses the first form, 4.0 and 4.3
-the second."""
+"""Matches the answer of ``rabbitmq-queues quorum_status`` if the queue does not exist. RabbitMQ 3.10 answers with the
+first pattern, 4.0 and 4.3 with the second."""
 NOT_IN_CLUSTER = "not a cluster member"
-"""Part of the endpoint's answer if the node of a member was removed from the cluster. Since 4.2.5 and 4.3.0
-(rabbit_mgmt_nodes:require_node_name), the endpoint can't remove such a member, but ``rabbitmq-queues delete_member``
-can."""
+"""Part of the answer of ``DELETE .../replicas/delete`` if the node of the member was removed from the cluster. Since
+RabbitMQ 4.2.5 and 4.3.0 (rabbit_mgmt_nodes:require_node_name), this endpoint can't remove such a member, but
+``rabbitmq-queues delete_member`` can."""
 NO_WAY = (
     "give its management API with --management-url, or a way to its command line tools with --replica-commands (such "
     "as 'ssh rabbit-1' or 'kubectl exec rabbit-0 --')"
@@ -73,10 +75,11 @@ NO_WAY_TO_CHANGE = (
 
 
 class RabbitReplicas:
-    """The replicas of one virtual host.
+    """Observes and changes the replicas of the queues in one virtual host.
 
-    ``management`` or ``tools`` may be None if the broker does not offer them. ``zones``, by node name, override the
-    nodes' own tags. ``sees_owners``: whether to find out on which nodes the queues' consumers are.
+    ``management`` or ``tools`` is None if it is not configured. ``zones`` contains zones by node name, which override
+    the tags of nodes. If ``sees_owners`` is True, an observation also contains the node to which the consumer of each
+    queue is connected.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class RabbitReplicas:
                 reasons.append(error.detail)
         if management is None and tools is None:
             raise BrokerUnavailable(f"RabbitMQ can't be asked about replicas: {'; '.join(reasons) or NO_WAY}; {NO_WAY}")
-        # Set all of them in one step, because changes in progress may still use the former interfaces.
+        # Set these three fields in one step, because changes in progress may be using them.
         self._management, self._tools, self._changes_by_api = management, tools, by_api
         tool = None if tools is None else "rabbitmq-queues"
         return ReplicaCapabilities(
@@ -133,7 +136,8 @@ class RabbitReplicas:
             changes_streams_by=None if tools is None else "rabbitmq-streams",
             voters_join_late=late,
             forgets_absent_streams=_release(version) >= STREAMS_FORGET_FROM,
-            # Only the management API shows on which node a queue's owner is.
+            # Only the management API shows to which node the owner of a queue is connected, and so where its leader
+            # should be.
             moves_leaders_by=tool if management is not None and _transfers_leadership(_release(version)) else None,
         )
 
@@ -191,7 +195,10 @@ class RabbitReplicas:
                 raise
 
     async def _changed_by_api(self, method: str, what: str, queue: QueueRef, node: str, prove: Proof) -> bool:
-        """Return whether the API made the change. If it did not, the tools must make it."""
+        """Make a change with the management API.
+
+        Return False if the command line tools must make the change instead.
+        """
         if self._management is None or not self._changes_by_api or queue.kind is QueueKind.STREAM:
             return False
         answer = await self._management.quorum(method, queue.name, f"replicas/{what}", {"node": node}, prove)
@@ -212,7 +219,11 @@ class RabbitReplicas:
     # -- what the broker can -------------------------------------------------------------------------------------------
 
     async def _ask_api(self, management: Management) -> tuple[str, bool, bool]:
-        """Return the version, whether new members join without a vote, and whether the API changes quorum queues."""
+        """Query the management API for three capabilities of the broker.
+
+        Return the version of RabbitMQ, whether a new member joins a quorum queue without a vote, and whether the API
+        can change the members of quorum queues.
+        """
         overview = await management.overview()
         version = str(overview.get("rabbitmq_version") or overview.get("management_version") or "unknown")
         by_api = await management.allows("POST", "replicas/add") and await management.allows(
@@ -239,7 +250,10 @@ class RabbitReplicas:
     async def _found(
         self, tools: BrokerTools, missing: Collection[QueueRef], policies: Sequence[Row]
     ) -> dict[QueueRef, ReplicaQueue | None]:
-        """Return the queues whose members the API did not show. If the tools fail, these queues remain unseen."""
+        """Return the ``missing`` queues, whose members the management API did not show, as the tools show them.
+
+        If the tools fail, return an empty dictionary.
+        """
         try:
             listed = await self._listed(tools)
         except (BrokerUnavailable, ReplicaRefused) as error:
@@ -260,7 +274,7 @@ class RabbitReplicas:
         if self._sees_owners and now - self._owner_nodes_at >= SLOW_FACTS_SECONDS:
             try:
                 self._owner_nodes = owner_nodes(await management.consumers())
-            except BrokerUnavailable as error:  # replicas can be kept without this
+            except BrokerUnavailable as error:  # replicas can be maintained without this
                 self._owner_nodes = {}
                 _log.warning("can't find out where consumers are", extra={"reason": error.detail})
             self._owner_nodes_at = now
@@ -288,10 +302,10 @@ class RabbitReplicas:
     # -- one queue -----------------------------------------------------------------------------------------------------
 
     async def _look_by_api(self, management: Management, queue: QueueRef) -> tuple[MemberState, ...] | None:
-        """Return the members that the API shows, or None if it does not show them.
+        """Return the members of a quorum queue from the management API, or None if the API does not show them.
 
-        It does not if the broker has no such endpoint (before 3.13), or if the request fails: before 4.3, each node
-        answers 500 while the node of a member is down.
+        Before RabbitMQ 3.13, the API has no endpoint for this. Before 4.3, each node answers this request with 500
+        while the node of any member is down. If the queue does not exist, return an empty tuple.
         """
         if not self._changes_by_api:
             return None
@@ -308,7 +322,10 @@ class RabbitReplicas:
         return quorum_members(as_object(row) for row in rows) or None
 
     async def _look_at_listing(self, queue: QueueRef) -> tuple[MemberState, ...]:
-        """Return the members, with the only facts that the listing shows: which are online, and which one leads."""
+        """Return the members of a queue from the listing of queues.
+
+        It shows only which members are online or the leader.
+        """
         assert self._management is not None, "there is one way at least"
         row = await self._management.queue(queue.name)
         if row is None:
@@ -331,9 +348,11 @@ class RabbitReplicas:
 
 
 def _named(queue: QueueRef) -> tuple[str, str]:
-    """Return the queue's name as the last arguments of a tool.
+    """Return the queue's name as arguments for a command line tool, after ``--``.
 
-    The name may begin with a dash. Raises: ReplicaRefused.
+    ``--`` is needed because the name may start with a dash.
+
+    Raises: ReplicaRefused if the name contains a NUL.
     """
     if "\0" in queue.name:
         raise ReplicaRefused("a queue with a NUL in its name can't be named to RabbitMQ's tools")
@@ -342,7 +361,7 @@ def _named(queue: QueueRef) -> tuple[str, str]:
 
 def _observation(nodes: Sequence[ReplicaNode], seen: Iterable[tuple[QueueRef, Any]]) -> Observation:
     pairs = list(seen)
-    if not any(node.is_running for node in nodes):  # members on unlisted nodes would count as removed
+    if not any(node.is_running for node in nodes):  # members on nodes that are not listed would count as removed
         raise BrokerUnavailable("RabbitMQ reports no running node")
     return Observation(
         nodes=tuple(nodes),
@@ -352,18 +371,18 @@ def _observation(nodes: Sequence[ReplicaNode], seen: Iterable[tuple[QueueRef, An
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the first two or three numbers of ``version``, or an empty tuple if it has none."""
+    """Return the first two or three numbers of ``version``, or an empty tuple if it does not start with a version."""
     numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     return () if numbers is None else tuple(int(number) for number in numbers.groups() if number is not None)
 
 
 def _transfers_leadership(release: tuple[int, ...]) -> bool:
-    """Return whether ``rabbitmq-queues`` has ``transfer_leadership``, which was added in 4.2.9 and 4.3.3."""
+    """Return whether ``rabbitmq-queues`` supports ``transfer_leadership``, which RabbitMQ 4.2.9 and 4.3.3 added."""
     return (4, 2, 9) <= release < (4, 3) or release >= (4, 3, 3)
 
 
 def _version_of(status: Row) -> str:
-    """Return the lowest of the nodes' versions in ``cluster_status``."""
+    """Return the lowest version of any node in the output of ``cluster_status``, or "unknown"."""
     versions = [str(as_object(node).get("rabbitmq_version")) for node in as_object(status.get("versions")).values()]
     return min(versions, default="unknown")
 

@@ -1,9 +1,10 @@
-"""Implements the parts of RabbitMQ's management API that replicas and the doctor need.
+"""Implements a client for the parts of RabbitMQ's management API that the replica keeper and the doctor use.
 
-Nodes are tried one after another.
+If a node does not answer, the next node is tried.
 
-After the loss of a node, the usual listing of queues hangs for more than a minute, because it waits for the lost node's
-statistics (seen on 3.10.8). The listing is needed at just this time. So it is requested without statistics.
+After a node has failed, the usual request for the list of queues takes more than a minute, because RabbitMQ waits for
+statistics from the failed node (seen on 3.10.8). But at this time, the replica keeper needs the list. So it requests
+the list without statistics.
 """
 
 import logging
@@ -23,14 +24,14 @@ _log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 5.0
 REASON_LENGTH_MAX = 300
 CHANGE_SECONDS = 40.0
-"""Maximum number of seconds for a change. RabbitMQ itself allows 30 s."""
+"""Maximum number of seconds for a request to a quorum queue endpoint. RabbitMQ itself limits a change to 30 s."""
 WITHOUT_STATISTICS = {"disable_stats": "true", "enable_queue_totals": "true"}
 
 
 class Management:
-    """A client of the management API.
+    """A client of the management API for one virtual host.
 
-    ``urls`` lead to one cluster's nodes, and look like ``http://user:password@host:15672``.
+    ``urls`` are the URLs of nodes of the same cluster, such as ``http://user:password@host:15672``.
     """
 
     def __init__(self, urls: Sequence[str], vhost: str) -> None:
@@ -44,11 +45,14 @@ class Management:
             await client.aclose()
 
     async def overview(self) -> Row:
-        """Return the overview. Raises: BrokerUnavailable."""
+        """Return the answer of ``GET /api/overview``. Raises: BrokerUnavailable."""
         return as_object(_decoded(await self._request("GET", "overview")))
 
     async def tags_by_node(self) -> dict[str, Any]:
-        """Return the ``node_tags`` of all nodes that answer. Each node is asked, because it shows only its own tags."""
+        """Return the ``node_tags`` of all nodes that answer, by node name.
+
+        Each node is queried, because a node shows only its own tags.
+        """
         tags: dict[str, Any] = {}
         for client in self._clients:
             try:
@@ -61,7 +65,7 @@ class Management:
         return tags
 
     async def nodes(self) -> list[Row]:
-        """Return the nodes. Raises: BrokerUnavailable."""
+        """Return the nodes of the cluster. Raises: BrokerUnavailable."""
         return await self._rows("nodes")
 
     async def queues(self) -> list[Row]:
@@ -73,16 +77,18 @@ class Management:
         return await self._rows(f"exchanges/{self._vhost}")
 
     async def queue(self, name: str) -> Row | None:
-        """Return a queue, or None if it does not exist. Raises: BrokerUnavailable."""
+        """Return the queue ``name``, or None if it does not exist. Raises: BrokerUnavailable."""
         answer = await self._request("GET", f"queues/{self._vhost}/{quote(name, safe='')}", params=WITHOUT_STATISTICS)
         if answer.status_code == 404:
             return None
         return as_object(_decoded(answer))
 
     async def consumers(self) -> list[Row]:
-        """Return the consumers.
+        """Return the consumers in the virtual host.
 
-        The answer may be some seconds old. Raises: BrokerUnavailable, also if there are no statistics.
+        RabbitMQ takes them from its statistics, which may be some seconds old.
+
+        Raises: BrokerUnavailable, also if RabbitMQ collects no statistics.
         """
         return await self._rows(f"consumers/{self._vhost}")
 
@@ -95,16 +101,19 @@ class Management:
         return await self._rows(f"operator-policies/{self._vhost}")
 
     async def feature_flags(self) -> list[Row]:
-        """Return the feature flags. Raises: BrokerUnavailable."""
+        """Return the feature flags of the cluster. Raises: BrokerUnavailable."""
         return await self._rows("feature-flags")
 
     async def permissions(self, user: str) -> Row | None:
-        """Return the user's permissions, or None if RabbitMQ itself stores none. Raises: BrokerUnavailable."""
+        """Return the user's permissions in the virtual host. Raises: BrokerUnavailable.
+
+        Return None if RabbitMQ stores no permissions for this user, for example because another service manages them.
+        """
         answer = await self._request("GET", f"permissions/{self._vhost}/{quote(user, safe='')}")
         return None if answer.status_code == 404 else as_object(_decoded(answer))
 
     async def effective_configuration(self) -> str | None:
-        """Return the node's configuration as Erlang terms, or None if RabbitMQ does not show it (before 3.13).
+        """Return the configuration of a node as Erlang terms, or None if RabbitMQ does not show it (before 3.13).
 
         Raises: BrokerUnavailable.
         """
@@ -112,21 +121,24 @@ class Management:
         return answer.text if answer.is_success else None
 
     async def date(self) -> str | None:
-        """Return the node's clock as an HTTP date. Raises: BrokerUnavailable."""
+        """Return the present time of a node's clock, as an HTTP date. Raises: BrokerUnavailable."""
         date: str | None = (await self._request("GET", "whoami")).headers.get("date")
         return date
 
     async def set_policy(self, name: str, policy: Row, *, is_operator: bool = False) -> None:
-        """Write a whole policy. Raises: BrokerUnavailable, Conflict."""
+        """Create a policy, or replace it completely. Raises: BrokerUnavailable, Conflict."""
         kind = "operator-policies" if is_operator else "policies"
         await self._put(f"{kind}/{self._vhost}/{quote(name, safe='')}", policy)
 
     async def set_permissions(self, user: str, permissions: Row) -> None:
-        """Write the user's permissions. Raises: BrokerUnavailable, Conflict."""
+        """Set the user's permissions in the virtual host. Raises: BrokerUnavailable, Conflict."""
         await self._put(f"permissions/{self._vhost}/{quote(user, safe='')}", permissions)
 
     async def has_feature_flag(self, name: str) -> bool | None:
-        """Return whether a feature flag is enabled, or None if it does not exist. Raises: BrokerUnavailable."""
+        """Return whether the feature flag ``name`` is enabled, or None if it does not exist.
+
+        Raises: BrokerUnavailable.
+        """
         rows = await self.feature_flags()
         states = [row.get("state") for row in rows if row.get("name") == name]
         return states[0] == "enabled" if states else None
@@ -134,8 +146,8 @@ class Management:
     async def allows(self, method: str, what: str) -> bool:
         """Return whether the quorum queue endpoint ``what`` exists and accepts ``method``.
 
-        This is found out by an OPTIONS request, for a queue that need not exist. If an administrator has disabled the
-        endpoint, the result is False.
+        The answer to an OPTIONS request shows this. The queue in the request does not have to exist. If an
+        administrator has disabled the endpoint, the result is False.
 
         Raises: BrokerUnavailable.
         """
@@ -145,7 +157,9 @@ class Management:
     async def quorum(
         self, method: str, name: str, what: str, body: object = None, prove: Proof | None = None
     ) -> httpx.Response:
-        """Return the answer of a quorum queue endpoint. ``prove`` is called just before each request.
+        """Send a request to the quorum queue endpoint ``what`` of the queue ``name``, and return the answer.
+
+        ``prove`` is called right before each attempt to send the request.
 
         Raises: BrokerUnavailable.
         """
@@ -160,9 +174,11 @@ class Management:
             raise Conflict(f"PUT /api/{path} was answered {answer.status_code}: {answer.text[:REASON_LENGTH_MAX]}")
 
     async def _rows(self, path: str, params: Mapping[str, str] | None = None) -> list[Row]:
-        """Return the rows. If the answer is not a list, raise an error.
+        """Return the objects in the answer to a GET request.
 
-        With an empty list instead, members' nodes would be considered removed.
+        Raises: BrokerUnavailable, also if the answer is not a list.
+
+        If the method returned an empty list instead of raising, the nodes of members would be considered removed.
         """
         rows: Any = _decoded(await self._request("GET", path, params=params))
         if not isinstance(rows, list):
@@ -179,9 +195,10 @@ class Management:
         seconds: float = TIMEOUT_SECONDS,
         prove: Proof | None = None,
     ) -> httpx.Response:
-        """Return the answer of the first node that answers.
+        """Send a request to one node after another, and return the first answer.
 
-        If it is unknown whether a node made a change, no other node is asked, because this could make the change twice.
+        If it is unknown whether a node has made a change, the request is not sent to another node, because the change
+        could then be made twice.
         """
         reasons: list[str] = []
         for step in range(len(self._clients)):
@@ -198,7 +215,7 @@ class Management:
                     break
                 continue
             if answer.status_code >= 500 and json is None and step + 1 < len(self._clients):
-                reasons.append(f"{self._places[at]}: {answer.status_code}")  # the node starts, stops or was cut off
+                reasons.append(f"{self._places[at]}: {answer.status_code}")  # the node starts, stops, or was cut off
                 continue
             self._at = at
             if answer.status_code in (401, 403):

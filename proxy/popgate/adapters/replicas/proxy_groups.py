@@ -1,4 +1,7 @@
-"""Reads the replica requirements of groups from a proxy, for a replica keeper that runs outside of a proxy."""
+"""Reads the numbers of replicas that groups require from a proxy.
+
+A replica keeper that runs outside of a proxy uses this module.
+"""
 
 from collections.abc import Sequence
 
@@ -29,9 +32,10 @@ class _Answer(msgspec.Struct):
 
 
 class ProxyReplicaGroups:
-    """Reads the replica requirements from the first proxy that answers and uses the same virtual host.
+    """Reads the numbers of replicas from the first proxy that answers and uses the same virtual host as the keeper.
 
-    ``urls`` are proxies of one cluster. ``vhost`` is the keeper's virtual host. ``token`` is sent for a gateway.
+    ``urls`` are the URLs of proxies of one cluster. ``vhost`` is the virtual host of the keeper. ``token`` is sent as a
+    bearer token, which a gateway in front of the proxies may require.
     """
 
     def __init__(self, urls: Sequence[str], vhost: str, token: str | None) -> None:

@@ -1,7 +1,7 @@
-"""Translates answers of RabbitMQ's management API and tools into the domain's terms. Pure.
+"""Converts answers of RabbitMQ's management API and command line tools to types of the domain. Does no I/O.
 
-All formats were looked up in RabbitMQ's source (3.10.8, 3.13.7, 4.1.0 and 4.3.5), and tried on 3.10.8. Answers of
-another program are not reliable: a missing or invalid value is unknown, and never an error.
+The formats were read in RabbitMQ's source (3.10.8, 3.13.7, 4.1.0 and 4.3.5), and tested with 3.10.8. Because another
+version may answer differently, a missing or invalid value is treated as unknown, and never causes an error.
 """
 
 import re
@@ -24,21 +24,22 @@ from popgate.domain.replicas import (
 Row: TypeAlias = Mapping[str, Any]
 
 POSITIONS = ("Last Log Index", "Log Index")
-"""Names of a member's position in ``quorum_status``: since 3.13, and before 3.13."""
+"""Names of the field that contains the log position of a member in ``quorum_status``: the first since RabbitMQ 3.13,
+the second before."""
 _ALIASES = {"rabbit_quorum_queue": QueueKind.QUORUM, "rabbit_stream_queue": QueueKind.STREAM}
-"""Queue types by the names of RabbitMQ's modules, which some listings use."""
+"""Queue types by the names of RabbitMQ's modules. Some listings contain these names instead of the types."""
 ZONE_TAGS = ("zone", "availability_zone")
 _APPLIES_TO = {
     QueueKind.QUORUM: frozenset({"all", "queues", "quorum_queues"}),
     QueueKind.STREAM: frozenset({"all", "queues", "streams"}),
 }
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m|\W?\[[0-9;]+m")
-"""Matches the colour codes that ``cluster_status`` adds to maintenance states, even in JSON. The escape character may
-be missing."""
+"""Matches the colour codes that ``cluster_status`` adds to maintenance states, even in JSON output. Their escape
+character may be missing."""
 
 
 def queue_ref(vhost: str, row: Row) -> QueueRef | None:
-    """Return the queue's name and kind, or None for a queue without replicas."""
+    """Return the reference to the queue in ``row``, or None if it is neither a quorum queue nor a stream."""
     kind = _ALIASES.get(str(row.get("type")), row.get("type"))
     name = row.get("name")
     if kind not in (QueueKind.QUORUM, QueueKind.STREAM) or not isinstance(name, str):
@@ -49,9 +50,10 @@ def queue_ref(vhost: str, row: Row) -> QueueRef | None:
 def replica_queue(
     ref: QueueRef, row: Row, policies: Sequence[Row] = (), owner_nodes: Mapping[str, str] = MappingProxyType({})
 ) -> ReplicaQueue | None:
-    """Return the queue, or None if the row has no members.
+    """Return the queue ``ref`` as ``row`` describes it, or None if ``row`` contains no members.
 
-    The rows of queues without a leader, and of streams in the short listing, have none.
+    The row of a queue without a leader contains no members. In the listing without statistics, the rows of streams
+    contain no members either.
     """
     members = names(row.get("members"))
     if not members:
@@ -70,9 +72,9 @@ def replica_queue(
 
 
 def owner_nodes(rows: Iterable[Row]) -> dict[str, str]:
-    """Return the node of each queue's active consumer, from ``GET /api/consumers``.
+    """Return the node to which the active consumer of each queue is connected, from ``GET /api/consumers``.
 
-    Queues with active consumers on several nodes are omitted.
+    Queues with active consumers on several nodes are left out.
     """
     found: dict[str, set[object]] = {}
     for row in rows:
@@ -98,7 +100,7 @@ def as_object(value: object) -> Row:
 
 
 def _arguments(value: object) -> Row:
-    """Return the arguments. The management API reports an object, the tools report a list of (name, type, value)."""
+    """Return the arguments of a queue by name. The API reports an object, the tools a list of (name, type, value)."""
     rows = [as_list(row) for row in as_list(value)]
     return as_object(value) or {row[0]: row[2] for row in rows if len(row) == 3}
 
@@ -112,7 +114,10 @@ def _asked_by_argument(arguments: Row) -> Asked | None:
 
 
 def _asked_by_policy(ref: QueueRef, policies: Sequence[Row]) -> Asked | None:
-    """Return the replica count in the policy that RabbitMQ applies: the matching one with the highest priority."""
+    """Return the replica count in the policy that RabbitMQ applies to the queue, or None.
+
+    RabbitMQ applies the matching policy with the highest priority.
+    """
     matching = [
         policy
         for policy in policies
@@ -134,7 +139,7 @@ def _number(value: object) -> float:
 def _matches(pattern: str, name: str) -> bool:
     try:
         return re.search(pattern, name) is not None
-    except re.error:  # Erlang's expressions have more features than Python's
+    except re.error:  # Erlang's regular expressions have more features than Python's
         return False
 
 
@@ -142,7 +147,11 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def nodes_of_api(rows: Iterable[Row], zones: Mapping[str, str], drained: Iterable[str] = ()) -> tuple[ReplicaNode, ...]:
-    """Return the nodes of ``GET /api/nodes``, which contains ``being_drained`` since 3.11.19 and 3.12.1."""
+    """Return the nodes in the answer of ``GET /api/nodes``.
+
+    The answer contains ``being_drained`` (in maintenance) since RabbitMQ 3.11.19 and 3.12.1. ``drained`` are other
+    nodes that are known to be in maintenance.
+    """
     in_maintenance = set(drained)
     return tuple(
         ReplicaNode(
@@ -168,7 +177,10 @@ def _share(part: object, whole: object) -> float:
 
 
 def nodes_of_status(status: Row, zones: Mapping[str, str]) -> tuple[ReplicaNode, ...]:
-    """Return the nodes of ``rabbitmqctl cluster_status``, which does not show a node's use of memory and disk."""
+    """Return the nodes in the output of ``rabbitmqctl cluster_status``.
+
+    It does not show their use of memory and disk.
+    """
     running, drained = names(status.get("running_nodes")), drained_nodes(status)
     partitions = as_object(status.get("partitions"))
     alarms = names([as_object(alarm).get("node") for alarm in as_list(status.get("alarms"))])
@@ -187,7 +199,7 @@ def nodes_of_status(status: Row, zones: Mapping[str, str]) -> tuple[ReplicaNode,
 
 
 def drained_nodes(status: Row) -> frozenset[str]:
-    """Return the nodes in maintenance, from ``cluster_status``."""
+    """Return the nodes that are in maintenance according to the output of ``cluster_status``."""
     said = as_object(status.get("maintenance_status"))
     return frozenset(
         name for name, text in said.items() if not _ESCAPE.sub("", str(text)).strip().startswith(("not ", "unknown"))
@@ -195,7 +207,7 @@ def drained_nodes(status: Row) -> frozenset[str]:
 
 
 def zone_of_tags(tags: Any) -> str | None:
-    """Return the zone in a node's ``node_tags`` of ``GET /api/overview`` (4.0 and newer)."""
+    """Return the zone in the ``node_tags`` of a node, or None. ``GET /api/overview`` shows them since RabbitMQ 4.0."""
     zones = [zone for name in ZONE_TAGS if isinstance(zone := as_object(tags).get(name), str) and zone]
     return zones[0] if zones else None
 
@@ -204,7 +216,10 @@ def zone_of_tags(tags: Any) -> str | None:
 
 
 def quorum_members(rows: Iterable[Row]) -> tuple[MemberState, ...]:
-    """Return the members in ``quorum_status`` or ``GET .../status``. A member that is down has no position."""
+    """Return the members in the answer of ``quorum_status`` or ``GET .../status``.
+
+    A member without a log position is down.
+    """
     members: list[MemberState] = []
     for row in rows:
         if not isinstance(row.get("Node Name"), str):
@@ -223,7 +238,11 @@ def quorum_members(rows: Iterable[Row]) -> tuple[MemberState, ...]:
 
 
 def stream_members(members: Iterable[str], online: Iterable[str], rows: Iterable[Row]) -> tuple[MemberState, ...]:
-    """Return the listed members, with facts from ``stream_status``, which contains only the members that answer."""
+    """Return the ``members`` of a stream. ``rows`` are the output of ``stream_status`` about them.
+
+    The output contains only the members that answer. ``online`` contains the members that are online according to the
+    listing of queues. A member counts as online only if both are true.
+    """
     states = {str(row.get("node")): row for row in rows}
     alive = set(online)
     return tuple(

@@ -1,8 +1,11 @@
-"""Runs RabbitMQ's command line tools, here or through a prefix (``ssh rabbit-1``, ``kubectl exec rabbit-0 --``).
+"""Runs RabbitMQ's command line tools on this machine or on another machine.
 
-A prefix is run as a list of words, never through a local shell. But ``ssh`` joins its words and passes them to a remote
-shell. The words must be quoted for this shell, because a queue may have any name. They are quoted once for each
-``ssh``, as in ``ssh bastion ssh rabbit-1``.
+Another machine is reached through a prefix, such as ``ssh rabbit-1`` or ``kubectl exec rabbit-0 --``.
+
+The prefix and the tool with its arguments are executed as a list of words, without a local shell. But ``ssh`` joins its
+words, and passes them to a remote shell. Because a queue may have any name, the tool and its arguments must be quoted
+for this shell. If the prefix contains several ``ssh``, as in ``ssh bastion ssh rabbit-1``, they are quoted once for
+each.
 """
 
 import asyncio
@@ -23,26 +26,27 @@ from popgate.ports.replicas import Proof, ReplicaRefused
 _log = logging.getLogger(__name__)
 
 TOOLS_AT_ONCE_MAX = 2
-"""Maximum number of tools at a time. Each one is an Erlang machine, and its start takes a third of a second of a
-core."""
+"""Maximum number of tools that run at the same time. Each tool starts an Erlang virtual machine, which takes a third of
+a second of one CPU core."""
 TIMEOUT_SECONDS = 60.0
 WORDS_LENGTH_MAX = 300
 REMOTE_SHELLS = frozenset({"ssh", "autossh"})
-"""Commands that pass their words to a shell. They may be anywhere in a prefix, as in ``sudo ssh`` and ``timeout 10
-ssh``."""
+"""Commands that pass the words after them to a remote shell. They may occur anywhere in a prefix, as in ``sudo ssh`` or
+``timeout 10 ssh``."""
 REFUSALS = frozenset({64, 65, 69, 70})
-"""Exit codes (``sysexits.h``) of the tools if the node answered. In most cases, they are the same if it did not
-answer."""
+"""Exit codes (``sysexits.h``) with which a tool ends if the node refused the command. Some of them can also mean that
+the node did not answer. The output of the tool then shows the difference (``_UNREACHABLE``)."""
 UTF_8 = {"LC_ALL": "C.UTF-8"}
-"""Environment variables of the tools. Under another locale, the tools read names in their arguments as Latin-1, and
-from 4.0 on also write Latin-1. ``ssh`` passes this variable on if it is configured to do so (Debian's is)."""
+"""Environment variables of the tools. With another locale, the tools decode names in their arguments as Latin-1, and
+since RabbitMQ 4.0 also encode their output as Latin-1. ``ssh`` passes this variable to the remote machine if it is
+configured to do so, as it is on Debian."""
 _UNREACHABLE = ("unable to perform an operation on node", "nodedown", "TCP connection", "epmd", "timed out", "timeout")
 
 
 class BrokerTools:
-    """Runs the tools. ``prefixes`` are ways to one cluster's nodes, tried in turn.
+    """Runs the tools through one of ``prefixes``, each of which reaches a node of the same cluster.
 
-    An empty prefix means this machine.
+    An empty prefix means this machine. If the prefix that worked last fails, the next one is tried.
     """
 
     def __init__(self, prefixes: Sequence[str]) -> None:
@@ -51,18 +55,18 @@ class BrokerTools:
         self._turns = asyncio.Semaphore(TOOLS_AT_ONCE_MAX)
 
     async def run_json(self, tool: str, *arguments: str) -> Any:
-        """Run a tool and return its decoded output. Raises: BrokerUnavailable, ReplicaRefused."""
+        """Run a tool and return its JSON output, decoded. Raises: BrokerUnavailable, ReplicaRefused."""
         said = await self.run(tool, "--formatter", "json", *arguments)
         try:
             return orjson.loads(said)
-        except orjson.JSONDecodeError as error:  # also if not UTF-8: a guessed name could be another queue's
+        except orjson.JSONDecodeError as error:  # also if not UTF-8: never guess a queue's name
             raise BrokerUnavailable(
                 f"{tool} {arguments[0]} did not answer in JSON and UTF-8 (set LC_ALL=C.UTF-8 where it runs): "
                 f"{_words(said)}"
             ) from error
 
     async def run(self, tool: str, *arguments: str, prove: Proof | None = None) -> bytes:
-        """Run a tool and return its standard output. ``prove`` is called just before each start.
+        """Run a tool and return its standard output. ``prove`` is called right before each attempt to start the tool.
 
         Raises: BrokerUnavailable, ReplicaRefused, and the errors of ``prove``.
         """
@@ -93,7 +97,7 @@ class BrokerTools:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
                     env={**os.environ, **UTF_8},
-                    start_new_session=True,  # so that a Ctrl-C reaches only popgate, which passes it on
+                    start_new_session=True,  # a Ctrl-C then reaches only popgate, which kills the tool
                 )
             except OSError as error:
                 raise BrokerUnavailable(f"can't run {words[0]}: {error.strerror or error}") from error
@@ -105,7 +109,7 @@ class BrokerTools:
             finally:
                 if process.returncode is None:
                     with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)  # the scripts have child processes
+                        os.killpg(process.pid, signal.SIGKILL)  # the tools have child processes
                     await asyncio.shield(process.wait())
         if process.returncode == 0:
             return out
@@ -116,6 +120,6 @@ class BrokerTools:
 
 
 def _words(text: bytes) -> str:
-    """Return the beginning of the text, on one line."""
+    """Return the beginning of ``text`` as one line, for an error message."""
     words = " ".join(text.decode(errors="replace").split()).removeprefix("Error: ")
     return words if len(words) <= WORDS_LENGTH_MAX else words[: WORDS_LENGTH_MAX - 3] + "..."
