@@ -1,13 +1,13 @@
-"""Locks for AMQP programs, over their own aio-pika connection and without a proxy.
+"""Provides locks for programs that use AMQP. A program uses its own aio-pika connection, and needs no proxy.
 
     connection = await aio_pika.connect("amqp://...")
     locks = Locks(connection, holder="billing-7")
     async with locks.mutex("nightly").held(wait_seconds=10) as grant:
         await write_report(fencing_token=grant.fencing_token)
 
-No lock is safe without fencing: a holder that is suspended (by a long pause or a cut network) can't know that the
-broker has given the lock to another client. So let the protected resource refuse every request whose token is lower
-than one that the resource has seen. ``Fence`` and ``RedisFence`` do this.
+No lock is safe without fencing. If a holder is suspended or its network fails, it can't notice that the broker has
+granted the lock to another client. So the protected resource must refuse each request whose fencing token is lower than
+the highest token that the resource has seen. ``Fence`` and ``RedisFence`` do this.
 """
 
 import contextlib
@@ -48,23 +48,27 @@ __all__ = [
 
 
 class Lock:
-    """A lock of one connection. It may be acquired repeatedly, and by several tasks."""
+    """A lock that is acquired over one connection. It may be acquired repeatedly, and by several tasks."""
 
     def __init__(self, lock: FencedLock | UnfencedLock) -> None:
         self._lock = lock
 
     async def acquire(self, wait_seconds: float = 0.0) -> Grant | None:
-        """Acquire the lock. Return None if other clients hold it for all of ``wait_seconds``.
+        """Acquire the lock. Return None if it does not become free within ``wait_seconds``.
 
-        Raises: LockNotFound (an administrator has to set its slots), LockUnavailable (RabbitMQ does not answer).
+        Raises: LockNotFound (if an administrator must first set the number of slots), LockUnavailable (if RabbitMQ does
+        not answer).
         """
         return await self._lock.acquire(wait_seconds)
 
     @contextlib.asynccontextmanager
     async def held(self, wait_seconds: float = 0.0) -> AsyncGenerator[Grant]:
-        """Hold the lock inside the block. If the lock is lost there, ``grant.lost`` is set.
+        """Acquire the lock for the ``async with`` block, and release it after the block.
 
-        Raises: LockHeld if other clients hold it for all of ``wait_seconds``; LockNotFound, LockUnavailable.
+        If the lock is lost inside the block, ``grant.lost`` is set.
+
+        Raises: LockHeld if the lock does not become free within ``wait_seconds``. Also LockNotFound and
+        LockUnavailable, as ``acquire`` does.
         """
         grant = await self.acquire(wait_seconds)
         if grant is None:
@@ -76,10 +80,10 @@ class Lock:
 
 
 class Locks:
-    """Provides locks over one connection. ``holder`` is the client's name for administrators.
+    """Provides locks over one connection. ``holder`` is the name of this client that administrators see.
 
-    A lock with ``fenced=False`` is not the same lock as the fenced one of that name. It has neither a fencing token nor
-    a line of waiting clients (``locks.unfenced``).
+    A fenced and an unfenced lock (``fenced=False``) with the same name are separate locks. An unfenced lock has no
+    fencing token, and its waiting clients are not served in order (``locks.unfenced``).
     """
 
     def __init__(
@@ -94,19 +98,25 @@ class Locks:
         self.administration = LockAdministration(self._driver, self._clock)
 
     def mutex(self, name: str, *, fenced: bool = True) -> Lock:
-        """Return a mutex, which is created when it is first used. Raises: InvalidRequest."""
+        """Return the mutex ``name``. It is created on the broker when it is first acquired. Raises: InvalidRequest."""
         return self._made(name, LockKind.MUTEX, fenced)
 
     def semaphore(self, name: str, *, fenced: bool = True) -> Lock:
-        """Return a semaphore, which can have as many holders as an administrator allows. Raises: InvalidRequest."""
+        """Return the semaphore ``name``. An administrator sets how many clients may hold it. Raises: InvalidRequest."""
         return self._made(name, LockKind.SEMAPHORE, fenced)
 
     def persistent_mutex(self, name: str, *, fenced: bool = True) -> Lock:
-        """Return a mutex that an administrator enables by setting one slot. Raises: InvalidRequest."""
+        """Return the persistent mutex ``name``.
+
+        An administrator enables it by setting one slot. Raises: InvalidRequest.
+        """
         return self._made(name, LockKind.PERSISTENT_MUTEX, fenced)
 
     async def close(self) -> None:
-        """End the background tasks. Held locks end when they are released, or with the connection."""
+        """Stop the background tasks, such as renewals. Does not release held locks.
+
+        A held lock ends when it is released, or when the connection is closed.
+        """
         await self._background.stop()
 
     def _made(self, name: str, kind: LockKind, fenced: bool) -> Lock:

@@ -1,1 +1,1 @@
-"""Contains the adapters, which implement the ports on real brokers and stores. Only bootstrap chooses among them."""
+"""Contains the adapters, which implement the ports on real brokers and stores. Only ``bootstrap`` chooses adapters."""

@@ -1,7 +1,7 @@
 """Converts assignments to JSON for the stores, and back.
 
-Fields that a newer popgate adds at the end of a row are ignored here, so that stored assignments survive an upgrade and
-a downgrade.
+The stored rows (sessions and holdings) are lists. If a newer popgate appends fields to a row, this code ignores them.
+So a stored assignment can still be read after an upgrade, and after a downgrade.
 """
 
 from typing import Any

@@ -1,7 +1,9 @@
-"""Converts topics and groups to JSON for the stores, and back. The JSON has all fields but the name, which is the key.
+"""Converts specs of topics and groups to JSON for the stores, and back.
 
-If a stored spec lacks a field that a newer popgate has added, the field has its default, so that stored specs survive
-an upgrade.
+The JSON contains all fields except the name, which is the key in the store.
+
+If a stored spec does not contain a field that a newer popgate has added, the field gets its default value. So a stored
+spec can still be read after an upgrade.
 """
 
 from dataclasses import asdict
@@ -20,7 +22,10 @@ def topic_json(spec: TopicSpec) -> str:
 
 
 def group_json(spec: GroupSpec) -> str:
-    """Return the JSON. It omits ``min_replicas`` if this is not set, because older popgates can't read the field."""
+    """Return the JSON of ``spec``. If ``min_replicas`` is not set, leave it out.
+
+    Older versions of popgate can't read this field.
+    """
     fields = _fields(spec, without="subscription")
     if spec.policy.min_replicas is None:
         del fields["policy"]["min_replicas"]

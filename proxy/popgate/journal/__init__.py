@@ -1,1 +1,1 @@
-"""Processes delivery events on the engine's side of the journal port."""
+"""Contains implementations of the journal port that store no events: counters, and a combination of journals."""

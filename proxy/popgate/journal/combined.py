@@ -1,7 +1,7 @@
-"""Combines several journals: each receives every event, in the order in which the journals are given.
+"""Combines several journals into one. Each event is passed to all of them, in the given order.
 
-If a journal raises, it loses the event. The other journals still receive it. The caller, which has already published or
-settled, also continues.
+If a journal raises an exception, this journal loses the event, but the other journals still receive it. The exception
+is not raised to the caller, because the caller has already published or settled the messages.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from popgate.runtime.faults import Faults
 
 
 class CombinedJournal:
-    """A journal that forwards every event to other journals. ``faults`` counts the calls on which a journal failed."""
+    """A journal that passes every event to ``journals``. ``faults`` counts the calls in which one of them failed."""
 
     def __init__(self, faults: Faults, *journals: Journal) -> None:
         self._faults = faults

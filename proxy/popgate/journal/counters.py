@@ -1,7 +1,8 @@
-"""Counts delivery events per subscription, for /metrics.
+"""Counts the events of messages by kind and subscription, for /metrics.
 
-Owns the counts of existing topics and groups since the start of the process. The first groups, up to a maximum, are
-counted under their own names. All other groups are counted together as ``OTHER``. Stores no events.
+The counts start at 0 when the process starts. The first groups, up to a maximum number, have their own counts. All
+other groups are counted together as ``OTHER``. The counts of deleted topics and groups are dropped. The events
+themselves are not stored.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,11 +12,11 @@ from popgate.domain.quotas import DEFAULTS
 from popgate.ports.journal import TOPIC_EVENTS, EventKind, Journal, JournalSubject
 
 OTHER = Subscription(TopicName("(other)"), GroupName("(other)"))
-"""The name of all other groups; no topic and no group can have it."""
+"""The name under which groups without their own counts are counted. No topic or group can have this name."""
 
 
 class EventCounters:
-    """A journal that only counts events of messages. At most ``named_max`` groups have their own counts."""
+    """A journal that counts the events of messages. At most ``named_max`` groups have their own counts."""
 
     def __init__(self, named_max: int = DEFAULTS.metrics_groups_max) -> None:
         self.counts: dict[tuple[EventKind, Subscription], int] = {}
@@ -23,9 +24,10 @@ class EventCounters:
         self._named: dict[Subscription, None] = {}
 
     def named(self, subscription: Subscription) -> Subscription:
-        """Return the name under which ``subscription`` is counted.
+        """Return the name under which the events of ``subscription`` are counted.
 
-        The name stays the same as long as ``subscription`` is known.
+        The result is ``subscription`` itself or ``OTHER``. Once a subscription has its own counts, it retains them
+        until ``forget``, ``forget_topic`` or ``keep`` drops them.
         """
         if subscription not in self._named:
             if len(self._named) >= self._named_max:
@@ -61,9 +63,10 @@ class EventCounters:
         pass
 
     def forget(self, subscription: Subscription) -> None:
-        """Drop the counts of a deleted group; otherwise it would stay in /metrics for ever.
+        """Drop the counts of a deleted group, because /metrics would otherwise show them until the process ends.
 
-        The counts of publishes stay, even if they are recorded under this group's name: they belong to the topic.
+        The counts of ``TOPIC_EVENTS``, such as publishes, are not dropped, because they count events of the topic, even
+        if they are recorded under the name of this group.
         """
         for kind, of in list(self.counts):
             if of == subscription and kind not in TOPIC_EVENTS:
@@ -72,7 +75,7 @@ class EventCounters:
             self._named.pop(subscription, None)
 
     def forget_topic(self, topic: TopicName) -> None:
-        """Drop all counts of a deleted topic."""
+        """Drop all counts of a deleted topic and its groups."""
         for kind, of in list(self.counts):
             if of.topic == topic:
                 del self.counts[kind, of]
@@ -81,7 +84,10 @@ class EventCounters:
                 del self._named[of]
 
     def keep(self, topics: Collection[TopicName], groups: Collection[Subscription]) -> None:
-        """Drop the counts of all other topics and groups: they were deleted, perhaps through another proxy."""
+        """Drop the counts of all topics and groups except ``topics`` and ``groups``.
+
+        The other topics and groups were deleted, perhaps through another proxy.
+        """
         for of in list(self._named):
             if of.topic not in topics:
                 self.forget_topic(of.topic)
