@@ -1,4 +1,5 @@
-"""Implements the protocol between the proxies of a cluster: encoding, versions and authentication.
+"""Implements the protocol between the proxies of a cluster: its encoding, versions and authentication.
 
-Owns the bytes and headers. ``adapters.peers`` and ``api.peers`` transport them. The engine interprets the messages.
+This package converts messages to bytes and defines the HTTP headers. ``adapters.peers`` sends messages over HTTP, and
+``api.peers`` receives them. The engine handles the received messages.
 """

@@ -1,7 +1,8 @@
-"""Defines how a proxy authenticates to another over HTTP: the path, the headers reserved for peers, and the token.
+"""Defines how proxies authenticate to each other over HTTP: the path, the reserved headers, and the token.
 
 The token is derived from the secret that all proxies of a cluster share. It proves that the sender is one of these
-proxies, but not which one. It does not protect against anyone who can read the network between the proxies.
+proxies, but not which one. It does not protect against an attacker who can read the network traffic between the
+proxies.
 """
 
 import hmac
@@ -11,35 +12,37 @@ PEERS_PATH = "/v1/peers"
 CONTENT_TYPE = b"application/msgpack"
 
 RESERVED_PREFIX = b"popgate-"
-"""Prefix of headers that are reserved for peers. If a client sends such a header, it is never forwarded."""
+"""Prefix of headers that only proxies of the cluster may send. If a client sends such a header, no proxy forwards
+it."""
 TOKEN = b"popgate-peer-token"
-"""The header of the token. It is not ``authorization``, because a forwarded request carries its client's
-``authorization``."""
+"""Name of the header that contains the token. The header is not ``authorization``, because a forwarded request contains
+the ``authorization`` header of its client."""
 TO = b"popgate-to"
-"""The header of the receiving instance, which the address does not identify: a later instance may have the same
-address."""
+"""Name of the header that contains the instance id of the receiving proxy. The address of a proxy does not identify its
+instance, because a proxy that starts later may have the same address."""
 PASSED_BY = b"popgate-passed-by"
 ARRIVALS = b"popgate-arrivals"
 WAIT_SECONDS = b"popgate-wait-seconds"
 CLIENT_ID = b"popgate-client-id"
-"""The header of a forwarded pop's client id. The client id is not in the body, because an earlier release would refuse
-an unknown field, but ignores an unknown header."""
+"""Name of the header that contains the client id of a forwarded pop. The client id is not sent in the body, because an
+earlier release of popgate refuses an unknown field, but ignores an unknown header."""
 
 NOT_A_PEER = "not_a_peer"
 WRONG_INSTANCE = "wrong_instance"
 REFUSALS = {NOT_A_PEER: 401, WRONG_INSTANCE: 421}
-"""The codes, with their HTTP status, of the problems for which a peer refuses a request before it does anything."""
+"""HTTP status codes by problem code, for problems because of which a proxy refuses the request of a peer without
+executing any part of it."""
 
 _PURPOSE = b"popgate peers 1"
 
 
 def peer_token(secret: bytes) -> bytes:
-    """Return the token of all proxies that have this secret."""
+    """Return the token of the proxies that share ``secret``."""
     return hmac.digest(secret, _PURPOSE, "sha256").hex().encode()
 
 
 def is_peer(headers: Mapping[bytes, bytes], token: bytes) -> bool:
-    """Return whether a request with these headers is from a proxy with the same secret.
+    """Return whether the token in ``headers`` is ``token``, so that the sender is a proxy of the same cluster.
 
     The comparison takes the same time for all wrong tokens.
     """

@@ -1,8 +1,8 @@
-"""Converts messages between proxies to bytes and back, in every version that this proxy speaks.
+"""Converts messages between proxies to bytes and back, in every protocol version that this proxy supports.
 
-In all versions, a message is a MessagePack map with a ``version``. The other fields differ by version. A message is
-answered in its own version. This may be any version that this proxy speaks, because the cluster's version may have
-changed while the message was in transit.
+In all versions, a message is a MessagePack map with the field ``version``. The other fields depend on the version. The
+answer to a message has the same version as the message. A proxy accepts messages in all versions that it supports,
+because the version that the cluster uses may have changed while the message was in transit.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,10 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Version(Protocol):
-    """One version of the protocol. It is a separate module that shares nothing with other versions."""
+    """The functions of one protocol version.
+
+    Each version is a separate module that shares no code with other versions.
+    """
 
     def encode_message(self, sender: InstanceId, message: PeerMessage[Any]) -> bytes: ...
     def decode_message(self, data: bytes) -> tuple[InstanceId, PeerMessage[Any]]: ...
@@ -39,7 +42,7 @@ _decode_head = Decoder(_Head).decode
 
 
 class Codec:
-    """Encodes and decodes in all ``versions``, which must be consecutive."""
+    """Encodes and decodes messages in each of ``versions``. The version numbers must be consecutive."""
 
     def __init__(self, versions: Mapping[int, Version]) -> None:
         self._versions = versions
@@ -48,26 +51,26 @@ class Codec:
         assert len(versions) == highest - lowest + 1, "members publish only the range of their versions"
 
     def encode_message(self, version: int, sender: InstanceId, message: PeerMessage[Any]) -> bytes:
-        """Encode a message. Raises: NotUnderstood if this proxy does not speak ``version``."""
+        """Return ``message`` as bytes. Raises: NotUnderstood if this proxy does not support ``version``."""
         return self._spoken(version).encode_message(sender, message)
 
     def decode_message(self, data: bytes) -> tuple[int, InstanceId, PeerMessage[Any]]:
-        """Return (version, sender, message). Raises: NotUnderstood."""
+        """Return the version, the sender and the message that ``data`` contains. Raises: NotUnderstood."""
         version = _version_of(data)
         return version, *self._spoken(version).decode_message(data)
 
     def encode_answer(self, version: int, message: PeerMessage[AnswerT], answer: AnswerT) -> bytes:
-        """Encode the answer to ``message`` in the message's version. Raises: NotUnderstood."""
+        """Return ``answer`` as bytes. ``version`` is the version of ``message``. Raises: NotUnderstood."""
         return self._spoken(version).encode_answer(message, answer)
 
     def encode_error(self, version: int, error: PopgateError) -> bytes:
-        """Encode an error in place of an answer, in the message's version. Raises: NotUnderstood."""
+        """Return an answer that reports ``error``. ``version`` is the version of the message. Raises: NotUnderstood."""
         return self._spoken(version).encode_error(error)
 
     def decode_answer(self, message: PeerMessage[AnswerT], data: bytes) -> AnswerT:
-        """Return the answer to ``message``.
+        """Return the answer to ``message`` that ``data`` contains.
 
-        Raises: NotUnderstood, and the PopgateError with which the peer answered.
+        Raises: NotUnderstood, or the PopgateError that ``data`` reports.
         """
         answer: AnswerT = self._spoken(_version_of(data)).decode_answer(message, data)
         return answer
@@ -88,4 +91,5 @@ def _version_of(data: bytes) -> int:
 
 
 CODEC = Codec({1: version_1})
-"""The codec of this release. Add new versions here, and retain all versions of the previous release."""
+"""The codec of this release of popgate. A new protocol version is added here. All versions of the previous release must
+stay in it, so that both releases can run in one cluster."""

@@ -1,9 +1,9 @@
-"""Defines the errors in data from a peer."""
+"""Defines the error for data of a peer that can't be decoded."""
 
 from popgate.domain.errors import PopgateError
 
 
 class NotUnderstood(PopgateError):
-    """This proxy can't read the bytes of a peer as a message or an answer."""
+    """The data that a peer sent is not a valid message or answer in a supported version."""
 
     code = "not_understood"

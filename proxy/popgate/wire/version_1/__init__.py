@@ -3,8 +3,8 @@
     a message   {version, sender, message: {type, ...its fields}}
     an answer   {version, answer} or {version, error: {kind, detail, ...}}
 
-A later version is a separate package beside this one. After its release, a version may change only as ``fields``
-allows.
+Each later version gets a separate package beside this one. Once a version is released, only the changes that ``fields``
+describes are permitted.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class _ReadAnswer(Struct, frozen=True):
     error: Failure | UnsetType = UNSET
 
 
-# Other applications may publish header values that MessagePack can't represent. Clients receive all such values as
+# Other applications may publish header values of types that MessagePack can't represent. Clients receive such values as
 # text.
 _encode = Encoder(enc_hook=str).encode
 _decode_said = Decoder(_Said).decode
@@ -59,7 +59,7 @@ def encode_message(sender: InstanceId, message: PeerMessage[Any]) -> bytes:
 
 
 def decode_message(data: bytes) -> tuple[InstanceId, PeerMessage[Any]]:
-    """Return (sender, message). Raises: NotUnderstood."""
+    """Return the sender and the message that ``data`` contains. Raises: NotUnderstood."""
     try:
         said = _decode_said(data)
     except _UNREADABLE as error:
@@ -76,7 +76,10 @@ def encode_error(error: PopgateError) -> bytes:
 
 
 def decode_answer(message: PeerMessage[Any], data: bytes) -> Any:
-    """Return the answer to ``message``. Raises: NotUnderstood, and the PopgateError with which the peer answered."""
+    """Return the answer to ``message`` that ``data`` contains.
+
+    Raises: NotUnderstood, or the PopgateError that ``data`` reports.
+    """
     family = type(message)
     try:
         answered = _decode_answered(data)

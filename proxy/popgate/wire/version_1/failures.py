@@ -1,7 +1,8 @@
-"""Converts errors in a peer's answer, so that the sender of the message receives the same type and fields.
+"""Converts errors to fields of an answer and back, so that the sender of a message raises the same error.
 
-The table below names the errors. These names are independent of the classes, which may be renamed. If the table or the
-sender does not know an error, the error becomes RetryLater, because it does not mean that the request is wrong.
+``KINDS`` defines the names of errors in answers. These names do not depend on the names of the classes, so that a class
+can be renamed. An error without a name in the table of the answering proxy or of the sender becomes RetryLater, because
+such an error does not mean that the request is wrong.
 """
 
 from msgspec import UNSET, Struct, UnsetType
@@ -53,7 +54,7 @@ _UNFORESEEN = "unforeseen"
 
 
 class Failure(Struct, frozen=True, omit_defaults=True):
-    """An error on the wire. Fields that a kind does not use are omitted."""
+    """The encoded form of an error. Fields that an error of this ``kind`` does not have are omitted."""
 
     kind: str
     detail: str
@@ -65,7 +66,7 @@ class Failure(Struct, frozen=True, omit_defaults=True):
 
 
 def failure_of(error: PopgateError) -> Failure:
-    """Return ``error`` for the wire, as the most specific kind in the table."""
+    """Return the encoded form of ``error``. Its kind is that of the most specific class in ``KINDS``."""
     kind = next((_NAMES[family] for family in type(error).__mro__ if family in _NAMES), _UNFORESEEN)
     return Failure(
         kind=kind,
@@ -79,7 +80,7 @@ def failure_of(error: PopgateError) -> Failure:
 
 
 def error_of(failure: Failure) -> PopgateError:
-    """Return the error to raise for ``failure``."""
+    """Return the PopgateError that ``failure`` describes."""
     family = KINDS.get(failure.kind, RetryLater)
     detail = failure.detail
     wait = RETRY_AFTER_SECONDS if failure.retry_after_seconds is UNSET else failure.retry_after_seconds

@@ -1,8 +1,8 @@
-"""Defines the wire format of version 1 by the fields of these types.
+"""Defines the encoded format of version 1: a type for each message, answer and part of them.
 
-The types are deliberately separate from the domain's types. So a change of the domain does not change the data that
-proxies of an earlier release read. The only change that this version allows is a new field with a default. Unknown
-fields are skipped. Golden bytes in the tests enforce this.
+These types are separate from the types of the domain. So a change of the domain does not change the data that proxies
+of an earlier release receive. The only permitted change of this version is a new field with a default, because the
+decoder skips unknown fields. Tests with stored bytes enforce this.
 """
 
 from typing import Any
@@ -98,7 +98,7 @@ class FollowWire(Struct, frozen=True, tag="follow"):
 
 
 class MessageWire(Struct, frozen=True):
-    """A broker's message, as part of an answer."""
+    """A message of the broker, as part of an answer."""
 
     copy_id: CopyId
     message_id: str

@@ -1,7 +1,8 @@
-"""Converts every kind of message in version 1, and its answer, from the port's types to the wire's types and back.
+"""Converts each kind of message and its answer from types of ``ports.peers`` to types of ``fields``, and back.
 
-Flat tuples are converted by position. This is the fastest way, and matters because a batch contains hundreds of them.
-The tests check that these tuples have the wire's fields in the wire's order.
+A tuple without nested types is converted by the position of its fields. This is the fastest conversion, which matters
+because a batch contains hundreds of such tuples. Tests check that these tuples have the same fields in the same order
+as the types in ``fields``.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -147,7 +148,7 @@ def _same(value: Any) -> Any:
 
 
 class Kind(NamedTuple):
-    """Describes how one kind of message and its answer are written and read."""
+    """The types and conversion functions of one kind of message and its answer."""
 
     wire_type: type[Struct]
     write: Callable[[Any], Struct]
