@@ -1,9 +1,8 @@
-"""Configuration: converts flags, ``POPGATE_*`` variables and a TOML file to frozen options, which are checked once at
-start.
+"""Reads the configuration from flags, ``POPGATE_*`` variables and a TOML file, and checks it at start.
 
-``options`` describes every setting. The help text, the look-up and the documentation are derived from it (decision 21).
-Precedence: flag, variable, file, default. All bad keys are reported together. No other part of popgate reads the
-environment.
+``options`` describes every setting. The help text, the names of flags and variables, and the documentation are derived
+from this description (decision 21). A flag overrides a variable, a variable overrides the file, and the file overrides
+the default. All wrong settings are reported together. No other part of popgate reads environment variables.
 """
 
 import os
@@ -24,15 +23,18 @@ from popgate.domain.hosts import ANY_HOST, is_loopback
 __all__ = ["ServeOptions", "environment", "serve_options"]
 
 CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_CONFIG"})
-"""Variables that are read by the client commands, or name the configuration file."""
+"""``POPGATE_*`` variables that are not settings of the proxy: the client commands read them, or they name the
+configuration file."""
 
 _SERVICE_LINK = re.compile(r"POPGATE_SERVICE_(HOST|PORT)(_\w+)?|POPGATE_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
 
 
 def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None) -> ServeOptions:
-    """Merge the three sources. ``flags`` contains the flags' texts by setting name.
+    """Return the options of ``popgate serve`` from flags, environment variables and the configuration file.
 
-    Raises: StartupError, which names every bad key and a correct value, one key per line.
+    ``flags`` contains the texts of the given flags by setting name.
+
+    Raises: StartupError with one line for each wrong setting, which names the setting and describes a correct value.
     """
     environment = _without_service_links(environment)
     problems: list[str] = []
@@ -66,7 +68,7 @@ def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file
 
 
 def _contradictions(values: Mapping[str, Any]) -> list[str]:
-    """Return the errors in the combination of values that are valid individually."""
+    """Return the problems of values that are valid individually, but not in combination."""
     problems: list[str] = []
     with_redis, workers = values["redis_url"] is not None, values["workers"]
     if with_redis and not values["amqp_url"]:
@@ -87,7 +89,7 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
 
 
 def _half_offered(features: Collection[Feature]) -> list[str]:
-    """Return the errors about features that need other features."""
+    """Return the problems of ``features`` that need other features."""
     if not {Feature.POP, Feature.PULL} & set(features):
         return ["features: without pop and pull no client could consume; name at least one of them"]
     needs = {Feature.CONSUME_MODE: (Feature.POP, Feature.PULL), Feature.LEASE_GROUPS: (Feature.POP,)}
@@ -100,8 +102,10 @@ def _half_offered(features: Collection[Feature]) -> list[str]:
 
 
 def _without_service_links(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Omit the variables that Kubernetes sets in every pod for a service named popgate. Their names look like popgate's
-    own."""
+    """Return ``environment`` without the variables that Kubernetes sets in every pod for a service named popgate.
+
+    The names of these variables look like settings of popgate.
+    """
     return {
         variable: value
         for variable, value in environment.items()
@@ -127,7 +131,10 @@ def _read_file(file: Path, problems: list[str]) -> dict[str, object]:
 
 
 def _suggestion(wrong: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a hint with the name that was probably meant. The ``prefix``, which all names share, is not compared."""
+    """Return a hint with the known name that is most similar to ``wrong``, or an empty text if none is similar.
+
+    All names start with ``prefix``, which is not compared.
+    """
     close = get_close_matches(wrong.removeprefix(prefix), [name.removeprefix(prefix) for name in known], n=1)
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 

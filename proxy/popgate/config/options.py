@@ -1,4 +1,7 @@
-"""The settings of popgate: each is one field of ``ServeOptions``, with its help, parser, default and bounds."""
+"""Defines the settings of popgate.
+
+Each setting is a field of ``ServeOptions`` with help, parser, default and bounds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -22,8 +25,8 @@ BUILT_IN_PLACEMENT = "spread"
 CONSUMER_TIMEOUT_SECONDS_MAX = 366 * 86_400.0
 DAY = 86_400.0
 DEDUP_SECONDS_MAX = 3_600.0
-"""Upper bound for dedup_seconds. popgate keeps the records of all settlements for that time, because a settled message
-may be published again."""
+"""Maximum value of the setting dedup_seconds. popgate stores the records of all settlements for that time, because a
+settled message may be published a second time."""
 JOURNAL_ROTATE_EVENTS_MAX = 5_000_000
 WORKERS_MAX = 64
 
@@ -61,7 +64,8 @@ class ServeOptions:
         "NAMES",
         default_text="*, or none if --host is a loopback address",
     )
-    """Host names of the proxy, besides localhost and IP addresses. ``*`` allows any name."""
+    """Host names with which clients may address the proxy, in addition to localhost and IP addresses. ``*`` allows any
+    name."""
     connections_max: int = _number(
         "maximum number of client connections in each process; at most three quarters of the files that it "
         "may have open (ulimit -Hn)",
@@ -116,7 +120,7 @@ class ServeOptions:
         default_text="embedded broker",
         name="amqp_url",
     )
-    """URLs of the nodes of one RabbitMQ. If there are none, the embedded broker is used."""
+    """URLs of the nodes of one RabbitMQ cluster. If this is empty, popgate uses the embedded broker."""
     amqp_heartbeat_seconds: int = _number(
         "AMQP heartbeat interval: how fast a dead connection is noticed", 5, (1, 600), metavar="SECONDS"
     )
@@ -223,7 +227,7 @@ class ServeOptions:
         60.0,
         (0, 86_400),
     )
-    """Seconds between two checks. With 0, there are no checks."""
+    """Seconds between two checks of the policies. 0 disables the checks."""
     replica_commands: tuple[str, ...] | None = setting(
         "how to run RabbitMQ's command line tools: words to put before them, such as 'ssh rabbit-1', with "
         "commas between alternatives; or local, or none",
@@ -232,8 +236,9 @@ class ServeOptions:
         "WORDS",
         default_text="local, if they are installed",
     )
-    """Texts to put before the name of RabbitMQ's tools, one for each way to run them. An empty text means that none is
-    needed. None means to use this machine's tools, if it has them."""
+    """Alternative prefixes for the commands of RabbitMQ's tools. An empty prefix runs the tools on this machine. If the
+    option is an empty tuple, the tools are not used. If it is None, the tools on this machine are used if they are
+    installed."""
     min_replicas: int = _number(
         "minimum number of replicas of queues for which no argument and no policy sets it; 0: leave such queues alone",
         3,
@@ -309,7 +314,7 @@ class ServeOptions:
         "PLACE",
         default_text="no journal is written",
     )
-    """A folder or a URL. With None, no journal is written."""
+    """The folder or URL to which the journal is written. If this is None, no journal is written."""
     journal_rotate_seconds: float = _seconds(
         "a journal file is finished this long after its first event, or at the end of the hour", 60.0, (1, 86_400)
     )
@@ -327,7 +332,7 @@ class ServeOptions:
         "LIST",
         default_text="all",
     )
-    """Features that clients may use. Clients can't use any other features."""
+    """Features that clients may use. Clients can't use a feature that is not in this set."""
     secret: str | None = setting(
         "signs receipt handles, and authenticates proxies to each other; must be the same on every proxy "
         "(prefer POPGATE_SECRET to the flag)",
@@ -365,4 +370,4 @@ REPLICA_SETTINGS: Sequence[Setting] = tuple(
     if one.name in ("management_url", "policy_check_seconds", "min_replicas")
     or (one.name.startswith("replica_") and one.name != "replica_keeper")
 )
-"""The settings of a replica keeper, whether it runs beside a proxy or in ``popgate replicas``."""
+"""The settings of a replica keeper. They apply to a keeper in a proxy and to the keeper of ``popgate replicas``."""

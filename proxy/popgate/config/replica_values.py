@@ -1,5 +1,7 @@
-"""Parsers for the values of replica settings. As in ``values``, each raises ValueError with a text that describes a
-correct value."""
+"""Contains the parsers for the values of replica settings.
+
+As in ``values``, each parser raises ValueError for an invalid value, with a text that describes a correct value.
+"""
 
 import re
 import shlex
@@ -17,7 +19,10 @@ _NEXT_URL = re.compile(r"\s*,\s*(?=https?://)")
 
 
 def _entries(raw: object, example: str) -> list[str]:
-    """Split a list, or a text with commas between the entries."""
+    """Return the entries of a list, or of a text with commas between the entries.
+
+    Spaces around entries are removed, and empty entries are dropped.
+    """
     entries = raw.split(",") if isinstance(raw, str) else raw
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in cast("list[object]", entries)):
         raise ValueError(f"must be a text such as {example!r}, not {raw!r}")
@@ -54,7 +59,10 @@ def node_zones(raw: object) -> tuple[tuple[str, str], ...]:
 
 
 def tool_prefixes(raw: object) -> tuple[str, ...]:
-    """Parse the ways to run the tools. ``none`` returns an empty tuple, ``local`` an empty prefix."""
+    """Parse the prefixes with which RabbitMQ's command line tools are run.
+
+    For ``none``, the result is an empty tuple. For ``local``, the prefix is an empty text.
+    """
     entries = _entries(raw, "ssh rabbit-1, ssh rabbit-2")
     if entries == [NONE]:
         return ()
@@ -83,7 +91,7 @@ def proxy_urls(raw: object) -> tuple[str, ...]:
 
 
 def _urls(raw: object, example: str) -> tuple[str, ...]:
-    """Parse URLs. No error text contains a URL, because the URL may contain a password."""
+    """Parse HTTP URLs. Error texts never contain the URL, because it may contain a password."""
     texts = [raw]
     if isinstance(raw, list) and raw:
         texts = cast("list[object]", raw)
@@ -102,7 +110,7 @@ def _urls(raw: object, example: str) -> tuple[str, ...]:
 
 
 def management_urls_of(amqp_urls: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the default addresses of RabbitMQ's management interface."""
+    """Return the default URLs of the management API on the hosts of ``amqp_urls``, with the same credentials."""
     urls: list[str] = []
     for url in amqp_urls:
         parts = urlsplit(url)

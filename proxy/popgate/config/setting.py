@@ -1,4 +1,4 @@
-"""Defines the description of a setting, which is attached to the setting's field in ``ServeOptions``."""
+"""Defines the description of a setting. The metadata of a field in ``ServeOptions`` contains the description."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,10 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting. ``parse`` converts a text or a TOML value to the option, or raises ValueError with a text that
-    describes a correct value.
+    """The description of one setting.
 
-    ``option_name`` is the name of the field in ``ServeOptions``, which is usually the same as ``name``.
+    ``parse`` converts a text or a TOML value to the value of the option. For an invalid value, it raises ValueError
+    with a text that describes a correct value. ``option_name`` is the name of the field in ``ServeOptions``. It usually
+    equals ``name``.
     """
 
     name: str
@@ -48,6 +49,9 @@ def setting(
     default_text: str = "",
     name: str | None = None,
 ) -> Any:
-    """Return a field of ``ServeOptions``. ``name`` is the setting's name, if it differs from the name of the field."""
+    """Return a field for ``ServeOptions``.
+
+    Give ``name`` if the name of the setting differs from the name of the field.
+    """
     described = {"help": help, "parse": parse, "default": default, "metavar": metavar, "default_text": default_text}
     return dataclasses.field(metadata=described if name is None else {"name": name, **described})

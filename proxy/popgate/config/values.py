@@ -1,7 +1,7 @@
-"""Parsers for the values of settings. Each accepts a text or a TOML value, and returns the option.
+"""Contains the parsers for values of settings. Each parser converts a text or a TOML value to an option.
 
-For an invalid value, each raises ValueError with a text that describes a correct value. No error text contains a
-credential.
+For an invalid value, each parser raises ValueError with a text that describes a correct value. The text never contains
+a credential.
 """
 
 import re
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class HostPort(NamedTuple):
-    """The address of a service. A ``port`` of 0 stands for any free port."""
+    """The host and the port of a service. The ``port`` 0 means any free port."""
 
     host: str
     port: int
@@ -38,7 +38,7 @@ def text(raw: object) -> str:
 
 
 def hidden_text(raw: object) -> str:
-    """Parse a text that contains a credential. No error text contains the value, even if its type is wrong."""
+    """Parse a text that may contain a credential. Error texts never contain the value, even if its type is wrong."""
     if not isinstance(raw, str) or not raw:
         raise ValueError("must be a text in quotes, and not empty")
     return raw
@@ -80,7 +80,10 @@ def switch(raw: object) -> bool:
 
 
 def size_between(minimum: int, maximum: int) -> Callable[[object], int]:
-    """Return a parser of sizes, which have a unit or are in bytes. ``minimum`` and ``maximum`` are in bytes."""
+    """Return a parser of sizes. ``minimum`` and ``maximum`` are in bytes.
+
+    A size is a whole number with a unit, such as 64MiB, or a number of bytes without a unit.
+    """
     units = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
     def parse(raw: object) -> int:
@@ -94,20 +97,24 @@ def size_between(minimum: int, maximum: int) -> Callable[[object], int]:
 
 
 def shown_size(size: int) -> str:
-    """Return a size in the largest unit in which the number is at least one."""
+    """Return ``size`` (in bytes) as a text, rounded down in the largest unit that is not larger than ``size``."""
     shift, unit = next((one for one in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if size >> one[0]), (0, "B"))
     return f"{size >> shift}{unit}"
 
 
 def split_amqp_urls(text: str) -> list[str]:
-    """Split a text at the commas between URLs. A comma that is not followed by a URL is part of a password."""
+    """Split a text at the commas between AMQP URLs.
+
+    A comma that no AMQP URL follows is not a separator, because it may be part of a password.
+    """
     return _NEXT_URL.split(text.strip())
 
 
 def amqp_urls(raw: object) -> tuple[str, ...]:
-    """Parse the URLs of RabbitMQ's nodes.
+    """Parse the URLs of the nodes of one RabbitMQ cluster.
 
-    Error texts name a URL by its position, because any part of a URL may belong to a password that was not quoted.
+    Error texts identify a URL only by its position. They never contain a part of it, because any part may belong to a
+    password that was not quoted.
     """
     texts = [raw]
     if isinstance(raw, list) and raw:
@@ -131,7 +138,7 @@ def amqp_urls(raw: object) -> tuple[str, ...]:
 
 
 def _virtual_host(amqp_url: str) -> str | None:
-    """Return the virtual host, or None if this is not the URL of a RabbitMQ."""
+    """Return the virtual host in an AMQP URL, or None if the URL is not valid."""
     try:
         parts = urlsplit(amqp_url)
         usable = parts.scheme in ("amqp", "amqps") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -205,7 +212,7 @@ def feature_names(raw: object) -> frozenset[Feature]:
 
 
 def folder_or_url(raw: object) -> str:
-    """Parse a folder or a URL. No error text contains a URL, because the URL may contain a credential."""
+    """Parse the path of a folder, or a URL. Error texts never contain the URL, because it may contain a credential."""
     place = hidden_text(raw)
     if "://" not in place:
         return str(folder_path(place))
