@@ -64,7 +64,7 @@ class ServeOptions:
         "NAMES",
         default_text="*, or none if --host is a loopback address",
     )
-    """Host names with which clients may address the proxy, in addition to localhost and IP addresses. ``*`` allows any
+    """Host names by which clients may address the proxy, in addition to localhost and IP addresses. ``*`` allows any
     name."""
     connections_max: int = _number(
         "maximum number of client connections in each process; at most three quarters of the files that it "

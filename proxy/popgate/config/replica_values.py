@@ -110,7 +110,10 @@ def _urls(raw: object, example: str) -> tuple[str, ...]:
 
 
 def management_urls_of(amqp_urls: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the default URLs of the management API on the hosts of ``amqp_urls``, with the same credentials."""
+    """Return the default URLs of the management API on the hosts of ``amqp_urls``.
+
+    They contain the same credentials, or guest:guest if the AMQP URL contains none.
+    """
     urls: list[str] = []
     for url in amqp_urls:
         parts = urlsplit(url)

@@ -57,7 +57,7 @@ class LockStatus:
 
 
 class LockAdministration:
-    """Changes and inspects locks on the broker. It may use another connection than the clients of the locks.
+    """Changes and inspects locks on the broker. ``driver`` may use any connection to the broker.
 
     For unfenced locks, only ``set_slots`` is supported. AMQP does not show which connection owns an exclusive queue,
     and no other connection can delete this queue.

@@ -50,9 +50,11 @@ class Arbiter(Protocol):
         ...
 
     async def force_release(self, definition: LockDefinition, number: int) -> None:
-        """Release a slot although its holder has not released it. Raises: LockHeld.
+        """Release a slot that a program or another proxy holds, although the holder has not released it.
 
-        The caller itself ends a grant of this proxy. This method is for a holder that does not use this proxy.
+        Raises: LockHeld.
+
+        If a client of this proxy holds the slot, ``HostedLocks`` ends the grant without this method.
         """
         ...
 

@@ -77,8 +77,8 @@ class Definitions:
     async def changes(self, name: str) -> AsyncGenerator[None]:
         """Prevent other changes of the definition of lock ``name`` until the context exits.
 
-        Other tasks that change the same definition wait, also while this task waits for the store or the broker.
-        Operations of holders, such as a renewal, never wait.
+        Another task that enters ``changes`` for the same name waits, even while this task does I/O with the store or
+        the broker. Operations of holders, such as a renewal, don't enter ``changes``, and so never wait.
 
         Raises: InvalidRequest.
         """

@@ -1,8 +1,8 @@
 """Implements the arbiter of a proxy that runs alone: it decides about locks in memory.
 
 When the process ends, all locks are free and no client waits any more. Fencing tokens must grow even if the process
-restarts. So the arbiter reserves about a million tokens in the store before it grants the first of them. As with
-RabbitMQ, the first token is derived from the current time, so that tokens grow even if the store was deleted.
+restarts. So the arbiter reserves about a million tokens in the store before it grants the first of them. As with locks
+on RabbitMQ, the first token is derived from the current time, so that tokens grow even if the store was deleted.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ class EmbeddedArbiter:
         )
 
     async def force_release(self, definition: LockDefinition, number: int) -> None:
-        """Do nothing, because all holders use this proxy, and the caller itself ends their grants."""
+        """Do nothing, because all holders are clients of this proxy, and ``HostedLocks`` ends their grants."""
 
     async def delete(self, definition: LockDefinition) -> None:
         self._locks.pop(definition.name, None)

@@ -37,7 +37,7 @@ class Grant(Protocol):
 
     @property
     def fencing_token(self) -> int | None:
-        """The fencing token, or None if the lock is unfenced. Each grant of a slot has a higher token.
+        """The fencing token, or None if the lock is unfenced. A later grant of the same slot has a higher token.
 
         Without a fencing token, the protected resource can't refuse the writes of a client that has lost the lock, but
         has not noticed the loss.

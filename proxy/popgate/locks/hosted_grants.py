@@ -103,7 +103,7 @@ class HostedGrant:
 
 
 class HostedGrants:
-    """All grants of this proxy. Decisions are synchronous.
+    """The present grants of this proxy, and the reasons why former grants ended. Decisions are synchronous.
 
     When a grant ends, its slot is usually released in the background.
     """

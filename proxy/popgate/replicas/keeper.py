@@ -133,10 +133,10 @@ class ReplicaKeeper:
         return await surveyor.plan(await surveyor.look(), capabilities, busy=self.under_way)
 
     async def apply(self) -> Survey:
-        """Make changes until no needed change is left that can be made. Return the last survey.
+        """Make all changes that are needed now, until no further change is possible. Return the last survey.
 
-        If a change of a queue fails or is dropped, the queue is not changed any more. Its row in the plan contains the
-        reason.
+        If a change of a queue fails or is dropped, this call does not change the queue a second time. The row of the
+        queue in the returned plan contains the reason.
 
         Raises: BrokerUnavailable, PeerUnavailable, LockUnavailable, LockLost, LockHeld (if another keeper is active).
         """

@@ -30,8 +30,8 @@ earlier release of popgate refuses an unknown field, but ignores an unknown head
 NOT_A_PEER = "not_a_peer"
 WRONG_INSTANCE = "wrong_instance"
 REFUSALS = {NOT_A_PEER: 401, WRONG_INSTANCE: 421}
-"""HTTP status codes by problem code, for problems because of which a proxy refuses the request of a peer without
-executing any part of it."""
+"""HTTP status codes, by problem code. If a request has one of these problems, the proxy refuses it without executing
+any part of it."""
 
 _PURPOSE = b"popgate peers 1"
 

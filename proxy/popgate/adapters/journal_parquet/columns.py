@@ -1,8 +1,8 @@
 """Converts rows (``rows``), which are snapshots of messages at their events, to Arrow columns.
 
-While Python code iterates over values in this thread, the event loop must wait. So this module iterates over as few
-values as possible. If every row has a value in a column, the column is passed to Arrow as one joined text or one block
-of numbers. If no row has a value, Arrow creates the column.
+While Python code on the writer's thread iterates over values, the event loop must wait. So this module iterates over as
+few values as possible. If every row has a value in a column, the column is passed to Arrow as one joined text or one
+block of numbers. If no row has a value, Arrow creates the column.
 """
 
 import struct

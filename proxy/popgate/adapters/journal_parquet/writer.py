@@ -2,8 +2,8 @@
 
 Theory of operation. The writer collects calls (``tables.Call``) until they contain enough events for a fast conversion
 to an Arrow record batch. It collects batches until the file has enough events, is old enough, or its hour is over. A
-file is first encoded in memory and then written as a whole. If this write fails, the same file is written later, and
-none of its events is lost. Events leave the buffer only when their file has been written, or when they can't be written
+file is first encoded in memory and then written as a whole. If the write fails, the writer repeats it later, and no
+event of the file is lost. Events leave the buffer only when their file has been written, or when they can't be written
 at all. ``journal`` fills the buffer, and limits the number of events in it. So if the disk hangs, the proxy first uses
 more memory, up to this limit, and then loses events, but never a message.
 
@@ -132,8 +132,8 @@ class Writer:
         self._clock = clock
         self._room = room
         self._open: dict[int, _Open] = {}
-        """The open files, by hour. Shortly after the start of an hour, events of the previous hour can still arrive. So
-        for longer than one round, at most two files stay open."""
+        """The open files, by hour. Shortly after the start of an hour, events of the previous hour can still arrive. At
+        most two files stay open for longer than ``TICK_SECONDS``."""
         self._sealed: deque[_Sealed] = deque()
         self._failures = 0
         """Number of consecutive failed writes."""
@@ -214,7 +214,7 @@ class Writer:
         self.left_events += count
 
     def _put(self, place: Place, *, is_last: bool) -> None:
-        """Write the sealed files. After a failure, do nothing until the pause has ended, except in the last round."""
+        """Write the sealed files. During the pause after a failed write, do nothing unless ``is_last`` is True."""
         if not self._sealed or (self._failures and not is_last and self._clock.monotonic() < self._retry_at):
             return
         while self._sealed:

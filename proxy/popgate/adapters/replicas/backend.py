@@ -250,7 +250,7 @@ class RabbitReplicas:
     async def _found(
         self, tools: BrokerTools, missing: Collection[QueueRef], policies: Sequence[Row]
     ) -> dict[QueueRef, ReplicaQueue | None]:
-        """Return the ``missing`` queues, whose members the management API did not show, as the tools show them.
+        """Read the ``missing`` queues with the tools, because the management API did not show their members.
 
         If the tools fail, return an empty dictionary.
         """
@@ -324,7 +324,7 @@ class RabbitReplicas:
     async def _look_at_listing(self, queue: QueueRef) -> tuple[MemberState, ...]:
         """Return the members of a queue from the listing of queues.
 
-        It shows only which members are online or the leader.
+        The listing shows only the nodes of the members, which of them are online, and which is the leader.
         """
         assert self._management is not None, "there is one way at least"
         row = await self._management.queue(queue.name)

@@ -3,8 +3,8 @@
 If a node does not answer, the next node is tried.
 
 After a node has failed, the usual request for the list of queues takes more than a minute, because RabbitMQ waits for
-statistics from the failed node (seen on 3.10.8). But at this time, the replica keeper needs the list. So it requests
-the list without statistics.
+statistics from the failed node (seen on 3.10.8). But at this time, the replica keeper needs the list. So this client
+requests the list without statistics.
 """
 
 import logging
@@ -195,7 +195,7 @@ class Management:
         seconds: float = TIMEOUT_SECONDS,
         prove: Proof | None = None,
     ) -> httpx.Response:
-        """Send a request to one node after another, and return the first answer.
+        """Send a request to one node after another until a node answers. Return the answer.
 
         If it is unknown whether a node has made a change, the request is not sent to another node, because the change
         could then be made twice.

@@ -59,7 +59,7 @@ class BrokerTools:
         said = await self.run(tool, "--formatter", "json", *arguments)
         try:
             return orjson.loads(said)
-        except orjson.JSONDecodeError as error:  # also if not UTF-8: never guess a queue's name
+        except orjson.JSONDecodeError as error:  # also if not UTF-8: never guess the name of a queue
             raise BrokerUnavailable(
                 f"{tool} {arguments[0]} did not answer in JSON and UTF-8 (set LC_ALL=C.UTF-8 where it runs): "
                 f"{_words(said)}"

@@ -28,7 +28,7 @@ DelayedRow = tuple[float, TopicName, int, str, str, str | None, float, float | N
 
 
 class Due(NamedTuple):
-    """The ids and places of due messages, and the time at which the message after them is due.
+    """The ids and places of due messages, and the time at which the next message is due.
 
     The messages are in the order in which they are due. ``following`` is None if no further delayed message exists.
     """
@@ -54,7 +54,7 @@ def insert_delayed(connection: sqlite3.Connection, rows: Sequence[DelayedRow]) -
 
 
 def count_delayed(connection: sqlite3.Connection) -> tuple[dict[Place, int], float | None]:
-    """Return the number of delayed messages of each place, and the earliest time at which any message is due.
+    """Return the number of delayed messages of each ``Place``, and the earliest time at which any message is due.
 
     The time is None if there are no delayed messages. The query reads only an index, but no bodies.
     """

@@ -1,8 +1,8 @@
 """Moves each delayed message to the queues of its topic when the message is due.
 
-This module owns the timer, and the number of delayed messages of each place. ``delayed`` owns the rows. The broker
-determines the queues of a topic. Messages are moved in small steps, and each step has its own transaction. So other
-jobs can run between the steps, even if many messages are due at once.
+This module owns the timer, and the number of delayed messages of each topic and queue index (``Place``). ``delayed``
+owns the rows. The broker determines the queues of a topic. Messages are moved in small steps, and each step has its own
+transaction. So other jobs can run between the steps, even if many messages are due at once.
 """
 
 import asyncio
@@ -25,7 +25,10 @@ NEVER = float("inf")
 
 
 class DelayedPublishes:
-    """Counts and moves the delayed messages of one store. ``targets`` returns the present queues of a place."""
+    """Counts and moves the delayed messages of one store.
+
+    A ``Place`` is a topic and a queue index. ``targets`` returns the queues that receive the messages of a place.
+    """
 
     def __init__(self, database: Database, targets: Callable[[Place], Sequence[StoredQueue]]) -> None:
         self._database = database

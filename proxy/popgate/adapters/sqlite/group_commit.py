@@ -61,8 +61,8 @@ class Committer:
     """Runs groups of jobs on ``connection``.
 
     ``failure`` is the reason why the store could not write the latest transaction, or None. ``commit_count`` is the
-    number of transactions that reached stable storage. After each rollback, every callback in ``on_rollback`` is called
-    on this thread. It must clear its cached rows.
+    number of transactions that reached stable storage. After each rollback, the callbacks in ``on_rollback`` are called
+    on this thread. Each callback must clear the cache that it was registered for.
     """
 
     def __init__(

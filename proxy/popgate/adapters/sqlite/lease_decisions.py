@@ -97,8 +97,8 @@ def settle(
     records = table.read(connection, keys)
     answers: list[SettleAnswer] = []
     changed: dict[Key, LeaseRecord] = {}
-    # Messages that were leased together share one record object, and so need only one decision. The key contains the
-    # Python id of the record. The value contains the record itself, so that its id is not reused.
+    # Messages that were leased together share one record object, and so need only one decision. The keys of ``decided``
+    # contain the Python id of a record. The values contain the record itself, so that Python does not reuse this id.
     decided: dict[tuple[object, ...], tuple[LeaseRecord | None, SettleAnswer]] = {}
     for entry, key in zip(entries, keys, strict=True):
         record = records.get(key)

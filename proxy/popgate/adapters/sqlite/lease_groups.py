@@ -61,8 +61,8 @@ from popgate.ports.leases import GroupPart
 T = TypeVar("T")
 
 _STREAM_TOUCHED_SECONDS = 3_600.0
-"""Minimum seconds between two updates of ``changed_at`` by repeated acks of a stream. These updates prevent the
-deletion of the stream."""
+"""Minimum seconds between two updates of a stream's ``changed_at`` by acks that change nothing else. These updates
+prevent the deletion of the stream."""
 _NOTHING = SettlementStep(SettleAction.ACK, [], 0, more=False)
 
 

@@ -36,7 +36,7 @@ TUNING = (
     "PRAGMA locking_mode = EXCLUSIVE",  # no shared memory file, and no access by other programs
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",  # one fsync per commit: answered writes are on stable storage
-    "PRAGMA wal_autocheckpoint = 2000",  # 16 MiB: messages deleted while in the log never reach the main file
+    "PRAGMA wal_autocheckpoint = 2000",  # 16 MiB: a message deleted before a checkpoint is not copied to the file
     "PRAGMA journal_size_limit = 67108864",
     "PRAGMA cache_size = -32768",  # 32 MiB
     "PRAGMA mmap_size = 0",  # a failing disk must cause an error, not a SIGBUS
@@ -59,7 +59,7 @@ def open_connection(path: Path) -> sqlite3.Connection:
         _forget_closed(path)
         os.close(
             os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        )  # not readable by others; SQLite's log gets the same mode
+        )  # not readable by other users; SQLite's log gets the same mode
         connection = sqlite3.connect(
             path, timeout=LOCK_WAIT_SECONDS, isolation_level=None, cached_statements=STATEMENTS_CACHED_MAX
         )

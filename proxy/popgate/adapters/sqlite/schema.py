@@ -74,8 +74,8 @@ UPGRADES = {
         # time at which the ttl of the message ends, or NULL without a ttl.
         "ALTER TABLE message ADD COLUMN visible_at REAL",
         "ALTER TABLE message ADD COLUMN expires_at REAL",
-        # Messages that are published but not visible before due_at (the store's clock). At due_at, a message moves to
-        # the queues that the topic's groups have at that time.
+        # Messages that are published but not visible before due_at, a time of the store's clock. At due_at, a message
+        # is moved to the queues that the groups of the topic have at that time.
         """
         CREATE TABLE delayed (
             delayed_id INTEGER PRIMARY KEY, due_at REAL NOT NULL, topic TEXT NOT NULL, queue_index INTEGER NOT NULL,

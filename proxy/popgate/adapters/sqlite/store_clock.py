@@ -2,8 +2,9 @@
 
 The wall clock is read once, when the store is opened. From then on, the monotonic clock advances the time. So a jump of
 the wall clock neither ends nor extends a lease. After a restart, the time starts at the saved time or later. The time
-is saved at most once per second. If popgate crashes and the wall clock is also set back, leases may last longer than
-granted by the time since the last save. They never end early.
+is saved at most once per second. If popgate crashes and the wall clock is set back before the restart, the time between
+the last save and the restart may not count for leases. These leases then last longer than granted, but no lease ends
+early.
 """
 
 from popgate.ports.clock import Clock
