@@ -1,4 +1,4 @@
-"""Implements locks on an AMQP broker, according to the guidelines of amqp-locks, and locks of a proxy.
+"""Implements locks on an AMQP broker as amqp-locks describes them, and locks that a proxy holds for its clients.
 
 Theory of operation. A lock has one or more slots, and each slot consists of queues on the broker. The **token queue**
 (quorum, single active consumer) permanently contains one message, the token message. The client to which this message

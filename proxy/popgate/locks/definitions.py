@@ -113,7 +113,8 @@ class Definitions:
     async def add(self, definition: LockDefinition) -> LockDefinition:
         """Add ``definition`` to the store, and return it.
 
-        If the store already contains a definition with this name, return the stored definition, and change nothing.
+        If the store already contains a definition with this name, return the stored definition, and don't change the
+        store.
 
         Raises: QuotaExceeded, StateUnavailable.
         """

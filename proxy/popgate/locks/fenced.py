@@ -2,7 +2,7 @@
 
     ask about each slot --free--> wait in its line --token--> ask for its slot queue, and ----------+--> held
           | all taken                 |  none came: another   write the holder's name               |
-          v                           v  client was faster                                          | it is gone:
+          v                           v  client was faster                                          | the slot
     wait in the lines of all <--------+----------- leave it, and return the token <-----------------+ was removed
 
 The line of a slot is the list of consumers of its token queue. Each attempt uses its own channel. If an attempt ends

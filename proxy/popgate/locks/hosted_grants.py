@@ -1,6 +1,6 @@
 """Stores the grants of this proxy's clients by token, and records how each grant ends.
 
-    acquired --> HELD --> released | expired (its ttl) | lost (its slot, or the connection to the broker, is gone)
+    acquired --> HELD --> released | expired (its ttl) | lost (slot removed, or broker connection ended)
                   | ^              | force_released | deleted (the lock)
                 renewed
 

@@ -15,10 +15,10 @@ _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 1.0
 THINKING_SECONDS_MAX = 3.0
-"""Maximum seconds that the calls of the plug-in may take together, so that the keeper can plan for hundreds of queues
-before the next check is due."""
+"""Initial and maximum time budget of the plug-in, in seconds. Each call reduces the budget by its duration. The limit
+ensures that the keeper can plan for hundreds of queues before the next check is due."""
 THINKING_SHARE = 0.1
-"""Share of the elapsed time that is added to the remaining time of the plug-in."""
+"""Share of the elapsed time that is added to the time budget of the plug-in."""
 NAMES_MAX = 1_000
 """Maximum number of names that are read from an answer of the plug-in, because the answer may be an endless
 iterable."""

@@ -7,7 +7,7 @@ event of the file is lost. Events leave the buffer only when their file has been
 at all. ``journal`` fills the buffer, and limits the number of events in it. So if the disk hangs, the proxy first uses
 more memory, up to this limit, and then loses events, but never a message.
 
-    calls --CHUNK_EVENTS--> batches --rotation--> sealed files --the place takes them--> written
+    calls --CHUNK_EVENTS--> batches --rotation--> sealed files --place.put--> written files
 """
 
 import logging
@@ -33,7 +33,10 @@ SECONDS_OF_HOUR = 3_600
 
 
 class Rotation(NamedTuple):
-    """Limits of a file. It is finished after ``seconds``, when it has ``events`` events, or at the end of its hour."""
+    """Limits of a file.
+
+    It is finished ``seconds`` after its first event, at ``events`` events, or at the end of its hour.
+    """
 
     seconds: float
     events: int

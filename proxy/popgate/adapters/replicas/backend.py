@@ -8,7 +8,7 @@ to change quorum queues     ``POST``/``DELETE /api/queues/quorum/...`` if the br
                             (3.11.19, 3.12.1 and newer; an administrator may have disabled them);
                             otherwise ``rabbitmq-queues``
 to change streams           ``rabbitmq-streams``: no RabbitMQ has an endpoint for this
-to see owners' nodes        the management API's statistics
+to see consumers' nodes     the management API's statistics
 to move a queue's leader    ``rabbitmq-queues`` (4.2.9, 4.3.3 and newer); HTTP can only rebalance all leaders
 """
 

@@ -5,8 +5,8 @@ This module owns the thread and its bounded queue of jobs, and returns the resul
 the tables and jobs.
 
     event loop                               thread
-    write(job) --> bounded queue -----------> takes all that wait: BEGIN, job, job, job, COMMIT (one fsync)
-    awaits     <-- one call a group <-------- results, after the commit
+    write(job) --> bounded queue -----------> runs all waiting jobs: BEGIN, job, job, job, COMMIT (one fsync)
+    awaits     <-- one call per group <------ results, after the commit
 
 If a caller is cancelled while it waits, its job may still run. The job is always applied completely or not at all.
 """
