@@ -65,7 +65,7 @@ class Grant(Protocol):
 
 
 class ChannelGrant:
-    """The common base of fenced and unfenced grants: a slot is held while its channel is open."""
+    """A slot that this client holds through a channel. Fenced and unfenced grants derive from this class."""
 
     def __init__(self, slot: Slot, channel: LockChannel, background: Background) -> None:
         self.slot = slot
