@@ -1,1 +1,1 @@
-"""Decides which queues this proxy owns. The members of the cluster agree without a leader (decision 18)."""
+"""Decides which queues this proxy owns. Each member computes the same plan, without a leader (decision 18)."""

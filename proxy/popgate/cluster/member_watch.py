@@ -1,4 +1,4 @@
-"""Removes members whose process has died, long before their missing heartbeats would show the loss."""
+"""Removes members of the cluster whose processes have died, long before their heartbeats time out."""
 
 import asyncio
 import logging
@@ -13,9 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 class MemberWatch:
-    """Watches the other members. ``died`` returns once a member's process has certainly died.
+    """Watches the processes of the other members, and removes a member from the cluster when its process has died.
 
-    A process that only hangs is detected by its missing heartbeats.
+    ``died`` waits until the process of the given member has certainly died. It does not detect a process that hangs:
+    such a member is removed when its heartbeats time out.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class MemberWatch:
         self._watching: dict[InstanceId, asyncio.Task[None]] = {}
 
     def follow(self, members: Mapping[InstanceId, Member]) -> None:
-        """From now on, watch these members except this proxy, and no others."""
+        """Watch exactly ``members`` from now on, except this proxy itself."""
         for instance in [one for one in self._watching if one not in members]:
             self._watching.pop(instance).cancel()
         for instance, member in members.items():
@@ -42,5 +43,5 @@ class MemberWatch:
             await self._died(member)
             _log.warning("a proxy has died", extra={"member": member.instance})
             await self._claims.remove(member.instance)
-        except (PeerUnavailable, StateUnavailable) as error:  # missing heartbeats will show the loss
+        except (PeerUnavailable, StateUnavailable) as error:  # if it dies, its heartbeats time out
             _log.info("a proxy can't be watched", extra={"member": member.instance, "reason": error.detail})

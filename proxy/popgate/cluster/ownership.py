@@ -1,14 +1,15 @@
-"""Plays this proxy's part in the cluster: sends heartbeats, and claims and releases queues according to the plan.
+"""Sends this proxy's heartbeats, and claims and releases queues according to the cluster's plan.
 
-Theory of operation. There is one loop, which wakes when the view changes, when the queues change, and at every
-heartbeat. Each round computes the plan of ``domain.balance`` from the latest view, for the members that own queues, and
-carries out this member's part of the plan. If no member owns queues, there is no plan. For each queue that the plan
-moves away, a separate task hands over the queue. Until this task is done, all other members still see this proxy as the
-owner. No task waits for another task. While the store is unavailable, nothing is planned, and owners keep their queues.
+Theory of operation. One loop wakes when the view of the cluster changes, when queues are created or deleted, and at
+every heartbeat. Each round computes the plan of ``domain.balance`` from the latest view, for the members that are
+eligible to own queues (``Member.owns``). Then it carries out this member's part of the plan. If no member is eligible,
+the round makes no plan. For each queue that the plan moves away from this proxy, a separate task hands over the queue.
+Until this task is done, all other members still see this proxy as the owner. These tasks do not wait for each other.
+While the store is unavailable, no round makes a plan, and the owners keep their queues.
 
-A store that has lost its data has no members and no owners. Each member then joins again with the queues that it
-serves, and takes these queues again, which writes back their records. It does not claim the queues of other members
-until these members have had time to join again.
+A store that has lost its data contains no members and no owners. Each member then rejoins, and reclaims the queues that
+it still serves. When a member has reclaimed a queue, it writes the queue's records back to the store. For a while, it
+does not claim queues of members that have not rejoined yet.
 """
 
 import asyncio
@@ -29,12 +30,12 @@ from popgate.runtime.background import Background
 _log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 0.5
-"""Seconds between two attempts while the store is unavailable. This is much less than the time after which other
-members consider this proxy dead."""
+"""Seconds between two attempts to join the cluster or to reach an unavailable store. This is much less than
+``GONE_SECONDS``, after which the other members consider this proxy dead."""
 
 
 class Ownership:
-    """Owns queues for ``hosts`` as the ``member`` of a cluster."""
+    """Decides which queues this proxy owns as ``member`` of the cluster, and makes ``hosts`` serve these queues."""
 
     def __init__(
         self,
@@ -57,17 +58,17 @@ class Ownership:
         self._member_watch = member_watch
         self._view = ClusterView(0, {}, {})
         self._version_min = 0
-        """Version of this proxy's latest change. With an older view, the proxy would repeat a change that it has
-        already made."""
+        """Version of the view with this proxy's latest change. The proxy does not act on an older view, because it
+        would repeat that change."""
         self._wake = asyncio.Event()
         self._under_way: dict[BrokerQueue, asyncio.Task[None]] = {}
-        """Queues that are being taken or handed over, with their tasks."""
+        """The task of each queue that this proxy is taking over or handing over."""
         self._seen = asyncio.Event()
-        """Set whenever there is a new view, and replaced by a new event."""
+        """Set when a new view arrives. A new event then replaces it, for the next view."""
         self._data_lost = False
         self._former: Mapping[BrokerQueue, InstanceId] = {}
-        """The owners of queues when the store lost its data. They may claim their queues again until
-        ``_former_until``."""
+        """The owner of each queue when the store lost its data. Until ``_former_until``, this proxy does not claim a
+        queue whose former owner has not rejoined."""
         self._former_until = float("-inf")
         self._stopping = False
         self._loop: asyncio.Task[None] | None = None
@@ -75,11 +76,11 @@ class Ownership:
 
     @property
     def view(self) -> ClusterView:
-        """The latest known view."""
+        """The latest view of the cluster that this proxy has received from the store."""
         return self._view
 
     def moves(self) -> dict[BrokerQueue, InstanceId]:
-        """Return the queues that should move according to the current view, with their new owners."""
+        """Return the new owner of each queue that should move according to the current view, or that has no owner."""
         views = {queue: QueueView(self._view.owners.get(queue)) for queue in self._hosts.queues()}
         owners = sorted(name for name, member in self._view.members.items() if member.owns)
         moves = plan(owners, views) if owners else {}
@@ -88,9 +89,10 @@ class Ownership:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join the cluster.
+        """Join the cluster, and start to claim and release queues.
 
-        Raises: StateUnavailable; NoCommonVersion if incompatible members remain after dead members have been removed.
+        Raises: StateUnavailable; NoCommonVersion if incompatible members remain after the time in which dead members
+        are removed.
         """
         pause = min(AGAIN_SECONDS, self._beat_seconds)
         gone_at = asyncio.get_running_loop().time() + self._gone_seconds + pause
@@ -106,7 +108,7 @@ class Ownership:
         self._loop = self._background.keep(self._run, name="own queues")
 
     async def stop(self) -> None:
-        """Hand over all queues and leave. Idempotent."""
+        """Hand over all queues of this proxy, and leave the cluster. Idempotent."""
         self._stopping = True
         self._wake.set()
         if self._hearing is not None:
@@ -118,20 +120,20 @@ class Ownership:
             await asyncio.wait(self._under_way.values())
         with contextlib.suppress(StateUnavailable):
             await asyncio.gather(*(self._hand_over(queue) for queue in sorted(self._held())))
-        with contextlib.suppress(StateUnavailable):  # otherwise its missing heartbeats will show that it left
+        with contextlib.suppress(StateUnavailable):  # otherwise its heartbeats time out
             await self._claims.remove(self._me)
 
     def queues_changed(self) -> None:
-        """React to queues that were created or deleted."""
+        """Check the queues soon, because queues were created or deleted."""
         self._wake.set()
 
     def overtaken(self, queue: BrokerQueue) -> None:
-        """React when ``hosts`` itself has given up ``queue``: look up the queue's owner."""
+        """Check the owner of ``queue`` soon, because ``hosts`` has stopped serving the queue on its own."""
         _log.info("a queue is not served any more", extra={"queue": queue})
         self._wake.set()
 
     def data_lost(self) -> None:
-        """React to a loss of the store's data: members, owners and the records of all queues are lost."""
+        """Start the repair after the store has lost its data: the members, the owners and the records of all queues."""
         self._data_lost = True
         if self._view.owners:  # a second loss during the repair must not replace the owners known at the first loss
             self._former = self._view.owners
@@ -140,14 +142,14 @@ class Ownership:
         self._wake.set()
 
     async def owned(self, queues: Sequence[BrokerQueue], seconds: float) -> None:
-        """Return when each of ``queues`` has an owner, or after ``seconds``."""
+        """Wait until each of ``queues`` has an owner, but for at most ``seconds``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while any(queue not in self._view.owners for queue in queues):
                     await self._seen.wait()
 
     async def refreshed(self) -> ClusterView:
-        """Return the store's current view. Raises: StateUnavailable."""
+        """Read the current view from the store, and return it. Raises: StateUnavailable."""
         await self._look()
         return self._view
 
@@ -184,9 +186,9 @@ class Ownership:
                     await self._wake.wait()
 
     async def _join_again(self) -> None:
-        """Join after a loss of data, and keep the held queues that have no other owner yet.
+        """Rejoin the cluster after a loss of the store's data, and reclaim the queues that have no new owner yet.
 
-        These queues are taken again.
+        The next round takes over the reclaimed queues, which writes their records back to the store.
         """
         self._data_lost = False
         try:
@@ -198,10 +200,10 @@ class Ownership:
         self._see(view)
 
     async def _joined(self, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
-        """Join and return the view.
+        """Join the cluster, claim the queues of ``keeps`` that have no owner, and return the view.
 
-        Raises: StateUnavailable; NoCommonVersion, which ends a running process. The latter happens if the other members
-        considered this process dead and were upgraded to versions that it does not speak.
+        Raises: StateUnavailable; NoCommonVersion, which ends a running process. NoCommonVersion is raised in a running
+        process if the other members considered this process dead and were upgraded to versions that it does not speak.
         """
         view = await self._claims.join(self._member, keeps)
         if self._me not in view.members:
@@ -257,7 +259,8 @@ class Ownership:
                 self._spawn(queue, self._hosts.take(queue))
 
     def _may_be_kept(self, queue: BrokerQueue) -> bool:
-        """Return whether ``queue`` is reserved for its former owner, which must join again first."""
+        """Return whether this proxy must not claim ``queue`` yet, because its former owner may still rejoin and reclaim
+        it."""
         owner = self._former.get(queue, self._me)
         if owner == self._me or owner in self._view.members:
             return False

@@ -1,8 +1,8 @@
 """Chooses the version of the peer protocol that the proxies of a cluster speak. Pure.
 
-Every member publishes the lowest and the highest version that it speaks. A sender finds the receiver and chooses the
-version in the same view. So no member receives a version that it does not speak, even if the members' views differ for
-a moment.
+Every member publishes the lowest and the highest version that it speaks. A sender looks up the receiver and chooses the
+version in the same view of the cluster. So no member receives a request in a version that it does not speak, even while
+the members' views differ.
 """
 
 from collections.abc import Collection, Iterable
@@ -11,10 +11,10 @@ from popgate.domain.errors import NoCommonVersion
 from popgate.ports.claims import Member
 
 NAMED_COUNT_MAX = 3
-"""Maximum number of proxies named in an error."""
+"""Maximum number of proxies that an error message names."""
 
 Protocols = tuple[int, int]
-"""The lowest and the highest version that a proxy speaks."""
+"""The lowest and the highest version of the peer protocol that a proxy speaks."""
 
 
 def common_version(own: Protocols, members: Iterable[Member]) -> int:

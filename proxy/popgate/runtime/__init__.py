@@ -1,1 +1,1 @@
-"""Contains the basics of every process: clocks, background work, logs, and the data folder."""
+"""Contains what every popgate process needs: clocks, timers, background tasks, logs and the data folder."""

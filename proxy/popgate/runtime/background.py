@@ -1,6 +1,6 @@
-"""Runs background tasks. Every task has a name, an owner and an end.
+"""Runs background tasks, reports their failures, and cancels them at shutdown. Every task has a name.
 
-Owns the tasks and handles their failures, without knowing what they do.
+This module does not depend on the work of the tasks.
 """
 
 import asyncio
@@ -15,7 +15,10 @@ AGAIN_SECONDS = 1.0
 
 
 class Background:
-    """Runs tasks and passes their failures to ``on_failure``. An unexpected failure is a bug."""
+    """Runs background tasks, and calls ``on_failure`` with each exception that a task raises.
+
+    A task is expected to handle all errors itself, so such an exception is a bug.
+    """
 
     def __init__(self, on_failure: Callable[[BaseException], None] | None = None) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -23,7 +26,8 @@ class Background:
         self._stopping = False
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None] | None:
-        """Run ``work`` as a named task. After ``stop`` was called, run nothing and return None."""
+        """Run ``work`` in a task with ``name``, and return the task. After a call of ``stop``, run nothing and return
+        None."""
         if self._stopping:
             work.close()
             return None
@@ -33,7 +37,10 @@ class Background:
         return task
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> asyncio.Task[None] | None:
-        """Run an endless loop as a named task, and restart it if it fails. After ``stop`` was called, return None."""
+        """Run the endless loop ``work`` in a task with ``name``, and restart the loop if it fails.
+
+        Return the task. After a call of ``stop``, run nothing and return None.
+        """
         return self.spawn(self._kept(work, name), name=name)
 
     async def _kept(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
@@ -45,7 +52,8 @@ class Background:
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def stop(self) -> None:
-        """Cancel all tasks and wait until they have ended. Idempotent, and safe before anything was spawned."""
+        """Cancel all tasks except the caller's, and wait until they have ended. Idempotent, and safe before the first
+        task."""
         self._stopping = True
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:

@@ -6,7 +6,7 @@ from popgate.ports.clock import Clock
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The real clock, which reads the monotonic clock and the wall clock of the machine."""
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -16,7 +16,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that only its methods advance, for tests and simulation."""
+    """A clock for tests and simulations. Its times change only when ``advance`` or ``jump_wall`` is called."""
 
     def __init__(self, *, monotonic: float = 1_000.0, wall: float = 1_700_000_000.0) -> None:
         self._monotonic = monotonic
@@ -34,7 +34,7 @@ class ManualClock:
         self._wall += seconds
 
     def jump_wall(self, seconds: float) -> None:
-        """Set the wall clock forward or back, as an administrator or NTP would."""
+        """Set the wall clock forward by ``seconds``, or back if negative, as an administrator or NTP would."""
         self._wall += seconds
 
 

@@ -1,8 +1,9 @@
-"""Manages the data folder: creates it, stores the secret in it, and records the broker of its lease records.
+"""Manages the data folder: creates it, stores the secret in it, and records for which broker its lease records are
+valid.
 
-Lease records are valid for one broker only. With another broker, popgate would mistake a copy with the id of a settled
-copy for the settled one, and ack it without delivering it. So the first start binds the folder to its broker: to the
-embedded broker, or to a mark that it leaves on RabbitMQ.
+Lease records are valid for one broker only. On another broker, a message copy may have the same id as a copy that a
+record shows as settled. popgate would then ack this copy without delivering it. So the first start records the broker
+in the folder: the embedded broker, or a mark by which popgate recognizes the RabbitMQ broker.
 """
 
 import os
@@ -30,7 +31,10 @@ def make_folder(folder: Path) -> None:
 
 
 def kept_secret(folder: Path) -> bytes:
-    """Return the secret in the folder. The first start creates it, readable by its owner only. Raises: StartupError."""
+    """Return the secret that is stored in the folder. Raises: StartupError.
+
+    If there is no secret yet, create it. Only the owner of the file can read it.
+    """
     secret = _kept(folder / SECRET_FILE, secrets.token_hex(SECRET_LENGTH_MIN))
     if len(secret) < SECRET_LENGTH_MIN:
         file = folder / SECRET_FILE
@@ -39,27 +43,27 @@ def kept_secret(folder: Path) -> bytes:
 
 
 def bound_broker(folder: Path) -> str | None:
-    """Return the broker that ``bind_broker`` recorded, or None if there is none yet. Raises: StartupError."""
+    """Return the broker that ``bind_broker`` recorded, or None if no broker is recorded. Raises: StartupError."""
     file = folder / BROKER_FILE
     return _checked(file) if file.exists() else None
 
 
 def bind_broker(folder: Path, broker: str) -> None:
-    """Record ``broker``, unless the folder already has a broker. Raises: StartupError."""
+    """Record ``broker`` in the folder, unless a broker is already recorded. Raises: StartupError."""
     _kept(folder / BROKER_FILE, broker)
 
 
 def _kept(file: Path, first: str) -> str:
-    """Return the content of ``file``. If it is missing, write it atomically with the content ``first``.
+    """Return the content of ``file``. If the file is missing, first create it atomically with the content ``first``.
 
-    Only one process at a time uses the folder, because the store in it is locked.
+    Only one process at a time uses the folder, because the process locks the store in the folder.
     """
     check = check_file(file)
     try:
         if not file.exists():
             check.unlink(missing_ok=True)
             write_stably(file, first)
-        if not check.exists():  # also needed if an earlier popgate created the folder without checksums
+        if not check.exists():  # also needed if an earlier version of popgate created the file
             write_stably(check, checksum(file))
     except OSError as error:
         raise StartupError(f"{file} can't be created ({error})") from error
@@ -67,7 +71,8 @@ def _kept(file: Path, first: str) -> str:
 
 
 def _checked(file: Path) -> str:
-    """Return the content of ``file``. Raises: StartupError if popgate did not write this content."""
+    """Return the content of ``file``. Raises: StartupError if it can't be read, or if popgate did not write this
+    content."""
     check = check_file(file)
     try:
         if check.exists() and check.read_text() != checksum(file):

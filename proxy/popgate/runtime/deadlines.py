@@ -1,7 +1,7 @@
-"""Calls items at their deadlines: leases, retries, parked pops, idle buffers and held locks.
+"""Calls items when they are due. Items are leases, retries, parked pops, idle buffers and held locks.
 
-One loop handles all of them. The design follows beanstalkd: one tick does the due work and returns the time to the next
-tick.
+One timer serves all items. The design follows beanstalkd: one tick does the work that is due, and returns the seconds
+until the next tick.
 """
 
 import asyncio
@@ -13,26 +13,26 @@ from popgate.ports.clock import Clock
 
 NEVER = float("inf")
 DUE_BATCH_MAX = 2_000
-"""Maximum number of items handled in one tick, so that 100,000 leases that end together don't block the event loop for
-long."""
+"""Maximum number of items handled in one tick, so that 100,000 leases that expire together don't block the event loop
+for long."""
 STALE_MIN = 100
-"""Number of stale entries up to which the heap is not rebuilt."""
+"""The heap is rebuilt only if it contains more stale entries than this."""
 
 
 class _HasTimer(Protocol):
     timer: float
-    """The time at which the item is due, or NEVER. Only ``DeadlineHeap`` writes it."""
+    """The monotonic time at which the item is due, or NEVER. Only ``DeadlineHeap`` writes it."""
 
 
 ItemT = TypeVar("ItemT", bound=_HasTimer)
 
 
 class DeadlineHeap(Generic[ItemT]):
-    """Orders items by the time at which each is due. Pure.
+    """Orders items by the time at which each item is due. Pure.
 
-    An item has one time. If its time changes or is cancelled, its former entry stays in the heap and is stale. If there
-    are more stale entries than others, the heap is rebuilt. So if a twelve-hour lease is acked after a second, its
-    entry does not stay for twelve hours.
+    An item is scheduled for at most one time. If this time is changed or cancelled, the item's former entry stays in
+    the heap as a stale entry. If more than half of the entries are stale, the heap is rebuilt without them. So if a
+    twelve-hour lease is acked after one second, its entry is not kept for twelve hours.
     """
 
     def __init__(self) -> None:
@@ -45,11 +45,13 @@ class DeadlineHeap(Generic[ItemT]):
 
     @property
     def next_at(self) -> float:
-        """The time of the next check: the time of the first item, or an earlier one. NEVER if there is no entry."""
+        """The time of the first entry, or NEVER if there is no entry. No item is due earlier; the first entry may be
+        stale."""
         return self._heap[0][0] if self._heap else NEVER
 
     def schedule(self, at: float, item: ItemT) -> None:
-        """Make ``item`` due at ``at`` (monotonic seconds). This replaces its former time."""
+        """Schedule ``item`` for ``at`` (monotonic seconds). This replaces the time for which the item was scheduled
+        before."""
         if item.timer == at:
             return
         self.cancel(item)
@@ -57,7 +59,7 @@ class DeadlineHeap(Generic[ItemT]):
         heappush(self._heap, (at, next(self._order), item))
 
     def cancel(self, item: ItemT) -> None:
-        """Remove the time of ``item``. Does nothing if it has none."""
+        """Cancel the scheduled time of ``item``. Does nothing if the item is not scheduled."""
         if item.timer == NEVER:
             return
         item.timer = NEVER
@@ -78,19 +80,20 @@ class DeadlineHeap(Generic[ItemT]):
         return None
 
     def clear(self) -> None:
-        """Forget all items. Their ``timer`` is not changed."""
+        """Remove all items. The ``timer`` of each item is not changed."""
         self._heap.clear()
         self._stale_count = 0
 
 
 class Timed(_HasTimer, Protocol):
     def due(self, now: float) -> float | None:
-        """Do the work due at ``now`` (monotonic), and return the time of the next call, or None. Must not raise."""
+        """Do the work that is due at ``now`` (monotonic seconds). Return the time of the next call, or None. Must not
+        raise."""
         ...
 
 
 class Deadlines:
-    """Calls items when they are due: never early, and late only by the event loop's lag."""
+    """Calls each item when it is due: never early, and late only if the event loop is busy."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -111,11 +114,11 @@ class Deadlines:
             self._arm()
 
     def cancel(self, item: Timed) -> None:
-        """Don't call ``item``. Does nothing if it has no time."""
+        """Cancel the scheduled call of ``item``. Does nothing if the item is not scheduled."""
         self._items.cancel(item)
 
     def tick(self) -> float | None:
-        """Call the items that are due. Return the seconds until the next item, or None if there is none."""
+        """Call the items that are due. Return the seconds until the next tick, or None if no item is scheduled."""
         now = self._clock.monotonic()
         for _ in range(DUE_BATCH_MAX):
             item = self._items.pop_due(now)
@@ -128,7 +131,7 @@ class Deadlines:
         return None if next_at == NEVER else max(0.0, next_at - now)
 
     def stop(self) -> None:
-        """Forget all items, and ignore new ones. Idempotent."""
+        """Remove all items without calling them, and ignore later calls of ``schedule``. Idempotent."""
         self._stopped = True
         if self._handle is not None:
             self._handle.cancel()
@@ -148,4 +151,4 @@ class Deadlines:
         try:
             self.tick()
         finally:
-            self._arm()  # even if an item raised: one bug must not stop all leases
+            self._arm()  # also if an item raised an error: one bug must not stop all timers

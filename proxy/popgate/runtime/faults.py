@@ -1,7 +1,8 @@
 """Counts faults: failures inside popgate that did not stop other work.
 
-The counts are for the metrics. Also remembers which messages caused faults: a message that fails twice is unreadable
-and is moved to the dead letters unchanged. Logs the first fault of each message and of each journal.
+The metrics show the counts. This module also remembers with which messages popgate has failed. After two failures, a
+message is considered unreadable, and is dead-lettered without its headers. Only the first fault of each message and of
+each journal is logged.
 """
 
 import logging
@@ -17,18 +18,18 @@ REMEMBERED_MAX = 4_096
 
 
 class FaultPart(StrEnum):
-    """The part of the work in which a fault happened. It is a label of the metric."""
+    """The kind of work in which a fault happened. The metric of the faults has this label."""
 
     MESSAGE = "message"
     """Work on one message, which was then retried or dead-lettered."""
     TASK = "task"
-    """Work in the background."""
+    """A background task."""
     JOURNAL = "journal"
-    """A call of a journal, which lost its events."""
+    """A call of a journal. The journal lost the events of this call."""
 
 
 class Faults:
-    """The faults of one process."""
+    """Counts the faults of one process, and remembers the messages that caused them."""
 
     def __init__(self) -> None:
         self.counts: Counter[FaultPart] = Counter(dict.fromkeys(FaultPart, 0))
@@ -36,18 +37,18 @@ class Faults:
         self._failed_journals: set[str] = set()
 
     def task_failed(self) -> None:
-        """Count a fault in the background. The caller has already logged it."""
+        """Count the failure of a background task. The caller has already logged it."""
         self.counts[FaultPart.TASK] += 1
 
     def journal_failed(self, journal: str, error: Exception) -> None:
-        """Count a failed call of ``journal``, which is the name of its class."""
+        """Count a failed call of a journal. ``journal`` is the name of the journal's class."""
         self.counts[FaultPart.JOURNAL] += 1
         if journal not in self._failed_journals:
             self._failed_journals.add(journal)
             _log.error("a journal failed and lost events", exc_info=error, extra={"journal": journal})
 
     def message_failed(self, queue: str, copy_id: str, error: Exception) -> bool:
-        """Count a fault of a message. Return whether the message is now considered unreadable."""
+        """Count a failure to process a message. Return whether the message is now considered unreadable."""
         self.counts[FaultPart.MESSAGE] += 1
         message = (queue, copy_id)
         failures = self._failures[message] = self._failures.pop(message, 0) + 1
@@ -58,9 +59,10 @@ class Faults:
         return failures >= ATTEMPTS_MAX
 
     def is_unreadable(self, queue: str, copy_id: str) -> bool:
-        """Return whether the message has failed too often."""
+        """Return whether the message is considered unreadable, because popgate has failed with it ``ATTEMPTS_MAX``
+        times."""
         return bool(self._failures) and self._failures.get((queue, copy_id), 0) >= ATTEMPTS_MAX
 
     def set_aside(self, queue: str, copy_id: str) -> None:
-        """Forget a message that has been moved to the dead letters."""
+        """Forget the failures of a message that has been moved to the dead-letter queue."""
         self._failures.pop((queue, copy_id), None)

@@ -5,7 +5,7 @@ import socket
 
 
 async def local_address_towards(host: str, port: int) -> str:
-    """Return the local address from which ``host`` is reached.
+    """Return the local IP address that the system uses for connections to ``host``.
 
     Sends no packet to ``host``. Raises: OSError.
     """

@@ -1,6 +1,7 @@
 """Configures the logging of the process: one line per event on standard error, with the extras as key=value.
 
-Owns the format. Messages are constant, and values are in ``extra``. Message bodies and credentials are never logged.
+This module defines the format. Log messages are constant texts, and the values are in ``extra``. Message bodies and
+credentials are never logged.
 """
 
 import logging
@@ -10,7 +11,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class KeyValueFormatter(logging.Formatter):
-    """Appends every extra of a record as ``key=value``, and the number of the ``worker``, if there is one."""
+    """Appends each extra field of a log record as ``key=value``, after the number of the ``worker`` if it is given."""
 
     def __init__(self, form: str, worker: int | None = None) -> None:
         super().__init__(form)
@@ -27,7 +28,7 @@ class KeyValueFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, *, worker: int | None = None) -> None:
-    """Log messages of ``level`` and above to standard error. If there is a ``worker``, each line names it."""
+    """Log messages of ``level`` and above to standard error. If ``worker`` is given, each line contains this number."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(KeyValueFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", worker))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,13 +1,14 @@
-"""Provides one wall clock for all proxies of a cluster: the store's.
+"""Provides one wall clock for all proxies of a cluster: the clock of the store.
 
-A machine's wall clock may be wrong, or be set while a proxy runs. Values that proxies compare must not depend on it,
-such as the time at which a message expires, a message's place among the messages of its key, or a generation. So
-``wall`` follows the store's time, which is read periodically. Between two reads, and while the store is unavailable,
-the machine's monotonic clock advances it.
+A machine's wall clock may be wrong, or may be set while a proxy runs. Values that several proxies compare must not
+depend on it. Examples are the time at which a message expires, the position of a message among the messages with the
+same ordering key, and a generation. So ``wall`` follows the store's clock, which is read periodically. Between two
+reads, and while the store is unavailable, ``wall`` advances with the machine's monotonic clock.
 
-The store reads its time at some moment between the request and the answer. If the current offset is possible under this
-condition, it is kept, because the clocks of machines mostly agree better than a busy proxy can measure. Otherwise it is
-changed only as far as necessary: its error is then less than the shortest round trip.
+The store reads its clock at some moment between the request and the answer. This restricts the offset between the
+store's clock and the machine's monotonic clock to a range. If the current offset is in this range, it is not changed,
+because machines' clocks usually agree better than a busy proxy can measure. Otherwise it is changed to the nearest
+value in the range. The error of the offset is then less than the shortest round trip.
 """
 
 import asyncio
@@ -24,8 +25,8 @@ LOOK_SECONDS = 4.0, 6.0
 class SharedClock:
     """A clock whose ``wall`` is the store's time.
 
-    ``own`` is the machine's clock. ``ask`` returns the store's Unix time. Before the first read, ``wall`` continues
-    from the machine's wall time at construction.
+    ``own`` is the machine's clock. ``ask`` returns the store's Unix time. Before the first read of the store's time,
+    ``wall`` starts at the machine's wall time.
     """
 
     def __init__(self, own: Clock, ask: Callable[[], Awaitable[float]]) -> None:
@@ -42,7 +43,7 @@ class SharedClock:
     async def look(self) -> None:
         """Read the store's time and correct the offset.
 
-        Raises: RetryLater if the store does not answer. The offset is then kept.
+        Raises: RetryLater if the store does not answer. The offset is then not changed.
         """
         asked = self._own.monotonic()
         now = await self._ask()

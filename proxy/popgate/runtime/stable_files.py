@@ -1,6 +1,6 @@
 """Writes files and folders to stable storage.
 
-A new name in a folder survives a power cut only after the folder is synced.
+A new file or folder survives a power cut only after its parent folder is synced.
 """
 
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from zlib import crc32
 
 CHECK_SUFFIX = ".check"
-"""Suffix of the file that contains another file's checksum. It is beside that file."""
+"""Suffix of a checksum file. It is in the same folder as the file whose checksum it contains."""
 _CHUNK_BYTES = 1024 * 1024
 
 
@@ -34,7 +34,7 @@ def write_stably(file: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in ``folder`` to stable storage. Raises: OSError."""
+    """Write the directory entries of ``folder`` to stable storage (fsync). Raises: OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -43,7 +43,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def checksum(file: Path) -> str:
-    """Return the checksum of the content of ``file``. Raises: OSError."""
+    """Return the checksum (CRC-32, hexadecimal) of the content of ``file``. Raises: OSError."""
     total = 0
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
