@@ -1,6 +1,7 @@
-"""The engine: pop, settle, publish, dead-letter. Decides with the domain, acts through the ports.
+"""Implements the engine, which publishes, leases, settles and dead-letters messages.
 
-``engine`` is the entry point. ``catalog`` holds the topics and groups. A ``subscription`` takes the pops of one group,
-and its ``serving`` answers them with the messages of its queue hosts (``queue``). ``settle`` and ``lease`` end leases.
+The engine decides with the rules of ``domain``, and does all I/O through the ports. ``engine`` is the entry point.
+``catalog`` maintains the topics and groups. ``subscription`` accepts the pops of one group, and its module ``serving``
+chooses messages for them from the queue hosts (``queue``). ``lease`` grants leases; ``lease`` and ``settle`` end them.
 ``runtime.deadlines`` is the only timer.
 """

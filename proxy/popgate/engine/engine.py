@@ -1,6 +1,6 @@
-"""The entry point of the engine: the HTTP interfaces call it.
+"""Provides the entry point of the engine, which the HTTP interfaces call.
 
-Owns start and stop of the engine. Every other method calls the part that owns the work.
+``Engine`` starts and stops the engine. Each of its other methods calls the part of the engine that does the work.
 """
 
 import asyncio
@@ -48,10 +48,11 @@ RECORD_KEPT_SECONDS = 30 * 86_400.0
 
 
 class SubscriptionGauges(NamedTuple):
-    """The messages of one subscription that this process holds. ``in_flight`` and ``delayed`` cover only its own
-    queues.
+    """Counts the messages of one subscription in this process. ``in_flight`` and ``delayed`` cover only the queues that
+    this proxy owns.
 
-    ``oldest_lease_age_seconds``: the time since the grant, or 0.0 if nothing is leased. Extensions don't reset it.
+    ``oldest_lease_age_seconds``: the seconds since the oldest lease was granted, or 0.0 if no message is leased. An
+    extension of the lease does not reset its age.
     """
 
     topic: TopicName
@@ -66,7 +67,11 @@ class SubscriptionGauges(NamedTuple):
     oldest_lease_age_seconds: float
 
     def with_other(self, other: "SubscriptionGauges") -> "SubscriptionGauges":
-        """Return the sum of both gauges, under this gauge's name."""
+        """Add the numbers of ``other`` to these gauges, and return the sums with the topic and the group of these
+        gauges.
+
+        The oldest lease age is the higher one of the two.
+        """
         return self._replace(
             ready_buffered=self.ready_buffered + other.ready_buffered,
             in_flight=self.in_flight + other.in_flight,
@@ -80,7 +85,7 @@ class SubscriptionGauges(NamedTuple):
 
 
 class Engine:
-    """Runs one proxy's engine over its ports."""
+    """The engine of one proxy. It does all I/O through the ports in ``context``."""
 
     def __init__(self, context: EngineContext) -> None:
         self.timer = NEVER
@@ -98,7 +103,7 @@ class Engine:
         self._collecting = False
 
     async def start(self) -> None:
-        """Serve the topics and groups of the catalog. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
+        """Start to serve the topics and groups of the catalog. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
         await self._context.clock.look()
         await self.topics.start()
         self._context.background.keep(self._context.clock.follow, name="follow the store's clock")
@@ -109,20 +114,23 @@ class Engine:
         self._context.deadlines.schedule(self._context.clock.monotonic() + COLLECT_SECONDS, self)
 
     async def drain(self) -> None:
-        """Answer parked pops and return buffered messages. Settlements continue, and leases stay valid. Idempotent."""
+        """Stop handing out messages: answer parked pops without messages, and return buffered messages to the broker.
+
+        Clients can still settle their leases, which stay valid. Idempotent.
+        """
         self._stopping = True
         if self._context.router.cluster is not None:
             await self._context.router.cluster.ownership.stop()
         await self.topics.stop()
 
     async def stop(self) -> None:
-        """Drain, then stop timers and tasks. Idempotent."""
+        """Call ``drain``, then stop the timers and the background tasks. Idempotent."""
         await self.drain()
         self._context.deadlines.stop()
         await self._context.background.stop()
 
     def unready_reason(self) -> str | None:
-        """Return the reason why requests can't be served right now, or None (for /readyz)."""
+        """Return why this proxy can't serve requests right now, or None if it can. Used for /readyz."""
         if self._stopping:
             return "popgate is shutting down"
         return self._context.broker.unavailable_reason() or self._context.leases.unavailable_reason()
@@ -130,16 +138,21 @@ class Engine:
     # -- data plane -----------------------------------------------------------------------------------------------
 
     async def publish(self, topic: str, messages: Sequence[NewMessage]) -> list[Published]:
-        """Publish messages. Raises: TopicNotFound, BrokerUnavailable, StateUnavailable."""
+        """Publish messages to a topic. Return one result for each message, in the same order.
+
+        Raises: TopicNotFound, BrokerUnavailable, StateUnavailable.
+        """
         spec = await self.topics.topic_to_publish(topic)  # may wait for a change of topics, which may wait for the gate
         async with self.topics.publishers.entered(spec.topic):
             spec = self.topics.topic(topic)
             return await self._publisher.publish(spec, messages, self.topics.missing_queues(spec.topic))
 
     async def pop(self, topic: str, group: str, request: PopRequest, presence: Presence) -> list[Leased]:
-        """Lease messages. If the client has left during the pop and can't repeat the attempt, release the messages.
+        """Lease messages of a group to the client of the request.
 
-        Raises: TopicNotFound, GroupNotFound, BrokerUnavailable, StateUnavailable.
+        If the client disconnects during the pop and ``request`` has no attempt id, release the messages and return
+        none: without an attempt id, the client can't request them again. Raises: TopicNotFound, GroupNotFound,
+        BrokerUnavailable, StateUnavailable.
         """
         subscription = await self._subscription_to_pop(topic, group)
         leased = await subscription.pops.pop(request, presence)
@@ -148,7 +161,10 @@ class Engine:
     async def pop_anywhere(
         self, topic: str, group: str, request: PopRequest, presence: Presence, forward: Forward[AnswerT]
     ) -> list[Leased] | AnswerT:
-        """Pop here or on another proxy. ``forward`` sends the request to the other proxy, whose answer is returned."""
+        """Pop on this proxy, or forward the pop to another proxy.
+
+        ``forward`` sends the request to the other proxy and returns the answer of that proxy, which is then the result.
+        """
         subscription = await self._subscription_to_pop(topic, group)
         found = await self._remote_pops.pop(subscription, request, presence, forward)
         if not isinstance(found, list):
@@ -156,7 +172,10 @@ class Engine:
         return await self._unless_gone(subscription, request, presence, cast("list[Leased]", found))
 
     def arrivals(self, topic: str, group: str) -> int:
-        """Return a number that grows with every message that becomes ready here; 0 if there is no such subscription."""
+        """Return a number that grows with each message of the group that becomes ready on this proxy.
+
+        Return 0 if this proxy does not know the group.
+        """
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         return 0 if served is None else served.serving.arrivals
 
@@ -174,14 +193,16 @@ class Engine:
         return leased
 
     async def abandon(self, topic: str, group: str, leased: Sequence[Leased]) -> None:
-        """Make leased messages visible again at once, because the client did not get them. Raises: StateUnavailable."""
+        """Release leases at once, because the client did not receive their messages. Raises: StateUnavailable."""
         if leased:
             orders = [SettleOrder(one.receipt_handle, 0.0) for one in leased]
             await self._settler.settle(self.topics.subscription(topic, group), Verb.RELEASE, orders)
 
     def abandon_soon(self, topic: str, group: str, receipt_handles: Sequence[str]) -> None:
-        """Make leased messages visible again in the background, because their answer was not delivered. If this step
-        fails, the leases expire."""
+        """Release leases in the background, because the answer with their messages did not reach the client.
+
+        If the release fails, the leases expire.
+        """
         orders = [SettleOrder(handle, 0.0) for handle in receipt_handles]
         self._context.background.spawn(self._abandon(topic, group, orders), name=f"abandon leases of {topic}:{group}")
 
@@ -192,13 +213,16 @@ class Engine:
             _log.warning("undelivered leases have to expire", extra={"leases": len(orders), "error": error.detail})
 
     async def settle(self, topic: str, group: str, verb: Verb, orders: Sequence[SettleOrder]) -> list[SettleResult]:
-        """Settle leases. Raises: TopicNotFound, GroupNotFound, StateUnavailable; BrokerUnavailable for a rejection."""
+        """Settle leases of a group. Return one result for each of ``orders``.
+
+        Raises: TopicNotFound, GroupNotFound, StateUnavailable; BrokerUnavailable for a rejection.
+        """
         return await self._settler.settle(self.topics.subscription(topic, group), verb, orders)
 
     # -- the admin's work on messages -----------------------------------------------------------------------------
 
     async def purge(self, topic: str, group: str) -> PurgedGroup:
-        """Drop the messages that are visible now, but no leased messages.
+        """Delete the messages of a group that are visible now. Leased messages are not deleted.
 
         Raises: TopicNotFound, GroupNotFound, BrokerUnavailable, StateUnavailable.
         """
@@ -224,10 +248,10 @@ class Engine:
         )
 
     def dead_letters_at(self, topic: str, group: str) -> InstanceId | None:
-        """Return the other proxy that owns a group's dead letters, which is the owner of the group's first queue.
+        """Return the other proxy that owns a group's dead-letter queue: the owner of the group's first queue.
 
-        None: this proxy owns the dead letters, or the group does not exist. Raises: PeerUnavailable if no proxy owns
-        them at the moment.
+        Return None if this proxy owns the dead-letter queue, or if the group does not exist. Raises: PeerUnavailable if
+        no proxy owns the dead-letter queue at the moment, or if this proxy can't serve it yet or any more.
         """
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         if served is None:
@@ -238,7 +262,7 @@ class Engine:
         return owner
 
     def count_forwarded(self, to: InstanceId) -> None:
-        """Count a client's request that is forwarded to another proxy, for ``cluster_status``."""
+        """Count a client's request that this proxy forwards to the proxy ``to``. ``cluster_status`` returns the counts."""
         self._context.router.forwarded[to] += 1
 
     def redrive(self, topic: str, group: str, order: RedriveOrder) -> Redrive:
@@ -250,7 +274,7 @@ class Engine:
         return served.dead_letters.redrive(order, target)
 
     def message_failed(self, topic: str, group: str, queue: int, message: Message, error: Exception) -> None:
-        """Note that popgate failed to present a message of queue number ``queue`` to a client."""
+        """Count a fault: popgate failed to put a message of queue number ``queue`` into the answer to a client."""
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         if served is not None:
             self._context.faults.message_failed(served.layout.queues[queue], message.copy_id, error)
@@ -262,15 +286,17 @@ class Engine:
         return await self.topics.subscription(topic, group).status()
 
     def cluster_status(self) -> ClusterStatus:
-        """Return the members, owners and moves that this proxy knows."""
+        """Return this proxy's view of the cluster: the members, the owners of the queues, and the queues that will
+        move."""
         return cluster_status(self._context, self.topics)
 
     def mode_here(self, topic: str, group: str) -> ModeHere:
-        """Return a group's mode in this proxy's state. Raises: TopicNotFound, GroupNotFound."""
+        """Return a group's consume mode as this proxy applies it now. Raises: TopicNotFound, GroupNotFound."""
         return mode_here(self._context, self.topics.subscription(topic, group))
 
     async def mode_standing(self, topic: str, group: str) -> ModeStanding:
-        """Return a group's mode in the catalog. Raises: TopicNotFound, GroupNotFound, StateUnavailable."""
+        """Return a group's consume mode as the catalog contains it. Raises: TopicNotFound, GroupNotFound,
+        StateUnavailable."""
         return await mode_standing(self._context, self.topics.subscription(topic, group))
 
     def monotonic(self) -> float:
@@ -278,7 +304,7 @@ class Engine:
         return self._context.clock.monotonic()
 
     def now(self) -> float:
-        """Return the wall time, in Unix seconds."""
+        """Return the wall time of the shared clock, in Unix seconds."""
         return self._context.clock.wall()
 
     @property
@@ -295,12 +321,16 @@ class Engine:
         return self._context.options.auto_create
 
     def faults(self) -> Mapping[FaultPart, int]:
-        """Count the failures inside popgate that were contained, by part."""
+        """Return the number of faults in each kind of work. A fault is a failure inside popgate that did not stop other
+        work."""
         return self._context.faults.counts
 
     def gauges(self) -> list[SubscriptionGauges]:
-        """Return the gauges of each subscription. The call walks through all buffered messages: use it for a scrape,
-        not for a request."""
+        """Return the gauges of each subscription.
+
+        The call visits all buffered messages. Call it once for each scrape of the metrics, but not in the requests of
+        clients.
+        """
         gauges: list[SubscriptionGauges] = []
         now = self._context.clock.wall()
         for (topic, group), served in self.topics.served.items():
@@ -321,7 +351,7 @@ class Engine:
         return gauges
 
     async def _follow_catalog(self) -> None:
-        """Apply other proxies' catalog changes periodically, in case an announcement was missed. Never returns."""
+        """Apply catalog changes of other proxies, even if their announcements did not arrive. Never returns."""
         catalog, seen = self._context.catalog, 0
         while True:
             with contextlib.suppress(TimeoutError):
@@ -338,7 +368,7 @@ class Engine:
     # -- record keeping -------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> float | None:
-        """Start the collector (its timer)."""
+        """Start ``_collect`` in the background, and return the time of the next start."""
         self._collect_soon()
         return now + COLLECT_SECONDS
 
@@ -348,8 +378,11 @@ class Engine:
             self._context.background.spawn(self._collect(), name="collect records")
 
     async def _collect(self) -> None:
-        """Finish interrupted settlements of lease groups. Delete settled records whose acks are proved, and records
-        older than 30 days."""
+        """Finish interrupted settlements of lease groups, and delete old records from the store.
+
+        Old records are settled records whose acks the broker has provably applied, and all records older than
+        ``RECORD_KEPT_SECONDS``.
+        """
         try:
             for served in list(self.topics.served.values()):
                 await served.trim()
@@ -367,7 +400,7 @@ class Engine:
             self._collecting = False
 
     async def _keep_limits(self) -> None:
-        """Delete the store's counts of groups that were deleted or no longer have a ``max_in_flight``."""
+        """Delete the store's in-flight counts of groups that were deleted or no longer have a ``max_in_flight``."""
         cluster = self._context.router.cluster
         if cluster is not None and cluster.limits is not None:
             served = self.topics.served.values()

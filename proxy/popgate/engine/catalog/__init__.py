@@ -1,1 +1,1 @@
-"""Topics and groups: the catalog as this proxy knows it, and the subscriptions that it serves."""
+"""Maintains this proxy's copy of the catalog of topics and groups, and the subscriptions that it serves."""

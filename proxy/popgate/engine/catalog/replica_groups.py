@@ -1,4 +1,4 @@
-"""Lists the groups whose policy sets the number of replicas, for the replica keeper."""
+"""Lists for the replica keeper the groups whose policy sets the number of replicas."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from popgate.ports.replicas import ReplicaGroups
 
 
 class ServedReplicaGroups:
-    """The groups as this proxy knows them. It follows the catalog, so a call needs no I/O and never fails."""
+    """Lists groups from this proxy's copy of the catalog. So a call needs no I/O and never fails."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics

@@ -1,1 +1,1 @@
-"""The cluster: pops that other proxies serve, requests from other proxies, and the queues that this proxy owns."""
+"""Connects the engine to the cluster: pops at other proxies, requests from other proxies, and the queues to serve."""

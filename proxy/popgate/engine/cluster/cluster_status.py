@@ -9,8 +9,11 @@ from popgate.engine.context.engine_context import EngineContext
 
 
 class MemberStatus(NamedTuple):
-    """A member. ``asked`` and ``forwarded`` are the numbers of messages and of clients' requests that this proxy has
-    sent to the member since this proxy started."""
+    """A member of the cluster. The counts ``asked`` and ``forwarded`` start with this proxy.
+
+    ``queues``: the number of queues that the member owns. ``asked``: the number of peer requests that this proxy has
+    sent to the member. ``forwarded``: the number of client requests that this proxy has forwarded to the member.
+    """
 
     instance: InstanceId
     address: str
@@ -22,7 +25,10 @@ class MemberStatus(NamedTuple):
 
 
 class QueueOwner(NamedTuple):
-    """The owner of a queue (None: no proxy at the moment). ``moves_to``: the next owner, if it is another proxy."""
+    """The owner of a queue, or None if no proxy owns the queue at the moment.
+
+    ``moves_to``: the proxy that will own the queue next, or None if the owner does not change.
+    """
 
     queue: QueueId
     broker_queue: BrokerQueue
@@ -31,9 +37,9 @@ class QueueOwner(NamedTuple):
 
 
 class ClusterStatus(NamedTuple):
-    """The cluster. ``members`` is empty if this proxy is not in a cluster and therefore owns all queues.
+    """The cluster as this proxy sees it. ``members`` is empty if this proxy is not in a cluster and so owns all queues.
 
-    ``version``: the version of the protocol that the members use now.
+    ``version``: the version of the peer protocol that the members currently use, or None outside a cluster.
     """
 
     me: InstanceId
@@ -43,7 +49,7 @@ class ClusterStatus(NamedTuple):
 
 
 def cluster_status(context: EngineContext, topics: Topics) -> ClusterStatus:
-    """Return this proxy's view of the cluster. Until all proxies have learned of a change, their views differ."""
+    """Return this proxy's view of the cluster. After a change, views differ until all proxies have received the change."""
     me, router = InstanceId(context.instance), context.router
     if router.cluster is None:
         return ClusterStatus(me, None, [], [QueueOwner(queue, name, me, None) for queue, name in _queues(topics)])

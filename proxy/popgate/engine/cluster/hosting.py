@@ -1,4 +1,4 @@
-"""Carries out the cluster's decisions on the queues of all subscriptions (the queue-host port)."""
+"""Serves, hands over and drops queues as the cluster decides. Implements the queue-host port."""
 
 import asyncio
 import logging
@@ -16,12 +16,13 @@ from popgate.ports.queue_hosts import QueueHosts
 _log = logging.getLogger(__name__)
 
 REVIEW_AFTER_SECONDS = (0.0, 0.3, 1.0, 4.0)
-"""Seconds from each look-up of a departed proxy's settlements to the next. A proxy that shuts down answers requests
-until its connections are closed. At that time it no longer knows the owners that it would have to notify."""
+"""Seconds before each look-up of settlements by a proxy that has left the cluster. A proxy that shuts down settles
+leases until its connections are closed, but at the end it can't report the settlements to the owners of the queues. So
+several look-ups are needed."""
 
 
 class Hosting:
-    """Carries out the cluster's decisions on the queues of ``topics``."""
+    """Serves the queues of ``topics`` that the cluster assigns to this proxy."""
 
     def __init__(self, context: EngineContext, topics: Topics) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""Answers the requests of other proxies, only from the queues that this proxy owns."""
+"""Answers the requests of other proxies that concern the queues of this proxy."""
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -37,11 +37,15 @@ from popgate.ports.peers import (
 AnswerT = TypeVar("AnswerT")
 
 GROUPS_MAX = 64
-"""Maximum number of lease groups formed by other proxies whose selections are remembered between requests."""
+"""Maximum number of lease groups for which the selection is remembered between two requests of the proxy that forms the
+group."""
 
 
 class Peering:
-    """Answers for this proxy. ``purge`` drops the visible messages in the queues that this proxy owns."""
+    """Answers the requests of other proxies.
+
+    ``purge`` deletes the visible messages of a subscription from the queues that this proxy owns.
+    """
 
     def __init__(
         self,
@@ -94,8 +98,10 @@ class Peering:
         return self._topics.subscription(*name)
 
     def _learn(self, message: Learned) -> None:
-        """Apply records to the queues of this proxy. If a queue has a new owner, that owner reads the records from the
-        store."""
+        """Apply lease records that another proxy has changed to the queues that this proxy owns.
+
+        A record of any other queue is ignored, because the owner of that queue reads it from the store.
+        """
         hosts = {host.broker_queue: host for served in self._topics.served.values() for host in served.hosts}
         for one in message.records:
             host = hosts.get(one.queue)

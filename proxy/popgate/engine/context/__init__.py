@@ -1,1 +1,1 @@
-"""Holds what all parts of the engine share: ports, settings, the memory budget, and the router to other proxies."""
+"""Contains the objects that all parts of the engine share: ports, options, memory budget, and router to other proxies."""

@@ -1,6 +1,6 @@
-"""Holds the objects that all parts of the engine share: the ports, the timer, the memory budget and the options.
+"""Contains the objects that all parts of the engine share: the ports, the timer, the memory budget and the options.
 
-Contains no logic of the engine.
+This module contains no logic of the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from popgate.runtime.shared_clock import SharedClock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Settings of the engine. ``instance`` is unique to this start of the process, and contains no host name."""
+    """Settings of the engine. ``instance`` identifies this start of the process. It is unique, and contains no host
+    name."""
 
     instance: str
     secret: bytes
@@ -52,7 +53,10 @@ class EngineOptions:
 
 
 class Parking:
-    """Limits the parked pops of each group and of the proxy. Pops without a wait time are not limited."""
+    """Limits the number of parked pops of each group and of the whole proxy.
+
+    A pop without a wait time never parks, so it is not limited.
+    """
 
     def __init__(self, limit: int, group_limit: int) -> None:
         self.taken = 0
@@ -68,10 +72,11 @@ class Parking:
 
 
 class BufferBudget:
-    """The memory budget for message bodies. At most half of it is for bodies that are kept because they will be read
-    soon. The queues that are being consumed share the rest evenly.
+    """The memory budget of this proxy for message bodies.
 
-    ``full_for``: the lease for which there was no more memory for kept bodies. None after a kept body is released.
+    At most half of the budget is for kept bodies, which stay in memory because a client will read them soon. The queues
+    that are being consumed share the rest of the budget evenly. ``full_for``: the lease whose bodies can't all be kept,
+    because this half is used up. It is None after a kept body is released.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -106,14 +111,15 @@ class BufferBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext:
-    """Holds the ports and the shared objects."""
+    """The ports and the shared objects of one engine."""
 
     options: EngineOptions
     broker: Broker
     leases: LeaseStore
     dedup: DedupStore
     atomic: AtomicPublisher | None
-    """Publishes and deduplicates in one step, if the broker and the dedup store are one database."""
+    """Publishes messages and stores their dedup ids in one transaction. None if the broker and the dedup store are not
+    one database."""
     lease_groups: LeaseGroupStore
     assignments: Assignments
     catalog: Catalog
@@ -126,7 +132,7 @@ class EngineContext:
     parking: Parking
     router: Router
     missing_queues: set[BrokerQueue]
-    """Queues of this proxy that were deleted on the broker. Usually empty."""
+    """Queues that this proxy should consume, but that were deleted on the broker. Usually empty."""
     mint_copy_id: Callable[[], CopyId]
     next_transient: Callable[[], int]
     mint_lease_id: Callable[[], LeaseId]
@@ -151,7 +157,7 @@ def make_context(
     background: Background,
     faults: Faults | None = None,
 ) -> EngineContext:
-    """Return a context with new shared objects over the given ports."""
+    """Create the shared objects, and return a context with these objects and the given ports."""
     lease_numbers, transient_numbers = count(1), count(1)
     shared = SharedClock(clock, catalog.now)
     return EngineContext(

@@ -1,7 +1,7 @@
-"""Sends requests and notifications to the proxies that own other queues.
+"""Sends requests and notifications to the other proxies of the cluster.
 
-Owns the messages to be sent. The cluster's view contains the owner of each queue, and only the owner grants leases. A
-proxy that is not in a cluster owns all queues.
+``Router`` reads the owner of each queue from the cluster's view, and stores the lease records that are still to be sent
+to the owners. Only the owner of a queue grants leases of its messages. A proxy outside a cluster owns all queues.
 """
 
 import asyncio
@@ -25,17 +25,19 @@ _log = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
 
 SENT_COUNT_MAX = 4_096
-"""Maximum number of records in one message to an owner."""
+"""Maximum number of lease records in one message to the owner of their queues."""
 SEND_ATTEMPTS_MAX, SEND_AGAIN_SECONDS = 5, 1.0
 SENT_SECONDS_MAX = 0.2
-"""Maximum seconds that an answer to a client waits until the owners have received its settlements."""
+"""Maximum seconds for which the answer to a client is delayed until the owners of the queues have received the client's
+settlements."""
 OWNED_SECONDS_MAX = 2.0
 """Maximum seconds that a change of topics waits until new queues have owners."""
 CHANGE_SECONDS_MAX, CHANGE_LOOK_SECONDS = 3.0, 0.05
-"""Maximum seconds to repeat a request while a queue gets a new owner (for example after a kill), and seconds between
-two attempts."""
+"""Maximum seconds for which a request is repeated while a queue gets a new owner (for example after a proxy was
+killed), and seconds between two attempts."""
 UNSENT_COUNT_MAX = 100_000
-"""Maximum number of records retained for one slow owner. The owner finds the remaining records in the store."""
+"""Maximum number of records that wait to be sent to one slow owner. Further records are not sent: the owner finds them
+in the store."""
 
 
 class QueueOwnership(Protocol):
@@ -43,36 +45,36 @@ class QueueOwnership(Protocol):
 
     @property
     def view(self) -> ClusterView:
-        """The latest view of the cluster's members and the queues' owners at this proxy."""
+        """The latest view at this proxy: the members of the cluster and the owners of the queues."""
         ...
 
     def moves(self) -> Mapping[BrokerQueue, InstanceId]:
-        """Return the next owner of each queue that is about to move."""
+        """Return the new owner of each queue that should move, or that has no owner."""
         ...
 
     def queues_changed(self) -> None:
-        """Note that queues were created or deleted."""
+        """Check the queues soon, because queues were created or deleted."""
         ...
 
     def overtaken(self, queue: BrokerQueue) -> None:
-        """Note that another proxy has claimed a queue that this proxy owned."""
+        """Check the owner of ``queue`` soon, because this proxy has stopped serving the queue."""
         ...
 
     async def owned(self, queues: Sequence[BrokerQueue], seconds: float) -> None:
-        """Return when each of ``queues`` has an owner, or ``seconds`` have passed."""
+        """Wait until each of ``queues`` has an owner, but for at most ``seconds``."""
         ...
 
     async def stop(self) -> None:
-        """Leave the cluster."""
+        """Hand over all queues of this proxy, and leave the cluster."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The cluster that this proxy is a member of.
+    """The cluster of which this proxy is a member.
 
-    ``version`` returns the version of the protocol that all members use, and raises NoCommonVersion. ``limits`` counts
-    the messages in flight of all members. None: each member counts its own messages.
+    ``version`` returns the version of the peer protocol that all members use, or raises NoCommonVersion. ``limits``
+    counts the messages in flight at all members. If it is None, each member counts only its own messages in flight.
     """
 
     me: InstanceId
@@ -83,10 +85,10 @@ class Cluster:
 
 
 async def while_owners_change(work: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
-    """Return the result of ``work``, and repeat ``work`` while it raises PeerUnavailable.
+    """Call ``work`` again while it raises PeerUnavailable, and return its result.
 
-    A proxy may have just died, or a queue may be changing its owner. Raises: PeerUnavailable if ``work`` still fails
-    after ``CHANGE_SECONDS_MAX``.
+    ``work`` can raise this error because a proxy has just died, or because a queue is changing its owner. Raises:
+    PeerUnavailable if ``work`` still fails after ``CHANGE_SECONDS_MAX``.
     """
     until: float | None = None
     while True:
@@ -101,7 +103,7 @@ async def while_owners_change(work: Callable[[], Awaitable[AnswerT]]) -> AnswerT
 
 
 class _Unsent:
-    """Records to send to one owner. ``sent`` is done when the records are sent or given up."""
+    """Lease records that are to be sent to one owner. ``sent`` completes when they have been sent or discarded."""
 
     def __init__(self) -> None:
         self.records: list[LearnedRecord] = []
@@ -109,7 +111,7 @@ class _Unsent:
 
 
 class Router:
-    """Sends messages to the owners of queues."""
+    """Sends requests, notifications and lease records to other proxies."""
 
     def __init__(self, background: Background) -> None:
         self._background = background
@@ -118,7 +120,8 @@ class Router:
         self.forwarded: Counter[InstanceId] = Counter()
         """Number of clients' requests that this proxy has forwarded to each other proxy."""
         self._unsent: dict[InstanceId, _Unsent] = {}
-        """Records to send, by member. A member has an entry while a task sends to it."""
+        """The lease records that are to be sent to each member. A member has an entry while a task sends records to it.
+        """
 
     def join(self, cluster: Cluster) -> None:
         """Make this proxy a member of a cluster. Call this before any request is served."""
@@ -126,20 +129,20 @@ class Router:
 
     @property
     def cluster(self) -> Cluster | None:
-        """The cluster. None: this proxy is in no cluster, and owns all queues."""
+        """The cluster of this proxy. It is None if this proxy is not in a cluster, and so owns all queues."""
         return self._cluster
 
     # -- owners ---------------------------------------------------------------------------------------------------
 
     def owner(self, queue: BrokerQueue) -> InstanceId | None:
-        """Return the other proxy that owns ``queue``; None: this proxy owns it, or no proxy does."""
+        """Return the other proxy that owns ``queue``, or None if this proxy or no proxy owns it."""
         if self._cluster is None:
             return None
         owner = self._cluster.ownership.view.owners.get(queue)
         return None if owner == self._cluster.me else owner
 
     def responsible(self, queue: BrokerQueue) -> InstanceId | None:
-        """Return the ``owner`` for a request that only the owner can answer.
+        """Return the other proxy that owns ``queue``, or None if this proxy owns it.
 
         Raises: PeerUnavailable if no proxy owns ``queue``.
         """
@@ -148,7 +151,7 @@ class Router:
         return self.owner(queue)
 
     def others(self, layout: Layout) -> list[InstanceId]:
-        """Return the other proxies that own queues of ``layout``, each once."""
+        """Return the other proxies that own queues of ``layout``, without duplicates."""
         if self._cluster is None:
             return []
         owners = self._cluster.ownership.view.owners
@@ -156,23 +159,25 @@ class Router:
         return [owner for owner in found if owner is not None and owner != self._cluster.me]
 
     def collects(self) -> bool:
-        """Whether this proxy deletes old records in the store. In a cluster, exactly one member should do so."""
+        """Whether this proxy deletes old records in the store. In a cluster, only the member with the smallest id does
+        so."""
         return self._cluster is None or min(self._cluster.ownership.view.members, default=None) == self._cluster.me
 
     # -- messages -------------------------------------------------------------------------------------------------
 
     async def ask(self, to: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
-        """Send a request to another proxy. Raises: PeerUnavailable, and the errors with which ``to`` answers."""
+        """Send a request to the proxy ``to``, and return the answer. Raises: PeerUnavailable, and the errors that
+        ``to`` returns."""
         if self._cluster is None:
             raise PeerUnavailable(f"proxy {to} is unknown: this proxy is not in a cluster")
         self.asked[to] += 1
         return await self._cluster.peers.ask(to, message)
 
     async def announce(self, queues: Callable[[], Sequence[BrokerQueue]]) -> None:
-        """Announce that topics or groups have changed.
+        """Announce to the other proxies that topics or groups have changed.
 
-        Return when all other proxies that answer have applied the change, and all ``queues`` have owners, or
-        ``OWNED_SECONDS_MAX`` have passed.
+        Wait until all other proxies that answer have applied the change. Then wait until all ``queues`` have owners,
+        but for at most ``OWNED_SECONDS_MAX``.
         """
         if self._cluster is None:
             return
@@ -182,7 +187,10 @@ class Router:
         await self._cluster.ownership.owned(queues(), OWNED_SECONDS_MAX)
 
     def send(self, record: LearnedRecord) -> None:
-        """Send a record to the owner of its queue, in the background. A later owner reads the record in the store."""
+        """Send a lease record in the background, if another proxy owns its queue.
+
+        If the queue has a new owner by then, that owner reads the record from the store.
+        """
         owner = self.owner(record.queue)
         if owner is None:
             return
@@ -194,16 +202,18 @@ class Router:
             batch.records.append(record)
 
     async def until_sent(self) -> None:
-        """Return when all records so far are sent to their owners, or after ``SENT_SECONDS_MAX``.
+        """Wait until all earlier records have been sent to the owners of their queues, but for at most
+        ``SENT_SECONDS_MAX``.
 
-        A client that has released a message may pop it again at once, so its owner should know of the release.
+        A client that has released a message may pop it again at once. So the owner of the message's queue should have
+        received the release before the client gets its answer.
         """
         waiting = [batch.sent for batch in self._unsent.values()]
         if waiting:
             await asyncio.wait(waiting, timeout=SENT_SECONDS_MAX)
 
     def notify_available(self, to: InstanceId, subscription: Subscription) -> None:
-        """Notify ``to`` that a message for its waiting pops is ready here."""
+        """Notify the proxy ``to`` that this proxy has a ready message for pops that wait at ``to``."""
         message = Available(subscription=subscription)
         self._background.spawn(self._notify(to, message), name=f"notify {to} of ready messages")
 
@@ -245,10 +255,11 @@ class Router:
     async def fetch(
         self, subscription: Subscription, leases: Iterable[LearnedRecord]
     ) -> dict[tuple[BrokerQueue, CopyId], Message]:
-        """Return the messages of leases in queues that other proxies own. Messages whose leases have ended are missing.
+        """Fetch the messages of ``leases`` from the other proxies that own their queues.
 
-        Raises: StateUnavailable; PeerUnavailable while an owner changes or is still waiting for messages from the
-        broker. The caller repeats the call (``while_owners_change``).
+        If a lease has ended, its message is not in the result. Raises: StateUnavailable; PeerUnavailable while a queue
+        is changing its owner, or while an owner is waiting for messages from the broker. The caller must then repeat
+        the call (``while_owners_change``).
         """
         by_owner: dict[InstanceId, list[LearnedRecord]] = {}
         for one in leases:
