@@ -103,7 +103,8 @@ class Engine:
         self._collecting = False
 
     async def start(self) -> None:
-        """Start to serve the topics and groups of the catalog. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
+        """Start to serve the topics and groups of the catalog. Raises: BrokerUnavailable, StateUnavailable,
+        Conflict."""
         await self._context.clock.look()
         await self.topics.start()
         self._context.background.keep(self._context.clock.follow, name="follow the store's clock")
@@ -262,7 +263,8 @@ class Engine:
         return owner
 
     def count_forwarded(self, to: InstanceId) -> None:
-        """Count a client's request that this proxy forwards to the proxy ``to``. ``cluster_status`` returns the counts."""
+        """Count a client's request that this proxy forwards to the proxy ``to``. ``cluster_status`` returns the
+        counts."""
         self._context.router.forwarded[to] += 1
 
     def redrive(self, topic: str, group: str, order: RedriveOrder) -> Redrive:

@@ -1,1 +1,2 @@
-"""Contains the objects that all parts of the engine share: ports, options, memory budget, and router to other proxies."""
+"""Contains the objects that all parts of the engine share: ports, options, memory budget, and router to other
+proxies."""

@@ -42,7 +42,7 @@ class EngineOptions:
     idle_return_seconds: float = 30.0
     dedup_seconds: float = 300.0
     lease_group_seconds_max: float = 43_200.0
-    """Maximum seconds for which a lease group may hold its messages without a break."""
+    """Maximum seconds for which the leases of a lease group can continue without expiring in between."""
     pull_session_seconds: float = 10.0
     """Seconds without a heartbeat after which a pull client loses its queues."""
     parked_pops_max: int = 20_000

@@ -120,8 +120,8 @@ class Router:
         self.forwarded: Counter[InstanceId] = Counter()
         """Number of clients' requests that this proxy has forwarded to each other proxy."""
         self._unsent: dict[InstanceId, _Unsent] = {}
-        """The lease records that are to be sent to each member. A member has an entry while a task sends records to it.
-        """
+        """The lease records that are to be sent to each member. A member has an entry while a task sends records to
+        it."""
 
     def join(self, cluster: Cluster) -> None:
         """Make this proxy a member of a cluster. Call this before any request is served."""

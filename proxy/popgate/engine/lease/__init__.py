@@ -1,1 +1,1 @@
-"""Leases: granting and ending them, and the pop requests for them."""
+"""Grants and ends leases, and defines the requests for them."""

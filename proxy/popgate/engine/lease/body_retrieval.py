@@ -1,7 +1,9 @@
-"""Fetches the bodies of leased messages that are not here: for a repeated attempt, and for a rejection.
+"""Waits until the bodies of leased messages are in memory again, if this proxy has dropped them.
 
-Owns the waiting. The queue hosts fetch the bodies. If the channel holds a message, its host requeues the message.
-Otherwise the body arrives with the next channel.
+A repeated attempt, a rejection, a pull and a read of a lease group need the bodies. This module only waits for the
+bodies; the queue hosts fetch them. If a message is unsettled on the current channel of its queue, the queue host
+requeues the message, so that the broker delivers it again with its body. Otherwise the next channel delivers the
+message.
 """
 
 import asyncio
@@ -12,11 +14,13 @@ from popgate.engine.queue.buffered import BufferedMessage, MessageState
 
 WAIT_SECONDS_MAX = 5.0
 ASK_SECONDS = 0.5
-"""Seconds between two requests to open the queues. A queue that was just closed is not reopened at once."""
+"""Maximum seconds between two calls of ``ask`` during a wait. A queue that was just closed is not reopened by the first
+call."""
 
 
 class BodyRetrieval:
-    """Fetches bodies. During the wait, ``ask`` keeps the queues open and the messages flowing."""
+    """Waits for the bodies of messages of ``group``. ``ask`` must open the group's queues and make the broker
+    deliver."""
 
     def __init__(self, group: ServedGroup, *, ask: Callable[[], None]) -> None:
         self._group = group
@@ -24,7 +28,10 @@ class BodyRetrieval:
         self._change: asyncio.Future[None] | None = None
 
     async def bring_back(self, many: Sequence[BufferedMessage]) -> bool:
-        """Return True when each body is here or its message was dropped. Return False if that takes too long."""
+        """Wait until the body of each message is in memory, or the message is dropped. Then return True.
+
+        Return False after ``WAIT_SECONDS_MAX``.
+        """
         if not any(map(_is_missing, many)):
             return True
 
@@ -34,7 +41,7 @@ class BodyRetrieval:
                 self._group.host(buffered).fetch_again([buffered])
             return not missing
 
-        for buffered in many:  # all of them, because present bodies must not be forgotten while the rest arrive
+        for buffered in many:  # also with a body: it must not be dropped while the other bodies arrive
             self._group.host(buffered).state.wanted.add(buffered)
         try:
             return await self.until(are_here)
@@ -43,7 +50,7 @@ class BodyRetrieval:
                 self._group.host(buffered).state.wanted.discard(buffered)
 
     async def until(self, holds: Callable[[], bool]) -> bool:
-        """Return True when ``holds`` returns True. Return False if that takes too long.
+        """Wait until ``holds`` returns True, and return True. Return False after ``WAIT_SECONDS_MAX``.
 
         ``holds`` is called again whenever messages have arrived, and at least every ``ASK_SECONDS``.
         """
@@ -59,7 +66,7 @@ class BodyRetrieval:
         return True
 
     def changed(self) -> None:
-        """Wake the waiting calls, because messages arrived, or may arrive now."""
+        """Make all waiting calls check again, because messages have arrived, or may arrive now."""
         change, self._change = self._change, None
         if change is not None:
             change.set_result(None)

@@ -1,9 +1,9 @@
 """Discards messages whose time to live is over instead of handing them out.
 
-A leased message does not expire, so the store decides first. It settles a message that is not leased, which makes the
-receipt handles of earlier leases void. A message without a record gets no record: if it is delivered again after a
-crash, it is discarded again. After the store's answer, the discard is journaled, and the message is acked at the broker
-(decision 8).
+A leased message does not expire. So the store first decides whether the message is leased. If it is not leased, the
+store settles it, which makes the receipt handles of earlier leases void. If the message has no record, the store writes
+none: if the broker delivers the message again after a crash, it is discarded again. After the store's answer, the
+discard is written to the journal, and the message is acked at the broker (decision 8).
 """
 
 import asyncio
@@ -36,11 +36,12 @@ class Discarder:
         self._under_way = 0
 
     def is_busy(self) -> bool:
-        """Whether messages are being discarded. Other messages may stand behind them."""
+        """Whether messages are being discarded. Messages behind them may become ready when this is done."""
         return bool(self._expired or self._under_way)
 
     def takes(self, buffered: BufferedMessage) -> bool:
-        """Whether a ready message has expired. If so, it becomes DISCARDING and is discarded in the background."""
+        """Return whether a ready message has expired. If so, it becomes DISCARDING and is discarded in the
+        background."""
         message = buffered.message
         if message is None or message.expires_at is None or message.expires_at > self._context.clock.wall():
             return False
@@ -51,7 +52,7 @@ class Discarder:
         return True
 
     def _start(self) -> None:
-        """Start to discard the messages that were found in this turn of the event loop, in common writes."""
+        """Discard together all expired messages that were found in this turn of the event loop, to save writes."""
         expired, self._expired = self._expired, []
         self._context.background.spawn(self._discard(expired), name=f"discard {self._group.name}")
 

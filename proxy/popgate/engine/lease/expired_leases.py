@@ -21,7 +21,7 @@ class ExpiredLeases:
         self._expired: list[BufferedMessage] = []
 
     def add(self, buffered: BufferedMessage) -> None:
-        """Add an expired lease. Leases that expire together are collected, so that they cost one write."""
+        """End the lease of ``buffered``, which has expired. Leases that expire together are ended in one write."""
         if not self._expired:
             asyncio.get_running_loop().call_soon(self._end)
         self._expired.append(buffered)

@@ -1,6 +1,6 @@
 """Grants leases with one conditional write for each pop, and applies the store's answers to the messages.
 
-``serving`` chooses the candidates, and the pop that receives them.
+``serving`` chooses the messages to lease (the candidates), and the pop that receives them.
 """
 
 import asyncio
@@ -31,11 +31,14 @@ UNANSWERED_MAX = 16_384
 
 
 class ModeOvertaken(Exception):
-    """The group has a later mode generation than the request: nothing was granted."""
+    """No lease was granted, because the store has a later mode generation of the group than the request."""
 
 
 class Granter:
-    """Leases messages of one subscription within ``limit``; exhausted messages go to ``mover``."""
+    """Leases messages of one subscription within ``limit``.
+
+    A message that has reached ``max_deliveries`` is not leased. Instead, ``mover`` dead-letters it.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,8 @@ class Granter:
         self._limit = limit
         self._stale_leases = stale_leases
         self._unanswered: dict[LeaseId, Sequence[BufferedMessage]] = {}
-        """Messages that the store may have leased without its answer arriving, in the order of the requests."""
+        """By lease id: the messages that the store may have leased although its answer did not arrive. The oldest
+        request is first."""
         self._unanswered_count = 0
 
     async def grant(
@@ -64,13 +68,14 @@ class Granter:
         lease_id: LeaseId,
         attempt_id: str | None,
     ) -> list[Leased]:
-        """Lease ``candidates``, which are GRANTING. Return the leases that the store granted.
+        """Lease ``candidates``, whose state must be GRANTING. Return the leases that the store granted.
 
-        The other candidates take the state of their records, or become ready again.
+        A candidate that is not granted gets the state of its record, or becomes ready again. Raises: ModeOvertaken,
+        StateUnavailable; LeaseGroupAcked or Conflict if the pop is for a lease group that is no longer being formed.
 
-        Raises: ModeOvertaken, StateUnavailable; LeaseGroupAcked, Conflict if the pop's lease group is no longer being
-        formed. A cancellation withdraws the leases. If the store's answer was lost, the next pop that finds the leases
-        withdraws them. Leases with an attempt id, or of a lease group, are not withdrawn: a repeated request uses them.
+        If the call is cancelled, its leases are withdrawn. If the store's answer is lost, the next pop that tries to
+        lease the same messages withdraws the leases. Leases with an attempt id and leases of a lease group are not
+        withdrawn, because a repeated request returns them.
         """
         context = self._context
         if any(host.claim.is_lost for host in self._hosts_of(candidates)):
@@ -85,8 +90,8 @@ class Granter:
         try:
             answers = await (context.leases.grant(asked) if limits is None else self._limit.grant(limits, asked))
         except BaseException as error:
-            # A lease without an attempt id or a shared lease id belongs to this pop alone. While the store is known to
-            # be unavailable, many requests fail, and none of them writes a lease.
+            # Without an attempt id or a shared lease id, no other request can use this lease. While the store is known
+            # to be unavailable, many requests fail, and none of them writes a lease.
             if was_there and attempt_id is None and selection.lease_id is None:
                 self._remember_unanswered(lease_id, candidates)
             if isinstance(error, asyncio.CancelledError) and not is_repeatable:
@@ -143,11 +148,12 @@ class Granter:
     async def _end_unanswered(
         self, lease_id: LeaseId, candidates: Sequence[BufferedMessage], met: Sequence[BufferedMessage]
     ) -> None:
-        """End a lease whose client never received it, if the store has it. Then make the messages in ``met`` ready.
+        """Withdraw a lease that no client has received, if the store has granted it. Then make the messages in ``met``
+        ready.
 
-        All candidates of a request are withdrawn in one write. A later owner of the queue puts messages with a delivery
-        count in front of the others (``ordering_keys``). So no message may lose its count while the messages behind it
-        keep their counts.
+        All messages of the lease request are withdrawn in one write. A later owner of the queue puts messages with a
+        delivery count in front of the others (``ordering_keys``). So a message must not lose its delivery count while
+        messages behind it still have one.
         """
         try:
             await self._context.leases.settle(
@@ -169,7 +175,7 @@ class Granter:
         answers: Sequence[GrantAnswer],
         request: PopRequest,
     ) -> list[Leased]:
-        """Apply the store's answers to the messages. Return the leases of ``request``."""
+        """Apply the store's answers to the messages. Return the granted leases."""
         now, wall = self._context.clock.monotonic(), self._context.clock.wall()
         granted: list[BufferedMessage] = []
         continued: list[BufferedMessage] = []
@@ -184,7 +190,7 @@ class Granter:
                 continue
             host = self._group.host(buffered)
             is_here = buffered.state is not MessageState.DROPPED
-            if not is_here and buffered.is_transient:  # its channel ended: it returns with a new copy id
+            if not is_here and buffered.is_transient:  # its channel ended: its next delivery gets a new copy id
                 ended.setdefault(host, []).append(buffered.copy_id)
                 continue
             assert message is not None, "only messages that are here are candidates"
@@ -263,7 +269,8 @@ class Granter:
         *,
         is_told: bool = True,
     ) -> Leased:
-        """Return the description of a lease for its pop. If not ``is_told``, the receipt handle is empty."""
+        """Return a lease in the form in which a pop returns it. If ``is_told`` is False, the receipt handle is
+        empty."""
         return Leased(
             message,
             message.message_id or copy_id,
@@ -276,7 +283,11 @@ class Granter:
 
 
 def _lines_of(candidates: Sequence[BufferedMessage]) -> list[int]:
-    """Return a number for the ordering key of each candidate. It is 0 without a key, or if all candidates are heads."""
+    """Return for each candidate a number that identifies its ordering key in this request.
+
+    The number is 0 for a candidate without an ordering key. If each candidate is the head of its ordering key, all
+    numbers are 0.
+    """
     if all(buffered.is_head for buffered in candidates):
         return [0] * len(candidates)
     numbers: dict[tuple[int, str], int] = {}

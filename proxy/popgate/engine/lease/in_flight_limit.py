@@ -1,9 +1,9 @@
 """Applies ``max_in_flight`` of one subscription: decides how many more leases may be granted now.
 
-Owns this proxy's estimate of the number of leases left. Outside a cluster, the proxy counts its own leases. In a
-cluster, the store counts in the same step in which it grants leases (``ports.limits``), and returns how many are left.
-A proxy notices the leases of the other proxies when the store's answer leaves none. It then asks the store repeatedly
-while pops wait for messages that are ready here.
+Outside a cluster, the proxy counts its own leases. In a cluster, the store counts the leases of all proxies in the same
+step in which it grants leases (``ports.limits``). It returns how many more leases may be granted. From this number, the
+proxy estimates how many are left until the next answer. When the answer is 0, the proxy asks the store repeatedly, as
+long as pops wait for messages that are ready on this proxy.
 """
 
 import random
@@ -29,9 +29,11 @@ class InFlightLimit:
         self._group = group
         self._pops = pops
         self._left: int | None = None
-        """The number in the store's last answer, minus the messages taken since then; None: no answer yet."""
+        """How many more leases the store's last answer allows, minus the messages taken since then. None before the
+        first answer."""
         self._is_full = False
-        """Whether the limit is reached (``Vacancy.is_full``). Used only if this proxy has no leases left."""
+        """Whether the limit was reached at the store's last answer (``Vacancy.is_full``). Used only if ``_left`` is
+        0."""
         self._under_way = 0
         """Number of messages in grant requests that are in progress."""
         self._looking = False
@@ -46,11 +48,13 @@ class InFlightLimit:
         return BATCH_COUNT_MAX if self._left is None else self._left
 
     def counting(self) -> Limits | None:
-        """Return the port that grants leases within the limit; None: the lease store grants them as usual."""
+        """Return the port that counts the leases of all proxies and grants leases, or None if the lease store grants
+        them."""
         return None if self._group.policy.max_in_flight is None else self._counting()
 
     async def grant(self, limits: Limits, request: GrantRequest) -> list[GrantAnswer]:
-        """Grant leases within the limit. Otherwise do the same, and raise the same errors, as ``LeaseStore.grant``."""
+        """Grant leases like ``LeaseStore.grant``, but at most as many as ``max_in_flight`` allows. Raises the same
+        errors."""
         count = len(request.entries)
         self._under_way += count
         try:
@@ -61,9 +65,9 @@ class InFlightLimit:
         return answers
 
     async def look(self, *, waits: bool = False) -> bool:
-        """Ask the store how many leases are left. Return whether a waiting pop may get a lease soon.
+        """Ask the store how many more leases may be granted. Return whether a waiting pop may get a lease soon.
 
-        ``waits``: a pop is waiting. Raises: StateUnavailable.
+        ``waits``: whether a pop is waiting. Raises: StateUnavailable.
         """
         limits = self.counting()
         if limits is None:
@@ -85,26 +89,26 @@ class InFlightLimit:
         )
 
     def taken(self, count: int) -> None:
-        """Note that ``count`` messages are about to be handed out."""
+        """Subtract ``count`` messages, which are about to be leased, from the estimate."""
         if self._left is not None:
             self._left = max(0, self._left - count)
 
     def fewer_out(self) -> None:
-        """Allow one more attempt if the limit is reached, because one of this proxy's leases has ended."""
+        """If the limit was reached, allow one more lease, because a lease of this proxy has ended."""
         if self._is_known_full():
             self._left = 1
 
     def changed(self) -> None:
-        """Forget the number that is left, because the policy has changed."""
+        """Discard the estimate, because the policy has changed."""
         self._left = None
 
     def look_soon(self) -> None:
-        """Schedule the next request to the store if no leases are left. A pop may be waiting."""
+        """If no more leases may be granted, schedule the next question to the store, because a pop may be waiting."""
         if self._left == 0 and self.timer == NEVER:
             self._context.deadlines.schedule(self._context.clock.monotonic() + _pause(), self)
 
     def due(self, now: float) -> float | None:
-        """Ask the store again while no leases are left and pops wait."""
+        """Ask the store again while no more leases may be granted and pops wait. Return the time of the next call."""
         if self._left != 0 or self.counting() is None or not self._pops.is_waited_for():
             return None
         if not self._looking:

@@ -1,8 +1,8 @@
-"""Defines subjects of journal events: messages that are not here, and messages that are found to be settled.
+"""Defines subjects of journal events: messages that this proxy does not hold, and messages that are already settled.
 
-If the store's answer to a settlement was lost, or the proxy that received it died, the journal may lack the settlement.
-The proxy that finds the record later journals ``found_settled``. If the settlement was journaled after all, the second
-event adds no information.
+The journal may lack a settlement, because the store's answer to it was lost, or because the proxy that received the
+answer died. When a proxy later finds the settled record, it writes the event ``found_settled`` to the journal. If the
+settlement was in the journal after all, the second event adds no information.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ from popgate.ports.journal import EventKind
 
 
 class Absent(NamedTuple):
-    """The subject of an event whose message is not on this proxy, or will not be when the event is journaled."""
+    """The subject of a journal event whose message is not on this proxy, or may leave it before the event is
+    written."""
 
     copy_id: CopyId
     queue_index: int
@@ -29,14 +30,17 @@ class Absent(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A copy that is settled in the store."""
+    """A message copy that is settled in the store."""
 
     subject: Absent
     state: RecordState
 
 
 def found_so(copy_id: CopyId, queue_index: int, record: LeaseRecord, buffered: BufferedMessage | None) -> Found:
-    """Describe a settled copy by its record and ``buffered``. Call it before the record is applied to ``buffered``."""
+    """Return a settled copy as described by its record and ``buffered``.
+
+    Call this before the record is applied to ``buffered``, because that changes the lease of ``buffered``.
+    """
     terms = copy_id, queue_index, record.delivery_count, record.leased_at
     if buffered is None:
         return Found(Absent(*terms), record.state)
@@ -45,7 +49,7 @@ def found_so(copy_id: CopyId, queue_index: int, record: LeaseRecord, buffered: B
 
 
 def note_found_settled(context: EngineContext, subscription: Subscription, many: Sequence[Found]) -> None:
-    """Journal the copies that were found to be settled, with the state of each. Does nothing if there are none."""
+    """Write the event ``found_settled`` with the settled state of each copy to the journal, if there are any copies."""
     if many:
         context.journal.record(
             EventKind.FOUND_SETTLED,

@@ -1,12 +1,13 @@
-"""Dead-lettering: moves a message to the subscription's dead-letter queue, and never loses it on the way.
+"""Dead-letters messages: moves them to the dead-letter queue of their subscription, without losing one on the way.
 
-The move is first written to the store (``moving``, with the new copy id). Then the dead letter is published with
-confirm. Then the message is settled, and finally acked. Every step can be repeated. A retry uses the same copy id, so
-it finishes a half-done move and never duplicates the dead letter (decision 6).
+A move has four steps. First, the store records it (state ``moving``, with the copy id of the dead letter). Second, the
+dead letter is published, and the broker confirms it. Third, the message is settled in the store. Fourth, the message is
+acked at the broker. Every step can be repeated. A retry uses the recorded copy id. So it finishes an interrupted move,
+and never duplicates the dead letter (decision 6).
 
-A message that popgate itself fails to process does not block other messages. It is moved alone, and after the second
-failure (``Faults``) without its headers (``bare``). If that move fails too, the message stays with the broker,
-unsettled, until its channel ends.
+A message that popgate itself fails to process does not block other messages. Each such message is moved separately, and
+after the second failure (``Faults``) without its headers (``bare``). If this move fails too, the message stays
+unsettled at the broker until its channel ends.
 """
 
 import asyncio
@@ -42,13 +43,13 @@ BATCH_COUNT_MAX = 256
 RETRY_SECONDS = 1.0
 REASON_LENGTH_MAX = 256
 LEASE_SECONDS = 60.0
-"""Lease time, in seconds, of a message that is set aside: the time for its move before another proxy can lease it."""
+"""Seconds for which ``set_aside`` leases a message to move it. After that time, another proxy can lease the message."""
 
 _Place = tuple[BrokerQueue, CopyId]
 
 
 class _Begun(NamedTuple):
-    """A move that is written to the store, and whose dead letter has to be published."""
+    """A move that the store has recorded, and whose dead letter has to be published."""
 
     buffered: BufferedMessage
     record: LeaseRecord
@@ -56,27 +57,28 @@ class _Begun(NamedTuple):
 
 
 class Mover:
-    """Moves messages of one subscription to its dead letters."""
+    """Moves messages of one subscription to its dead-letter queue."""
 
     def __init__(self, context: EngineContext, group: ServedGroup) -> None:
         self._context = context
         self._group = group
         self._dead = group.layout.dead
         self._publishing: set[_Place] = set()
-        """Copies whose dead letters are being published. A second move of the same copy would duplicate its dead
-        letter. It could start if the message is delivered again during the first move."""
+        """Message copies whose dead letters are being published. If such a message is delivered again in the meantime,
+        it must not be moved a second time, because that would duplicate its dead letter."""
 
     def is_publishing(self, queue: BrokerQueue) -> bool:
-        """Whether dead letters of ``queue`` are being published."""
+        """Whether dead letters of messages of ``queue`` are being published."""
         return any(place[0] == queue for place in self._publishing)
 
     def _place(self, buffered: BufferedMessage) -> _Place:
         return self._group.queue(buffered), buffered.copy_id
 
     def start(self, buffered: Sequence[BufferedMessage]) -> None:
-        """Dead-letter messages that are exhausted or half moved, in the background, until they are moved or dropped.
+        """Dead-letter messages in the background. Repeat each move until the message is moved or dropped.
 
-        A message whose body is not here is moved when the broker has delivered it again.
+        The messages have reached ``max_deliveries``, or their moves were interrupted. If the body of a message is not
+        in memory, the message is moved when the broker has delivered it again.
         """
         here: list[BufferedMessage] = []
         for one in buffered:
@@ -91,10 +93,11 @@ class Mover:
             self._context.background.spawn(self._persist(here), name=f"dead-letter {self._dead}")
 
     async def reject(self, buffered: Sequence[BufferedMessage], reasons: Sequence[str]) -> list[bool]:
-        """Dead-letter leased messages whose bodies are here. Return for each whether its dead letter is stored.
+        """Dead-letter leased messages whose bodies are in memory. Return for each message whether its dead letter is
+        stored.
 
-        Raises: StateUnavailable, BrokerUnavailable; RetryLater if popgate failed on a message that is still leased.
-        After an error or a cancellation, moves that have begun are finished in the background.
+        Raises: StateUnavailable, BrokerUnavailable; RetryLater if popgate failed to process a message that is still
+        leased. Moves that have begun are finished in the background, also after an error or a cancellation.
         """
         try:
             return await self._move(buffered, SettleAction.MOVE, reasons)
@@ -116,7 +119,10 @@ class Mover:
             )
 
     def set_aside(self, buffered: BufferedMessage, error: Exception) -> None:
-        """Dead-letter a message that popgate fails to process, in the background, as soon as no client has it."""
+        """Dead-letter a message that popgate fails to process, in the background.
+
+        If a client has leased the message, the move waits until the lease has ended.
+        """
         buffered.enter(MessageState.MOVING)
         reason = f"{UNREADABLE}: {type(error).__name__}: {error}"[:REASON_LENGTH_MAX]
         self._context.background.spawn(self._set_aside(buffered, reason), name=f"dead-letter {self._dead}")
@@ -140,9 +146,9 @@ class Mover:
             await asyncio.sleep(pause)
 
     async def _lease(self, buffered: BufferedMessage) -> float:
-        """Lease the message, because a move needs its record.
+        """Lease a message before its move, because the move needs a lease record.
 
-        Return the seconds until the next attempt, if the message is leased to a client. Raises: StateUnavailable.
+        If a client has leased the message, return the seconds until the next attempt. Raises: StateUnavailable.
         """
         host = self._group.host(buffered)
         request = GrantRequest(
@@ -165,7 +171,7 @@ class Mover:
         return remaining
 
     def _fails(self, buffered: BufferedMessage, error: Exception) -> bool:
-        """Note that popgate failed on a message. Return whether to try once more."""
+        """Count a failure to process a message. Return whether its move should be tried again."""
         queue = self._group.queue(buffered)
         was_unreadable = self._context.faults.is_unreadable(queue, buffered.copy_id)
         self._context.faults.message_failed(queue, buffered.copy_id, error)
@@ -174,7 +180,7 @@ class Mover:
         return not was_unreadable
 
     def _gets_stuck(self, buffered: BufferedMessage, error: Exception) -> None:
-        """Leave a message with the broker, unsettled, because popgate can't make its dead letter either."""
+        """Leave a message unsettled at the broker, because popgate fails to create its dead letter, too."""
         self._group.host(buffered).state.stuck.add(buffered.copy_id)
         place = {"queue": self._group.queue(buffered), "copy_id": buffered.copy_id}
         _log.error("a message can't be dead-lettered, and stays unsettled", exc_info=error, extra=place)
@@ -242,7 +248,8 @@ class Mover:
         return [one in moved for one in buffered]
 
     async def _publish(self, begun: Sequence[_Begun]) -> list[BufferedMessage]:
-        """Publish dead letters and settle their messages. Return the messages whose dead letters are stored."""
+        """Publish the dead letters of begun moves, and settle the moved messages. Return the messages whose dead
+        letters are stored."""
         if not begun:
             return []
         now = self._context.clock.wall()
@@ -276,9 +283,10 @@ class Mover:
         return stored
 
     async def _stored(self, letters: Sequence[Message]) -> list[PublishOutcome]:
-        """Publish dead letters; pack or strip those that the broker can't carry unchanged. Return one outcome for each.
+        """Publish dead letters. Return one outcome for each dead letter.
 
-        Raises: BrokerUnavailable, if none was stored.
+        If the broker can't carry a dead letter unchanged, try it again in the form ``packed``, then in the form
+        ``stripped``. Raises: BrokerUnavailable if no dead letter was stored.
         """
         publish, dead = self._context.broker.publish, self._dead
         outcomes = await publish([Outgoing(message=letter, queue=dead) for letter in letters])

@@ -1,6 +1,6 @@
-"""Defines the request and the result of a pop, and tracks whether its client is still connected.
+"""Defines the request and the result of a pop, and tracks whether the client is still connected.
 
-Holds values only; ``subscription`` does the work.
+This module contains only values; ``subscription`` serves the pops.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from popgate.runtime.deadlines import NEVER
 class PopRequest:
     """The parameters of a pop, of a pull or of a purge.
 
-    ``invisibility_seconds`` None: the subscription's policy applies. ``attempt_id``: a repeated request with this id
-    gets the same leases. ``selection``: the messages that the pop may get. ``client``: the name that the client gives
-    itself, for the journal. ``answer_bytes`` returns the maximum size of a message in the answer. The total is limited
-    to ``ANSWER_BYTES_MAX``.
+    If ``invisibility_seconds`` is None, the subscription's policy applies. A repeated request with the same
+    ``attempt_id`` gets the same leases. ``client`` is the name that the client has sent; it is written to the journal.
+    ``selection`` selects the messages that the pop may get. ``answer_bytes`` returns an upper bound for the size of the
+    given message in the answer. The size of all messages in the answer is limited to ``ANSWER_BYTES_MAX``.
     """
 
     max_messages: int = 1
@@ -47,7 +47,8 @@ class Leased(NamedTuple):
 
 
 class Presence:
-    """Tracks whether the client of a request is connected. The HTTP interface calls ``leave`` when it disconnects."""
+    """Tracks whether the client of a request is connected. The HTTP interface calls ``leave`` when the client
+    disconnects."""
 
     __slots__ = ("gone", "on_leave")
 
@@ -62,11 +63,11 @@ class Presence:
 
 
 class Waiter:
-    """A parked pop. The result of its future is the candidates, or an empty list when the wait time is over.
+    """A parked pop. The result of ``future`` is the messages for the pop, or an empty list when the wait time is over.
 
-    ``short``: the pop waits only for messages that the broker held when ``Serving.changes`` was ``changes``.
-    ``position``: the place among the parked pops; the smallest is first. ``when_due`` is called when the wait time is
-    over.
+    ``short``: the pop waits only for messages that were at the broker when ``Serving.changes`` had the value
+    ``changes``. ``position``: the parked pop with the smallest position is served first. ``when_due`` is called when
+    the wait time is over.
     """
 
     __slots__ = ("changes", "future", "position", "request", "short", "timer", "when_due")

@@ -1,10 +1,10 @@
-"""Finds the messages of one queue that a pull client holds, and the messages that it gets next (decision 11).
+"""Finds the messages of one queue that are leased to a pull client, and the messages that it may get next.
 
-In pull mode, a queue is one chain (``queue_order``). The chain starts with the uncommitted messages that the client
-holds. The messages that it may get next follow. A message in front of the client's messages is not handed out, because
-a commit would settle it unseen. There are two kinds of such messages. A message that a pop client released with a delay
-is handed out when all messages behind it are committed. A message of the other kind is already settled, but its ack has
-not reached the broker.
+In pull mode (decision 11), all messages of a queue form one chain (``queue_order``). The chain starts with the client's
+uncommitted messages. The messages that the client may get next follow. A message in front of the client's messages is
+not handed out, because a commit would settle it although the client has not seen it. There are two kinds of such
+messages. A message that a pop client released with a delay is handed out when all messages of the client behind it are
+committed. A message of the other kind is already settled, but its ack has not reached the broker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _PASSED_OVER = (MessageState.DELAYED, MessageState.MOVING, MessageState.DISCARDI
 
 
 class PullLease:
-    """The messages in the queue of ``host`` with the lease id that one client uses for as long as it has the queue."""
+    """The lease of one pull client for messages in the queue of ``host``.
+
+    All messages that the client pulls have the same lease id, for as long as the queue is assigned to the client.
+    """
 
     def __init__(self, host: QueueHost, lease_id: LeaseId, client_id: ClientId) -> None:
         self.host = host
@@ -34,16 +37,16 @@ class PullLease:
         return buffered.state is MessageState.LEASED and buffered.lease_id == self.lease_id
 
     def is_lined_up(self) -> bool:
-        """Whether all messages of the client are in the chain.
+        """Whether all messages of the client are in the chain of the queue.
 
-        After a channel has ended, a message is in the chain only when it has been delivered again.
+        After a channel has ended, a message is in the chain again only when it has been delivered again.
         """
         return all(buffered.key is not None for buffered in self.host.messages() if self.is_mine(buffered))
 
     def uncommitted(self, after: CopyId | None) -> Iterator[BufferedMessage]:
-        """Return the client's messages behind ``after``, in order.
+        """Return the client's uncommitted messages behind ``after``, in order.
 
-        Return all of the client's messages if ``after`` is None or no longer leased to the client.
+        If ``after`` is None or no longer leased to the client, return all of the client's messages.
         """
         last = None if after is None else self.host.find(after)
         buffered, left = self._first(), self._leased_count()
@@ -56,7 +59,7 @@ class PullLease:
             buffered = buffered.next_of_key()
 
     def unsure(self) -> list[BufferedMessage]:
-        """Return the ready messages that stand in front of a message that the client holds."""
+        """Return the ready messages that are in front of a message of the client."""
         found: list[BufferedMessage] = []
         buffered, left = self._first(), self._leased_count()
         while buffered is not None and left:
@@ -67,7 +70,7 @@ class PullLease:
         return found
 
     def through(self, end: BufferedMessage) -> list[BufferedMessage]:
-        """Return the client's messages up to ``end``, which is in the chain."""
+        """Return the client's messages up to and including ``end``, which must be in the chain."""
         found: list[BufferedMessage] = []
         buffered = self._first()
         while buffered is not None:
@@ -79,13 +82,14 @@ class PullLease:
         return found
 
     def candidates(self) -> Iterator[BufferedMessage]:
-        """Return the messages that the client may get next, in order, up to the first whose body is not here."""
+        """Return the messages that the client may get next, in order. Stop before the first message without a body in
+        memory."""
         return takewhile(lambda buffered: buffered.message is not None, self.following())
 
     def following(self) -> Iterator[BufferedMessage]:
-        """Return the messages behind the client's messages, in order.
+        """Return the messages behind the client's messages that no client has seen, in order.
 
-        Some bodies may be missing: they were forgotten while their messages waited for their places.
+        Some of them may have no body in memory: it was dropped while the message waited for its place in the chain.
         """
         buffered, left = self._first(), self._leased_count()
         while buffered is not None and (self.is_mine(buffered) or buffered.state in _PASSED_OVER):
@@ -99,11 +103,12 @@ class PullLease:
             buffered = buffered.next_of_key()
 
     def _leased_count(self) -> int:
-        """Count the client's messages. Other clients' leases have been given back, so these are all leased messages."""
+        """Count the client's messages: all leased messages of the queue, because other clients' leases have been
+        released."""
         return self.host.state.counts.all(MessageState.LEASED)
 
     def _first(self) -> BufferedMessage | None:
-        """Return the head of the chain. It is usually among the first messages, because they were delivered first."""
+        """Return the head of the chain. It is usually found early, because the first messages were delivered first."""
         return next(
             (buffered for buffered in self.host.messages() if buffered.is_head and buffered.key is not None), None
         )

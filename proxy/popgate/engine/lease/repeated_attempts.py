@@ -1,4 +1,4 @@
-"""Answers repeated attempts. A client that repeats a pop gets the same messages and receipts."""
+"""Answers repeated pops. A client that repeats a pop with its attempt id gets the same messages and receipt handles."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ from popgate.ports.peers import LearnedRecord
 
 
 class RepeatedAttempts:
-    """Finds the earlier attempts of one subscription."""
+    """Answers repeated pops of one subscription."""
 
     def __init__(self, context: EngineContext, group: ServedGroup, granter: Granter, retrieval: BodyRetrieval) -> None:
         self._context = context
@@ -26,10 +26,10 @@ class RepeatedAttempts:
         self._retrieval = retrieval
 
     async def repeated(self, attempt_id: str) -> list[Leased] | None:
-        """Return the messages and receipts of an earlier attempt. Fetch missing bodies from the broker.
+        """Return the leases of an earlier pop with this attempt id. Fetch missing bodies from the broker.
 
-        Return None if the attempt has no leases, or they have ended. Raises: StateUnavailable, PeerUnavailable. Both
-        are also raised if the bodies do not arrive in time.
+        Return None if the earlier pop has no valid leases. Raises: StateUnavailable, PeerUnavailable. Both errors are
+        also raised if the bodies do not arrive in time.
         """
         return await while_owners_change(partial(self._repeated, attempt_id))
 

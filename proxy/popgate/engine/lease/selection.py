@@ -1,9 +1,9 @@
-"""Selects the messages that a pop may get. Each kind of caller has its own selection.
+"""Selects the messages that a pop may get. There is one class of selections for each kind of request.
 
-A selection defines the consume mode and the limits that apply, and takes its messages from the ready messages
-(``ready_messages``). A pop without a filter, and a purge, take the oldest messages. A pop with a filter takes the
-oldest messages that pass the filter. A lease group also takes the messages directly behind its members. A pull takes
-the next messages of one queue.
+A selection defines the consume mode in which it is served and the limits that apply to it. It takes messages from the
+ready messages (``ready_messages``). A pop without a filter and a purge take the oldest messages. A pop with a filter
+takes the oldest messages that pass the filter. A pop for a lease group also takes the messages directly behind members
+of the group. A pull takes the next messages of one queue.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,9 +24,10 @@ ANSWER_BYTES_MAX = 32 * 1024 * 1024
 
 
 class Basket:
-    """The messages that one pop takes: at most ``count_max``, and at most as many as fit into its answer.
+    """Collects the messages for one pop: at most ``count_max``, and at most as many as fit into the answer.
 
-    ``answer_bytes`` returns the maximum size of a message in the answer. The first message is taken whatever its size.
+    ``answer_bytes`` returns an upper bound for the size of the given message in the answer. The first message is added
+    whatever its size.
     """
 
     __slots__ = ("_answer_bytes", "_left", "_size", "taken")
@@ -38,7 +39,7 @@ class Basket:
         self._answer_bytes = answer_bytes
 
     def add(self, buffered: BufferedMessage) -> bool:
-        """Take ``buffered`` and make it GRANTING. Return False if there is no room for it."""
+        """Add ``buffered``, and set its state to GRANTING. Return False if there is no room for it."""
         if self._left <= 0:
             return False
         assert buffered.message is not None, "what is offered is here"
@@ -53,58 +54,60 @@ class Basket:
 
 
 class Ready(Protocol):
-    """The ready messages, from which a selection takes."""
+    """The ready messages of a subscription, from which a selection takes messages."""
 
     def has_any(self) -> bool:
-        """Whether there is a message for a pop without a filter."""
+        """Whether a pop without a filter would get a message."""
         ...
 
     def can_be_taken(self, buffered: BufferedMessage) -> bool:
-        """Whether ``buffered`` is ready, is here, and has not expired."""
+        """Whether ``buffered`` is ready, has its body in memory, and has not expired."""
         ...
 
     def offered(self) -> list[BufferedMessage]:
-        """Return all ready heads of ordering keys."""
+        """Return all ready messages that are the first of their ordering key or have no ordering key."""
         ...
 
     def take_oldest(self, basket: Basket, followers: Iterable[BufferedMessage] = ()) -> None:
-        """Take the oldest messages and ``followers``, in order of rank.
+        """Add the oldest of the ready messages and ``followers`` to ``basket``, in order of rank.
 
         When a message is taken, the next message of its ordering key may be taken as well.
         """
         ...
 
     def take_of(self, many: Iterable[BufferedMessage], basket: Basket, passes: HeaderFilter | None) -> None:
-        """Take messages of ``many`` that pass the filter.
+        """Add the messages of ``many`` that pass the filter to ``basket``, in order of rank.
 
-        When a message is taken, the next message of its ordering key may be taken as well, if it passes.
+        When a message is taken, the next message of its ordering key may be taken as well, if it passes the filter.
         """
         ...
 
 
 class Selection:
-    """Selects any message: the selection of a pop without a filter, and the base of all others."""
+    """Selects any message, for a pop without a filter. Base class of all other selections."""
 
     mode: ConsumeMode | None = ConsumeMode.POP
-    """The consume mode that serves this selection; None: every mode."""
+    """The consume mode in which this selection is served. None: it is served in every mode."""
     is_limited = True
-    """Whether a pause and ``max_in_flight`` apply."""
+    """Whether this selection gets no messages during a pause or when ``max_in_flight`` is reached."""
     is_choosy = False
-    """Whether the selection may find a message when plain pops find none, or find none when they find one."""
+    """Whether the selection differs from a pop without a filter: one of them may find a message when the other finds
+    none."""
 
     @property
     def filter(self) -> HeaderFilter | None:
-        """The filter on the headers; None: no filter."""
+        """The filter for the message headers, or None."""
         return None
 
     @property
     def lease_id(self) -> LeaseId | None:
-        """The lease id that the messages share with messages of other pops; None: the pop gets a new lease id."""
+        """The lease id that the messages share with messages of other pops. None: the pop uses a new lease id."""
         return None
 
     @property
     def part(self) -> GroupPart | None:
-        """The part of a lease group that the messages become members of; None: no lease group."""
+        """The lease group of which the messages become members, with the request that forms it. None: no lease
+        group."""
         return None
 
     def has(self, ready: Ready) -> bool:
@@ -112,11 +115,11 @@ class Selection:
         return ready.has_any()
 
     def take(self, ready: Ready, basket: Basket) -> None:
-        """Take messages in order."""
+        """Add ready messages for this selection to ``basket``, in order."""
         ready.take_oldest(basket)
 
     def hosts(self, hosts: Sequence[QueueHost]) -> Sequence[QueueHost]:
-        """Return the ``hosts`` of a subscription whose queues this selection reads."""
+        """Return those of a subscription's queue ``hosts`` whose queues this selection reads."""
         return hosts
 
 
@@ -146,7 +149,8 @@ class FilteredSelection(Selection):
 
 
 class AdminSelection(Selection):
-    """Selects any message in every mode. Neither a pause nor ``max_in_flight`` stops it."""
+    """Selects any message, for a purge. It is served in every mode, during a pause, and when ``max_in_flight`` is
+    reached."""
 
     mode = None
     is_limited = False
@@ -156,7 +160,7 @@ class AdminSelection(Selection):
 class GroupSelection(Selection):
     """Selects messages that become members of a lease group. All members have the group's lease id.
 
-    The message directly behind the last member of an ordering key may become a member, too.
+    For each ordering key, the message directly behind the last member may become a member, too.
     """
 
     is_choosy = True
@@ -165,7 +169,7 @@ class GroupSelection(Selection):
         self._part = part
         self._lease_id = lease_id
         self._tails: dict[tuple[int, str], BufferedMessage] = {}
-        """The last member of each ordering key that an earlier pop for the group has taken."""
+        """For each ordering key, the last member that an earlier pop for the group has taken."""
 
     @property
     def lease_id(self) -> LeaseId:
@@ -185,7 +189,10 @@ class GroupSelection(Selection):
                 self._tails[buffered.queue_index, buffered.key] = buffered
 
     def _followers(self) -> Iterator[BufferedMessage]:
-        """Return the messages directly behind members. Forget keys without further messages if there are many."""
+        """Return the messages directly behind the last member of each ordering key.
+
+        If more than ``KEYS_MAX`` ordering keys have no further messages, these keys are forgotten.
+        """
         ended: list[tuple[int, str]] = []
         for key, tail in self._tails.items():
             behind = tail.next_of_key()

@@ -1,4 +1,4 @@
-"""Holds the data of a group that the parts of its subscription share on this proxy."""
+"""Contains the data of a group that all parts of its subscription on this proxy share."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,8 @@ from popgate.ports.assignments import StoredAssignment
 
 
 class ServedGroup:
-    """Holds the group's ``spec``, its queues, their hosts and their assignment. Only its subscription writes them."""
+    """The spec of a group, its queues, their hosts, and their assignment. Only the group's ``ServedSubscription``
+    changes them."""
 
     def __init__(self, spec: GroupSpec, layout: Layout, hosts: Sequence[QueueHost]) -> None:
         self.spec = spec
@@ -27,11 +28,15 @@ class ServedGroup:
 
     @property
     def is_pulled(self) -> bool:
-        """Whether leases belong to pull clients. If so, each queue's messages are handed out strictly in order."""
+        """Whether the group's messages are leased to pull clients. If so, each queue's messages are handed out strictly
+        in order."""
         return modes.leased_by(self.spec) is ConsumeMode.PULL
 
     def is_good(self, buffered: BufferedMessage) -> bool:
-        """Whether a lease belongs to the mode in force and, in pull mode, to the client that has the queue now."""
+        """Whether the lease of a message is valid in the current consume mode.
+
+        In pull mode, a lease is valid only if the queue is still assigned to the client of the lease.
+        """
         spec, lease_id, stored = self.spec, buffered.lease_id, self.assigned
         if not modes.is_good(spec, lease_id) or not modes.is_pulled(lease_id) or stored is None:
             return modes.is_good(spec, lease_id)

@@ -1,8 +1,9 @@
-"""Gives stale leases back. The owner of a queue does this when it finds them.
+"""Releases stale leases of the queues that this proxy owns.
 
-A lease is stale if its consume mode has ended, or if its pull client has lost the queue. The owner checks its leases
-when the mode or the assignment changes, when it takes over a queue, and when it receives a lease late from a grant or
-from another proxy. Receipt handles of stale leases become void, and the messages become ready again.
+A lease is stale if the consume mode in which it was granted has ended, or if its queue is no longer assigned to its
+pull client. The owner of a queue checks its leases when the mode or the assignment changes, and when it takes over the
+queue. It also checks a lease that arrives late from a grant or from another proxy. When a stale lease is released, its
+receipt handle becomes void, and its message becomes ready again.
 """
 
 import asyncio
@@ -19,11 +20,12 @@ from popgate.ports.leases import SettleEntry
 BATCH = 1_000
 PATIENCE_SECONDS = 5.0
 OVERTAKEN_SECONDS = 0.25
-"""Pause in seconds before a retry if the leases may be valid in a later mode that only the store has."""
+"""Seconds before the next attempt if the store has a later consume mode than this proxy, in which the leases may be
+valid."""
 
 
 class StaleLeases:
-    """Gives back the stale leases of one subscription."""
+    """Releases the stale leases of one subscription."""
 
     def __init__(self, context: EngineContext, group: ServedGroup) -> None:
         self._context = context
@@ -33,7 +35,7 @@ class StaleLeases:
         self._are_given_back.set()
 
     def look_at(self, many: Iterable[BufferedMessage]) -> None:
-        """Give back the stale leases of ``many``, in the background."""
+        """Find the stale leases of ``many``, and release them in the background."""
         found = [buffered for buffered in many if self._is_stale(buffered)]
         if found and self._are_given_back.is_set():
             self._are_given_back.clear()
@@ -41,13 +43,15 @@ class StaleLeases:
         self._found += found
 
     def were_granted(self, many: Sequence[BufferedMessage]) -> None:
-        """Check messages that were leased together: all of their leases are stale if the first one is."""
+        """Release the leases of messages that were leased together, if the first lease is stale: then all of them are
+        stale."""
         first = next((buffered for buffered in many if buffered.state is MessageState.LEASED), None)
         if first is not None and not self._group.is_good(first):
             self.look_at(many)
 
     async def given_back(self) -> None:
-        """Return when all stale leases are given back. Raises: StateUnavailable, if that takes too long."""
+        """Wait until all stale leases that were found are released. Raises: StateUnavailable after
+        ``PATIENCE_SECONDS``."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._are_given_back.wait()
@@ -67,9 +71,9 @@ class StaleLeases:
         self._are_given_back.set()
 
     async def _release(self, stale_leases: Sequence[BufferedMessage]) -> bool:
-        """Release the leases. Return False if the store is unavailable, or has a later mode than this proxy.
+        """Release leases. Return False if the store is unavailable, or has a later consume mode than this proxy.
 
-        The leases may be valid in the later mode.
+        The leases may be valid in the later mode, so they are not released in it.
         """
         under = self._group.name, self._group.spec.mode_generation
         entries = [
@@ -95,7 +99,7 @@ class StaleLeases:
             if status is SettleStatus.LOST and record is not None and _is_leased_so(record, entry):
                 is_overtaken = True
                 continue
-            if status is SettleStatus.DONE or record is None:  # otherwise another proxy was faster
+            if status is SettleStatus.DONE or record is None:  # otherwise another proxy released it
                 released.append(buffered)
             if record is None:
                 self._group.host(buffered).make_ready([buffered])
