@@ -48,11 +48,11 @@ RECORD_KEPT_SECONDS = 30 * 86_400.0
 
 
 class SubscriptionGauges(NamedTuple):
-    """Counts the messages of one subscription in this process. ``in_flight`` and ``delayed`` cover only the queues that
-    this proxy owns.
+    """Counts the messages of one subscription in this process.
 
-    ``oldest_lease_age_seconds``: the seconds since the oldest lease was granted, or 0.0 if no message is leased. An
-    extension of the lease does not reset its age.
+    ``in_flight`` and ``delayed`` cover only the queues that this proxy owns. ``oldest_lease_age_seconds``: the seconds
+    since the oldest lease was granted, or 0.0 if no message is leased. An extension of the lease does not reset its
+    age.
     """
 
     topic: TopicName
@@ -67,8 +67,7 @@ class SubscriptionGauges(NamedTuple):
     oldest_lease_age_seconds: float
 
     def with_other(self, other: "SubscriptionGauges") -> "SubscriptionGauges":
-        """Add the numbers of ``other`` to these gauges, and return the sums with the topic and the group of these
-        gauges.
+        """Return the sums of these gauges and ``other``, with the topic and the group of these gauges.
 
         The oldest lease age is the higher one of the two.
         """
@@ -103,8 +102,10 @@ class Engine:
         self._collecting = False
 
     async def start(self) -> None:
-        """Start to serve the topics and groups of the catalog. Raises: BrokerUnavailable, StateUnavailable,
-        Conflict."""
+        """Start to serve the topics and groups of the catalog.
+
+        Raises: BrokerUnavailable, StateUnavailable, Conflict.
+        """
         await self._context.clock.look()
         await self.topics.start()
         self._context.background.keep(self._context.clock.follow, name="follow the store's clock")
@@ -263,8 +264,10 @@ class Engine:
         return owner
 
     def count_forwarded(self, to: InstanceId) -> None:
-        """Count a client's request that this proxy forwards to the proxy ``to``. ``cluster_status`` returns the
-        counts."""
+        """Count a client's request that this proxy forwards to the proxy ``to``.
+
+        ``cluster_status`` returns the counts.
+        """
         self._context.router.forwarded[to] += 1
 
     def redrive(self, topic: str, group: str, order: RedriveOrder) -> Redrive:
@@ -288,8 +291,8 @@ class Engine:
         return await self.topics.subscription(topic, group).status()
 
     def cluster_status(self) -> ClusterStatus:
-        """Return this proxy's view of the cluster: the members, the owners of the queues, and the queues that will
-        move."""
+        """Return this proxy's view of the cluster: the members, the owners of the queues, and the planned moves of
+        queues."""
         return cluster_status(self._context, self.topics)
 
     def mode_here(self, topic: str, group: str) -> ModeHere:
@@ -297,8 +300,10 @@ class Engine:
         return mode_here(self._context, self.topics.subscription(topic, group))
 
     async def mode_standing(self, topic: str, group: str) -> ModeStanding:
-        """Return a group's consume mode as the catalog contains it. Raises: TopicNotFound, GroupNotFound,
-        StateUnavailable."""
+        """Return a group's consume mode as the catalog contains it.
+
+        Raises: TopicNotFound, GroupNotFound, StateUnavailable.
+        """
         return await mode_standing(self._context, self.topics.subscription(topic, group))
 
     def monotonic(self) -> float:
@@ -323,8 +328,10 @@ class Engine:
         return self._context.options.auto_create
 
     def faults(self) -> Mapping[FaultPart, int]:
-        """Return the number of faults in each kind of work. A fault is a failure inside popgate that did not stop other
-        work."""
+        """Return the number of faults in each kind of work.
+
+        A fault is a failure inside popgate that did not stop other work.
+        """
         return self._context.faults.counts
 
     def gauges(self) -> list[SubscriptionGauges]:

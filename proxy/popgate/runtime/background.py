@@ -26,8 +26,10 @@ class Background:
         self._stopping = False
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None] | None:
-        """Run ``work`` in a task with ``name``, and return the task. After a call of ``stop``, run nothing and return
-        None."""
+        """Run ``work`` in a task with ``name``, and return the task.
+
+        After a call of ``stop``, run nothing and return None.
+        """
         if self._stopping:
             work.close()
             return None
@@ -52,8 +54,10 @@ class Background:
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def stop(self) -> None:
-        """Cancel all tasks except the caller's, and wait until they have ended. Idempotent, and safe before the first
-        task."""
+        """Cancel all tasks except the caller's, and wait until they have ended.
+
+        Idempotent, and safe before the first task.
+        """
         self._stopping = True
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:

@@ -1,5 +1,4 @@
-"""Manages the data folder: creates it, stores the secret in it, and records for which broker its lease records are
-valid.
+"""Manages the data folder: creates it, stores the secret in it, and records the broker of its lease records.
 
 Lease records are valid for one broker only. On another broker, a message copy may have the same id as a copy that a
 record shows as settled. popgate would then ack this copy without delivering it. So the first start records the broker
@@ -71,8 +70,10 @@ def _kept(file: Path, first: str) -> str:
 
 
 def _checked(file: Path) -> str:
-    """Return the content of ``file``. Raises: StartupError if it can't be read, or if popgate did not write this
-    content."""
+    """Return the content of ``file``.
+
+    Raises: StartupError if it can't be read, or if popgate did not write this content.
+    """
     check = check_file(file)
     try:
         if check.exists() and check.read_text() != checksum(file):

@@ -45,13 +45,14 @@ class DeadlineHeap(Generic[ItemT]):
 
     @property
     def next_at(self) -> float:
-        """The time of the first entry, or NEVER if there is no entry. No item is due earlier; the first entry may be
-        stale."""
+        """The time of the first entry, or NEVER if there is none.
+
+        No item is due before it; the first entry may be stale.
+        """
         return self._heap[0][0] if self._heap else NEVER
 
     def schedule(self, at: float, item: ItemT) -> None:
-        """Schedule ``item`` for ``at`` (monotonic seconds). This replaces the time for which the item was scheduled
-        before."""
+        """Schedule ``item`` for ``at`` (monotonic seconds). This replaces the item's former time, if any."""
         if item.timer == at:
             return
         self.cancel(item)
@@ -87,8 +88,10 @@ class DeadlineHeap(Generic[ItemT]):
 
 class Timed(_HasTimer, Protocol):
     def due(self, now: float) -> float | None:
-        """Do the work that is due at ``now`` (monotonic seconds). Return the time of the next call, or None. Must not
-        raise."""
+        """Do the work that is due at ``now`` (monotonic seconds). Return the time of the next call, or None.
+
+        Must not raise.
+        """
         ...
 
 

@@ -59,8 +59,7 @@ class Faults:
         return failures >= ATTEMPTS_MAX
 
     def is_unreadable(self, queue: str, copy_id: str) -> bool:
-        """Return whether the message is considered unreadable, because popgate has failed with it ``ATTEMPTS_MAX``
-        times."""
+        """Return whether the message is considered unreadable, because popgate has failed to process it too often."""
         return bool(self._failures) and self._failures.get((queue, copy_id), 0) >= ATTEMPTS_MAX
 
     def set_aside(self, queue: str, copy_id: str) -> None:

@@ -49,8 +49,10 @@ class ClusterStatus(NamedTuple):
 
 
 def cluster_status(context: EngineContext, topics: Topics) -> ClusterStatus:
-    """Return this proxy's view of the cluster. After a change, views differ until all proxies have received the
-    change."""
+    """Return this proxy's view of the cluster.
+
+    After a change, views differ until all proxies have received the change.
+    """
     me, router = InstanceId(context.instance), context.router
     if router.cluster is None:
         return ClusterStatus(me, None, [], [QueueOwner(queue, name, me, None) for queue, name in _queues(topics)])

@@ -31,8 +31,10 @@ from popgate.runtime.shared_clock import SharedClock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Settings of the engine. ``instance`` identifies this start of the process. It is unique, and contains no host
-    name."""
+    """Settings of the engine.
+
+    ``instance`` identifies this start of the process. It is unique, and contains no host name.
+    """
 
     instance: str
     secret: bytes

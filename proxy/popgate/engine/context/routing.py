@@ -120,8 +120,7 @@ class Router:
         self.forwarded: Counter[InstanceId] = Counter()
         """Number of clients' requests that this proxy has forwarded to each other proxy."""
         self._unsent: dict[InstanceId, _Unsent] = {}
-        """The lease records that are to be sent to each member. A member has an entry while a task sends records to
-        it."""
+        """The lease records that are to be sent to each member. A member has an entry while a task sends it records."""
 
     def join(self, cluster: Cluster) -> None:
         """Make this proxy a member of a cluster. Call this before any request is served."""
@@ -159,15 +158,19 @@ class Router:
         return [owner for owner in found if owner is not None and owner != self._cluster.me]
 
     def collects(self) -> bool:
-        """Whether this proxy deletes old records in the store. In a cluster, only the member with the smallest id does
-        so."""
+        """Whether this proxy deletes old records in the store.
+
+        In a cluster, only the member with the smallest id does so.
+        """
         return self._cluster is None or min(self._cluster.ownership.view.members, default=None) == self._cluster.me
 
     # -- messages -------------------------------------------------------------------------------------------------
 
     async def ask(self, to: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
-        """Send a request to the proxy ``to``, and return the answer. Raises: PeerUnavailable, and the errors that
-        ``to`` returns."""
+        """Send a request to the proxy ``to``, and return the answer.
+
+        Raises: PeerUnavailable, and the errors that ``to`` returns.
+        """
         if self._cluster is None:
             raise PeerUnavailable(f"proxy {to} is unknown: this proxy is not in a cluster")
         self.asked[to] += 1
@@ -202,8 +205,7 @@ class Router:
             batch.records.append(record)
 
     async def until_sent(self) -> None:
-        """Wait until all earlier records have been sent to the owners of their queues, but for at most
-        ``SENT_SECONDS_MAX``.
+        """Wait for at most ``SENT_SECONDS_MAX`` until all earlier records have been sent to the owners of their queues.
 
         A client that has released a message may pop it again at once. So the owner of the message's queue should have
         received the release before the client gets its answer.

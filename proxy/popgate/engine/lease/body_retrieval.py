@@ -19,8 +19,10 @@ call."""
 
 
 class BodyRetrieval:
-    """Waits for the bodies of messages of ``group``. ``ask`` must open the group's queues and make the broker
-    deliver."""
+    """Waits for the bodies of messages of ``group``.
+
+    ``ask`` must open the group's queues and make the broker deliver.
+    """
 
     def __init__(self, group: ServedGroup, *, ask: Callable[[], None]) -> None:
         self._group = group

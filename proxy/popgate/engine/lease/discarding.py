@@ -40,8 +40,10 @@ class Discarder:
         return bool(self._expired or self._under_way)
 
     def takes(self, buffered: BufferedMessage) -> bool:
-        """Return whether a ready message has expired. If so, it becomes DISCARDING and is discarded in the
-        background."""
+        """Return whether a ready message has expired.
+
+        If so, it becomes DISCARDING and is discarded in the background.
+        """
         message = buffered.message
         if message is None or message.expires_at is None or message.expires_at > self._context.clock.wall():
             return False

@@ -148,12 +148,11 @@ class Granter:
     async def _end_unanswered(
         self, lease_id: LeaseId, candidates: Sequence[BufferedMessage], met: Sequence[BufferedMessage]
     ) -> None:
-        """Withdraw a lease that no client has received, if the store has granted it. Then make the messages in ``met``
-        ready.
+        """Withdraw a lease that no client has received, if the store granted it.
 
-        All messages of the lease request are withdrawn in one write. A later owner of the queue puts messages with a
-        delivery count in front of the others (``ordering_keys``). So a message must not lose its delivery count while
-        messages behind it still have one.
+        Then make the messages in ``met`` ready. All messages of the lease request are withdrawn in one write. A later
+        owner of the queue puts messages with a delivery count in front of the others (``ordering_keys``). So a message
+        must not lose its delivery count while messages behind it still have one.
         """
         try:
             await self._context.leases.settle(
@@ -269,8 +268,10 @@ class Granter:
         *,
         is_told: bool = True,
     ) -> Leased:
-        """Return a lease in the form in which a pop returns it. If ``is_told`` is False, the receipt handle is
-        empty."""
+        """Return a lease in the form in which a pop returns it.
+
+        If ``is_told`` is False, the receipt handle is empty.
+        """
         return Leased(
             message,
             message.message_id or copy_id,

@@ -32,7 +32,7 @@ class InFlightLimit:
         """How many more leases the store's last answer allows, minus the messages taken since then. None before the
         first answer."""
         self._is_full = False
-        """Whether the limit was reached at the store's last answer (``Vacancy.is_full``). Used only if ``_left`` is
+        """Whether the limit was reached at the store's last answer (``Vacancy.is_full``). Used only while ``_left`` is
         0."""
         self._under_way = 0
         """Number of messages in grant requests that are in progress."""
@@ -48,13 +48,15 @@ class InFlightLimit:
         return BATCH_COUNT_MAX if self._left is None else self._left
 
     def counting(self) -> Limits | None:
-        """Return the port that counts the leases of all proxies and grants leases, or None if the lease store grants
-        them."""
+        """Return the port that counts the leases of all proxies and grants leases, or None if the lease store
+        grants."""
         return None if self._group.policy.max_in_flight is None else self._counting()
 
     async def grant(self, limits: Limits, request: GrantRequest) -> list[GrantAnswer]:
-        """Grant leases like ``LeaseStore.grant``, but at most as many as ``max_in_flight`` allows. Raises the same
-        errors."""
+        """Grant leases like ``LeaseStore.grant``, but at most as many as ``max_in_flight`` allows.
+
+        Raises the same errors.
+        """
         count = len(request.entries)
         self._under_way += count
         try:

@@ -93,8 +93,7 @@ class Mover:
             self._context.background.spawn(self._persist(here), name=f"dead-letter {self._dead}")
 
     async def reject(self, buffered: Sequence[BufferedMessage], reasons: Sequence[str]) -> list[bool]:
-        """Dead-letter leased messages whose bodies are in memory. Return for each message whether its dead letter is
-        stored.
+        """Dead-letter leased messages whose bodies are in memory. Return for each whether its dead letter is stored.
 
         Raises: StateUnavailable, BrokerUnavailable; RetryLater if popgate failed to process a message that is still
         leased. Moves that have begun are finished in the background, also after an error or a cancellation.
@@ -248,8 +247,10 @@ class Mover:
         return [one in moved for one in buffered]
 
     async def _publish(self, begun: Sequence[_Begun]) -> list[BufferedMessage]:
-        """Publish the dead letters of begun moves, and settle the moved messages. Return the messages whose dead
-        letters are stored."""
+        """Publish the dead letters of begun moves, and settle the moved messages.
+
+        Return the messages whose dead letters are stored.
+        """
         if not begun:
             return []
         now = self._context.clock.wall()

@@ -47,8 +47,10 @@ class Leased(NamedTuple):
 
 
 class Presence:
-    """Tracks whether the client of a request is connected. The HTTP interface calls ``leave`` when the client
-    disconnects."""
+    """Tracks whether the client of a request is connected.
+
+    The HTTP interface calls ``leave`` when the client disconnects.
+    """
 
     __slots__ = ("gone", "on_leave")
 

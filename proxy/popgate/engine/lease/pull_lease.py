@@ -82,8 +82,10 @@ class PullLease:
         return found
 
     def candidates(self) -> Iterator[BufferedMessage]:
-        """Return the messages that the client may get next, in order. Stop before the first message without a body in
-        memory."""
+        """Return the messages that the client may get next, in order.
+
+        Stop before the first message without a body in memory.
+        """
         return takewhile(lambda buffered: buffered.message is not None, self.following())
 
     def following(self) -> Iterator[BufferedMessage]:
@@ -103,8 +105,10 @@ class PullLease:
             buffered = buffered.next_of_key()
 
     def _leased_count(self) -> int:
-        """Count the client's messages: all leased messages of the queue, because other clients' leases have been
-        released."""
+        """Return the number of the client's messages.
+
+        All leased messages of the queue are counted, because other clients' leases have been released.
+        """
         return self.host.state.counts.all(MessageState.LEASED)
 
     def _first(self) -> BufferedMessage | None:

@@ -91,8 +91,7 @@ class Selection:
     is_limited = True
     """Whether this selection gets no messages during a pause or when ``max_in_flight`` is reached."""
     is_choosy = False
-    """Whether the selection differs from a pop without a filter: one of them may find a message when the other finds
-    none."""
+    """Whether this selection may get a message when a pop without a filter gets none, or the reverse."""
 
     @property
     def filter(self) -> HeaderFilter | None:
@@ -106,8 +105,7 @@ class Selection:
 
     @property
     def part(self) -> GroupPart | None:
-        """The lease group of which the messages become members, with the request that forms it. None: no lease
-        group."""
+        """The lease group of which the messages become members, and the request that forms it. None: no lease group."""
         return None
 
     def has(self, ready: Ready) -> bool:
@@ -149,8 +147,10 @@ class FilteredSelection(Selection):
 
 
 class AdminSelection(Selection):
-    """Selects any message, for a purge. It is served in every mode, during a pause, and when ``max_in_flight`` is
-    reached."""
+    """Selects any message, for a purge.
+
+    It is served in every mode, during a pause, and when ``max_in_flight`` is reached.
+    """
 
     mode = None
     is_limited = False

@@ -11,8 +11,10 @@ from popgate.ports.assignments import StoredAssignment
 
 
 class ServedGroup:
-    """The spec of a group, its queues, their hosts, and their assignment. Only the group's ``ServedSubscription``
-    changes them."""
+    """The spec of a group, its queues, their hosts, and their assignment.
+
+    Only the group's ``ServedSubscription`` changes them.
+    """
 
     def __init__(self, spec: GroupSpec, layout: Layout, hosts: Sequence[QueueHost]) -> None:
         self.spec = spec
@@ -28,8 +30,10 @@ class ServedGroup:
 
     @property
     def is_pulled(self) -> bool:
-        """Whether the group's messages are leased to pull clients. If so, each queue's messages are handed out strictly
-        in order."""
+        """Whether the group's messages are leased to pull clients.
+
+        If so, each queue's messages are handed out strictly in order.
+        """
         return modes.leased_by(self.spec) is ConsumeMode.PULL
 
     def is_good(self, buffered: BufferedMessage) -> bool:

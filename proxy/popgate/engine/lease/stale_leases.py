@@ -43,15 +43,19 @@ class StaleLeases:
         self._found += found
 
     def were_granted(self, many: Sequence[BufferedMessage]) -> None:
-        """Release the leases of messages that were leased together, if the first lease is stale: then all of them are
-        stale."""
+        """Release the leases of messages that were leased together, if they are stale.
+
+        Only the first lease is checked, because either all of them are stale or none.
+        """
         first = next((buffered for buffered in many if buffered.state is MessageState.LEASED), None)
         if first is not None and not self._group.is_good(first):
             self.look_at(many)
 
     async def given_back(self) -> None:
-        """Wait until all stale leases that were found are released. Raises: StateUnavailable after
-        ``PATIENCE_SECONDS``."""
+        """Wait until all stale leases that were found are released.
+
+        Raises: StateUnavailable after ``PATIENCE_SECONDS``.
+        """
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._are_given_back.wait()
