@@ -291,7 +291,7 @@ class Engine:
         return await self.topics.subscription(topic, group).status()
 
     def cluster_status(self) -> ClusterStatus:
-        """Return this proxy's view of the cluster: the members, the owners of the queues, and the planned moves of
+        """Return this proxy's view of the cluster: the members, the owners of queues, and the planned moves of
         queues."""
         return cluster_status(self._context, self.topics)
 

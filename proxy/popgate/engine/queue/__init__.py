@@ -1,4 +1,4 @@
-"""One queue: its buffered messages, and the channel that delivers them.
+"""Serves one queue: buffers its messages, and consumes them over a channel.
 
-``state`` decides, without I/O; ``host`` carries the decisions out.
+``state`` makes the decisions, without I/O; ``host`` carries them out.
 """

@@ -1,4 +1,4 @@
-"""One message that this proxy knows of, and the states that it passes through.
+"""Defines a buffered message of a queue, and the states that the message passes through.
 
     READY ----take----> GRANTING --the store grants it--> LEASED ---> settled: DROPPED
       ^                    |                               |  |
@@ -11,11 +11,11 @@
     READY --its time to live is over--> DISCARDING --the store agrees--> DROPPED
     READY --requeued alone--> REQUEUED --delivered again--> READY
 
-``TRANSITIONS`` is the whole table. The record of a message may arrive from the store at any time, and the message takes
-the state of its record. Only a ready message is granted or discarded. A dropped message never returns: if its copy is
-delivered again, a new object is made.
+``TRANSITIONS`` contains all transitions. The record of a message may arrive from the store at any time, and the message
+then enters the state of its record. Only a ready message can be granted or discarded. A dropped message stays dropped:
+if its copy is delivered again, a new object is created.
 
-A proxy may hold 100,000 messages, so each takes little memory. States change synchronously, between awaits.
+A proxy may buffer 100,000 messages, so each object must use little memory. States change synchronously, between awaits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from popgate.runtime.deadlines import NEVER
 
 NO_LEASE = LeaseId("")
 OVERHEAD_BYTES = 1_024
-"""Memory that a buffered message takes in addition to its body."""
+"""Approximate memory in bytes that a buffered message needs in addition to its body and headers."""
 
 
 class MessageState(IntEnum):
@@ -42,7 +42,8 @@ class MessageState(IntEnum):
     MOVING = 4
     """The message is being moved to the dead-letter queue."""
     REQUEUED = 5
-    """Only this message was returned to the broker. It keeps its place until it is delivered again."""
+    """This single message was requeued at the broker. It has the same place in the order until it is delivered
+    again."""
     DISCARDING = 6
     """The time to live is over, and a request to the store to settle the message is in progress."""
     DROPPED = 7
@@ -50,7 +51,7 @@ class MessageState(IntEnum):
 
 _READY, _GRANTING, _LEASED, _DELAYED, _MOVING, _REQUEUED, _DISCARDING, _DROPPED = MessageState
 _RECORDED = frozenset({_LEASED, _DELAYED, _MOVING, _DROPPED})
-"""The states that a record can give to any message that is not dropped."""
+"""The states that a message can enter because of its record, from every state except DROPPED."""
 TRANSITIONS = {
     _READY: _RECORDED | {_GRANTING, _DISCARDING, _REQUEUED},
     _GRANTING: _RECORDED | {_READY, _REQUEUED},
@@ -66,9 +67,9 @@ _COUNT = len(MessageState)
 _ALLOWED = [old is new or new in TRANSITIONS[old] for old in MessageState for new in MessageState]
 
 UNSEEN = (_READY, _REQUEUED)
-"""States in which no client holds the message."""
+"""The states of a message that is not leased, delayed or being processed."""
 RECOVERABLE = (_LEASED, _DELAYED)
-"""States in which the body can be forgotten, because a requeue fetches it again."""
+"""The states in which popgate may drop the body from memory, because a requeue makes the broker deliver it again."""
 
 
 def size_of(message: Message) -> int:
@@ -92,7 +93,8 @@ class Counts:
 
     def __init__(self) -> None:
         self.by_state = [0] * 2 * _COUNT
-        """One count for each state: first of the messages behind others of their ordering key, then of the heads."""
+        """Two counts for each state: at index ``state`` the messages behind others of their ordering key, and at index
+        ``_COUNT + state`` the heads."""
 
     def all(self, state: MessageState) -> int:
         return self.by_state[state] + self.by_state[_COUNT + state]
@@ -115,14 +117,17 @@ class Counts:
 class BufferedMessage:
     """A message of one queue. Times are monotonic, except those that end in ``_at`` (Unix seconds of the store).
 
-    ``tag`` None: the message has no delivery on the present channel. ``message`` None: the message was not delivered
-    yet, or its body was forgotten to save memory; a requeue fetches it again. ``deadline``: the end of the lease or the
-    delay. ``timer``: the time at which the deadline is checked, which may be earlier. ``rank`` 0: the message was not
-    delivered on this channel yet. ``key``, ``next`` and ``is_head`` belong to ``ordering_keys``: a message without an
-    ordering key is always a head. ``is_offered``: the message has an entry in the heap of ready messages, maybe with an
-    earlier rank. ``is_kept``: the body is not forgotten while the message is leased. ``client`` and
+    ``tag``: the tag of the message's delivery on the present channel, or None if there is no such delivery.
+    ``message``: the content, or None if it has not been delivered yet or was dropped to save memory (a requeue fetches
+    it again). ``deadline``: the end of the lease or of the delay. ``timer``: the time of the next check of the
+    deadline, which may be earlier than the deadline. ``rank``: the position among the ready messages, or 0 if the
+    message has not been delivered on this channel yet.
+
+    ``ordering_keys`` maintains ``key``, ``next`` and ``is_head``. A message without an ordering key is always a head.
+    ``is_offered``: whether the heap of ready messages has an entry for this message, possibly with an earlier rank.
+    ``is_kept``: whether the body must stay in memory while the message is leased. ``client`` and
     ``invisibility_seconds`` describe the present or last lease for the journal. Only the proxy that granted the lease
-    has them.
+    knows these two values.
     """
 
     __slots__ = (
@@ -189,7 +194,7 @@ class BufferedMessage:
         self._state = state
 
     def adopt(self, record: LeaseRecord) -> None:
-        """Copy the lease from the message's record."""
+        """Copy the lease data from the message's record."""
         self.lease_id = record.lease_id
         self.epoch = record.epoch
         self.delivery_count = record.delivery_count
@@ -224,7 +229,7 @@ class BufferedMessage:
         return self.key is None and not self._is_head
 
     def next_of_key(self) -> BufferedMessage | None:
-        """Return the next message of the same ordering key that is not dropped."""
+        """Return the next message of the same ordering key that is not dropped, or None."""
         following = self.next
         while following is not None and following.state is _DROPPED:
             following = following.next
@@ -233,5 +238,8 @@ class BufferedMessage:
         return following
 
     def __lt__(self, other: BufferedMessage) -> bool:
-        """Return False: two entries of equal rank are one message before and after a requeue, in any order."""
+        """Return False, because heap entries of equal rank may be in any order.
+
+        Two entries of equal rank are the same message before and after a requeue.
+        """
         return False

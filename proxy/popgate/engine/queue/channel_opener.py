@@ -1,10 +1,11 @@
 """Opens the queues of one subscription, and reopens lost queues. Reports why no queue can be consumed.
 
-Owns the attempts and the pauses between them. The queue hosts consume.
+This module decides when to try to open a queue. The queue hosts open and consume the queues.
 
-Each queue is opened by its own task, so that a queue that hangs does not delay the others. There is always a pause
-between the starts of two attempts, however many pops want a queue, and however fast the queue is lost. The first pause
-is short, because a connection to another node opens within milliseconds. Each further pause is twice as long.
+Each queue is opened by a separate task, so that a queue that hangs does not delay the others. There is always a pause
+between the starts of two attempts to open a queue, no matter how many pops need its messages, and how fast its channel
+is lost. The first pause is short, because a connection to another broker node opens within milliseconds. Each further
+pause is twice as long, up to a maximum.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ PARKED_GRACE_SECONDS = 5.0
 
 
 class ChannelOpener:
-    """Keeps ``hosts`` open while clients ask for messages."""
+    """Opens the queues of ``hosts`` while clients ask for messages."""
 
     def __init__(self, context: EngineContext, hosts: Sequence[QueueHost], events: QueueEvents) -> None:
         self.timer = NEVER
@@ -36,7 +37,8 @@ class ChannelOpener:
         self._closed = False
 
     def open(self) -> None:
-        """Start to consume every owned queue that is not consumed yet, at once or when its pause is over."""
+        """Start to consume each queue that this proxy owns but does not consume yet: at once, or after the queue's
+        pause."""
         if self._closed:
             return
         now = self._context.clock.monotonic()
@@ -56,7 +58,10 @@ class ChannelOpener:
             self._context.deadlines.schedule(soonest, self)
 
     def _pause(self, host: QueueHost, rested_seconds: float) -> float:
-        """Return the pause after the attempt that starts now, ``rested_seconds`` after the last pause ended."""
+        """Return the seconds between the start of the present attempt and the earliest start of the next one.
+
+        ``rested_seconds``: the seconds between the end of the last pause and the present attempt.
+        """
         is_head = rested_seconds > OPEN_RETRY_SECONDS_MAX
         seconds = OPEN_RETRY_SECONDS_MIN if is_head else 2 * self._pauses.get(host, OPEN_RETRY_SECONDS_MIN / 2)
         self._pauses[host] = min(seconds, OPEN_RETRY_SECONDS_MAX)
@@ -69,7 +74,10 @@ class ChannelOpener:
         return None
 
     def reconsider(self) -> None:
-        """Try again at once, because the obstacle may be gone. A running attempt may have started too early."""
+        """Try at once to open all queues, because the cause of earlier failures may be gone.
+
+        An attempt that is running may have started before that. If it fails, it is repeated at once, too.
+        """
         self._errors.clear()
         self._not_before.clear()
         self._pauses.clear()
@@ -80,19 +88,19 @@ class ChannelOpener:
             self.open()
 
     def closed_on_purpose(self) -> None:
-        """Open the queues without a pause, because they were closed to be opened again."""
+        """Open the queues without a pause, because popgate closed them only in order to reopen them."""
         self._not_before.clear()
         if self._events.has_demand():
             self.open()
 
     def given_away(self, host: QueueHost) -> None:
-        """Forget the attempts at a queue that this proxy does not own any more."""
+        """Forget the attempts to open a queue that this proxy no longer owns."""
         self._errors.pop(host, None)
         self._not_before.pop(host, None)
         self._pauses.pop(host, None)
 
     async def attempted(self, timeout_seconds: float) -> None:
-        """Return when all attempts in progress have ended, or after the timeout."""
+        """Wait until all attempts in progress have ended, but for at most ``timeout_seconds``."""
         if self._running:
             await asyncio.wait(list(self._running.values()), timeout=timeout_seconds)
 
@@ -106,9 +114,9 @@ class ChannelOpener:
         return not self._running and all(host.channel is None for host in self._hosts)
 
     def raise_if_unservable(self) -> None:
-        """Raise the reason why no queue can be consumed, if there is one.
+        """If a queue was deleted, or if no queue can be opened, raise the error that explains why.
 
-        Raises: QueueGone if a queue was deleted; otherwise the error of an attempt, if no queue is open.
+        Raises: QueueGone if a queue was deleted; otherwise the error of a failed attempt.
         """
         gone = [host.broker_queue for host in self._hosts if host.queue_gone]
         if gone:

@@ -1,6 +1,6 @@
-"""Claims one queue, and claims it again if the store has lost its data.
+"""Claims one queue in the store, and claims it again if the store has lost its data.
 
-Owns the epoch of the claim. While the epoch is 0, no message of the queue may be handed out.
+The claim has an epoch. While the epoch is 0, no message of the queue may be handed out.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 class Claimed(NamedTuple):
     """The result of a claim.
 
-    ``records``: the records of the queue in the store. They are empty if this proxy has written its own records back
-    (``is_restored``).
+    ``records``: the lease records of the queue that the store returned. ``is_restored``: whether this proxy has instead
+    written its own records back to the store. ``records`` is then empty.
     """
 
     records: list[LoadedRecord]
@@ -30,9 +30,11 @@ class Claimed(NamedTuple):
 
 
 class QueueClaim:
-    """Holds the claim. ``is_owned``: this proxy is the owner of the queue, and should claim it.
+    """This proxy's claim of one queue.
 
-    ``lost_epoch``: the last epoch, until the records that the store has lost are written back; otherwise 0.
+    ``is_owned``: whether this proxy is the owner of the queue, and so should claim it. ``epoch``: the epoch of the
+    claim, or 0 if there is no valid claim. ``lost_epoch``: the epoch of the claim when the store lost its data, until
+    the records are written back; otherwise 0.
     """
 
     def __init__(self, context: EngineContext, queue: QueueId, broker_queue: BrokerQueue, state: QueueState) -> None:
@@ -48,25 +50,26 @@ class QueueClaim:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the store has lost the records, and they have not been written back yet."""
+        """Whether the store has lost the queue's records, and they have not been written back yet."""
         return self.lost_epoch != 0
 
     def data_lost(self) -> None:
-        """Note that the store has lost its data: the epoch is void until the queue is claimed again."""
+        """Set the epoch to 0 until the queue is claimed again, because the store has lost its data."""
         self._losses += 1
         if self.epoch:
             self.lost_epoch, self.epoch = self.epoch, 0
 
     def release(self) -> None:
-        """Give up the claim, because this proxy has dropped the queue."""
+        """End the claim, because this proxy no longer serves the queue."""
         if epoch := self.epoch or self.lost_epoch:
             self._note(EventKind.QUEUE_RELEASED, epoch)
         self.epoch = self.lost_epoch = 0
 
     async def take(self) -> Claimed | None:
-        """Claim the queue if it is owned and has no valid epoch. Idempotent. Return None if nothing was claimed.
+        """Claim the queue if this proxy owns it and has no valid epoch. Return None if nothing was claimed. Idempotent.
 
-        A concurrent call waits, because two claims would overtake each other. Raises: StateUnavailable.
+        Only one claim runs at a time, because a second claim would make the epoch of the first one void. Raises:
+        StateUnavailable.
         """
         async with self._lock:
             if self.epoch or not self.is_owned:

@@ -1,8 +1,8 @@
-"""Passes deliveries on so that a message that popgate fails to process does not block other messages.
+"""Processes deliveries so that a message with which popgate fails does not block other messages.
 
-If popgate fails on a batch, the broker delivers the batch again, and each message is passed on alone. A message that
-then fails twice is set aside to be dead-lettered, and the other messages continue. If many messages in a row fail, the
-messages are probably not the cause, so further failing messages stay with the broker.
+If popgate fails to process a batch, the broker delivers the batch again, and popgate processes each message separately.
+A message that then fails twice is dead-lettered, and the other messages continue. If many messages fail in a row, the
+messages are probably not the cause. Then further failing messages stay unsettled at the broker.
 """
 
 import logging
@@ -16,27 +16,31 @@ from popgate.runtime.faults import Faults
 _log = logging.getLogger(__name__)
 
 ALONE_COUNT = 65_536
-"""Number of deliveries that are passed on one by one after a failure. A channel can't hold as many."""
+"""Number of deliveries that are processed one by one after a failure. It is larger than the number of unsettled
+deliveries that a channel can have."""
 SET_ASIDE_MAX = 16
 """Maximum number of failing messages in a row that are dead-lettered."""
 
 
 class TakesDeliveries(Protocol):
-    """A queue that is consumed."""
+    """Processes the deliveries of one queue."""
 
     def take_deliveries(self, deliveries: Sequence[Delivery]) -> None: ...
 
     def forget_delivery(self, delivery: Delivery) -> None:
-        """Forget a delivery that was only partly accepted."""
+        """Forget a delivery that was only partly processed, because of an error."""
         ...
 
     def set_aside(self, delivery: Delivery, error: Exception, *, to_move: bool) -> None:
-        """Dead-letter a message that popgate fails to process. Leave it with the broker if not ``to_move``."""
+        """Dead-letter a message that popgate fails to process.
+
+        If ``to_move`` is False, leave the message unsettled at the broker instead.
+        """
         ...
 
 
 class DeliveryGuard:
-    """Guards the deliveries of one queue."""
+    """Passes the deliveries of one queue to the object that processes them, and handles its errors."""
 
     def __init__(self, faults: Faults, queue: BrokerQueue) -> None:
         self._faults = faults

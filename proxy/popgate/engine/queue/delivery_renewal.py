@@ -1,12 +1,12 @@
 """Renews deliveries before they have been unsettled for so long that the broker closes their channel.
 
 RabbitMQ closes a channel whose oldest delivery is unsettled for longer than ``consumer_timeout``. All deliveries of the
-channel then become void. Each channel reports that time. After half of it, a delivery that is still buffered is
-requeued, and the broker delivers its message again at once. The state of the message stays: a lease continues, and an
-ordering key keeps its order. Deliveries are renewed one at a time, because the broker could deliver several requeued
-messages in another order (decision 15).
+channel then become void. The channel object contains this timeout. When a delivery has been unsettled for half of the
+timeout, popgate requeues it, and the broker delivers the message again at once. The state of the message does not
+change: its lease continues, and it has the same place in its ordering key. Deliveries are renewed one at a time,
+because the broker could deliver several requeued messages in a different order (decision 15).
 
-Only the lease of a transient message ends, because the message has no stable id when it is delivered again.
+Only the lease of a transient message ends: it has no stable id, so popgate can't recognize it in the new delivery.
 """
 
 import asyncio
@@ -23,13 +23,16 @@ from popgate.ports.broker import Channel
 from popgate.runtime.deadlines import NEVER
 
 CHECKS = 20
-"""Number of times that the age of deliveries is checked within the time limit for a delivery."""
+"""Number of checks of the deliveries' age within half of the broker's timeout."""
 REDELIVERY_SECONDS_MAX = 1.0
 """Maximum seconds to wait for a redelivery before the next renewal. The broker may deliver other messages first."""
 
 
 class _Mark(NamedTuple):
-    """The last ``tag`` of the deliveries that arrived within one interval from ``at`` (monotonic seconds)."""
+    """The last delivery ``tag`` that arrived during one interval.
+
+    ``at`` is the start of the interval, in monotonic seconds.
+    """
 
     at: float
     tag: int
@@ -54,7 +57,10 @@ class DeliveryRenewal:
         self._is_working = False
 
     def began(self, channel: Channel) -> None:
-        """Note that ``channel`` is open. Deliveries may have arrived while it was being opened."""
+        """Start to check the age of the deliveries of ``channel``, which has just been opened.
+
+        Some deliveries may already have arrived.
+        """
         self._channel = channel
         timeout = channel.unsettled_seconds_max
         self._limit = NEVER if timeout is None else timeout / 2
@@ -64,7 +70,7 @@ class DeliveryRenewal:
             self.arrived()
 
     def arrived(self) -> None:
-        """Note that deliveries arrived."""
+        """Record the arrival of deliveries."""
         self._arrival.set()
         if self._limit == NEVER:
             return
@@ -75,7 +81,7 @@ class DeliveryRenewal:
             self._marks.append(_Mark(now, last_tag))
 
     def ended(self) -> None:
-        """Note that the channel has ended, and its deliveries with it."""
+        """Stop checking, because the channel and all its deliveries have ended."""
         self._channel = None
         self._marks.clear()
         self._overdue_tag = 0
@@ -94,7 +100,10 @@ class DeliveryRenewal:
         return now + self._interval
 
     def _is_overdue(self, message: BufferedMessage) -> bool:
-        """Whether a delivery must be renewed. If a request to the store is in progress, a later check decides."""
+        """Whether the delivery of ``message`` must be renewed now.
+
+        If a request to the store about the message is in progress, a later check decides.
+        """
         return message.tag is not None and message.tag <= self._overdue_tag and not message.is_undecided
 
     async def _renew(self, overdue: Sequence[BufferedMessage], channel: Channel) -> None:

@@ -1,20 +1,21 @@
-"""Defines the effects of a decision on a queue. The host carries them out."""
+"""Defines the effects of a decision about messages of a queue. The queue host carries them out."""
 
 from popgate.domain.names import CopyId
 from popgate.engine.queue.buffered import BufferedMessage
 
 
 class Effects:
-    """The effects of a decision.
+    """The effects of one decision.
 
-    For the broker: ``acks`` and ``requeues`` are tags of the present channel. For the store: ``forget`` are the copy
-    ids of transient messages whose records are deleted.
+    For the broker: ``acks`` and ``requeues`` contain delivery tags of the present channel. For the store: ``forget``
+    contains the copy ids of transient messages whose records must be deleted.
 
-    The rest is for the subscription. ``ready`` messages can be handed out. ``moves`` are being moved to the dead-letter
-    queue, and the broker has delivered them. The leases of ``expired`` have expired. ``leased`` are leased according to
-    their records. ``redelivered`` have leases or delays that continue. ``failed`` are messages that popgate failed to
-    process, with the error. ``has_fewer_out``: a lease was settled, or its message is delayed. ``has_news``: parked
-    pops check again, because messages arrived, or may arrive.
+    The other effects are for the subscription. ``ready``: messages that can be handed out. ``moves``: messages that are
+    being moved to the dead-letter queue, and that the broker has delivered. ``expired``: messages whose leases have
+    expired. ``leased``: messages that are leased according to their records. ``redelivered``: messages that the broker
+    has delivered again, and whose leases or delays continue. ``failed``: messages that popgate failed to process, with
+    the errors. ``has_fewer_out``: whether a lease was settled, or its message delayed. ``has_news``: whether parked
+    pops should check again, because messages have arrived or may arrive.
     """
 
     __slots__ = (

@@ -1,7 +1,7 @@
 """Limits how much the broker pushes to one queue's channel: tracks the prefetch, its use, and the buffered bytes.
 
-Decides, and does no I/O: the host carries out a resize (``next_resize``). ``state`` decides which messages are returned
-to the broker when memory runs out.
+This module decides without I/O when the prefetch changes; the queue host then changes it (``next_resize``). ``state``
+decides which messages are requeued at the broker when memory runs out.
 
     OPEN -- budget passed, or no demand --> PAUSED (prefetch 0; messages beyond the budget are requeued)
       ^---- half of the budget is free, and there is demand ----'
@@ -12,7 +12,7 @@ from popgate.engine.queue.prefetch_window import PrefetchWindow
 
 
 class Flow:
-    """The credit and the memory of one queue. ``held_bytes``: the memory of its buffered messages."""
+    """The prefetch credit and the memory of one queue. ``held_bytes``: the memory of the queue's buffered messages."""
 
     def __init__(self, budget: BufferBudget) -> None:
         self._budget = budget
@@ -42,7 +42,7 @@ class Flow:
         self._is_open = True
 
     def closed(self) -> None:
-        """Note that the channel, or the attempt to open a channel, has ended."""
+        """Stop using the memory budget, because the channel, or the attempt to open a channel, has ended."""
         self._is_open = self.is_resizing = self._is_asked = False
         self._budget.closed(self)
 
@@ -59,7 +59,8 @@ class Flow:
 
     @property
     def excess_bytes(self) -> int:
-        """Bytes beyond the budget; 0 or less if there are none."""
+        """Bytes by which the buffered messages exceed the queue's share of the memory budget; 0 or less if they do
+        not."""
         return self.held_bytes - self._kept_bytes - self._share_bytes
 
     @property
@@ -72,19 +73,19 @@ class Flow:
         return self._window.mean_bytes
 
     def keep(self, size: int) -> bool:
-        """Reserve memory for a body that must stay (``BufferBudget.keep``). Return False if there is too little."""
+        """Reserve memory for a body that must stay in memory. Return False if too little memory is available."""
         if not self._budget.keep(size):
             return False
         self._kept_bytes += size
         return True
 
     def unkeep(self, size: int) -> None:
-        """Release the memory of a body that was kept and no longer has to stay."""
+        """Release the memory that ``keep`` reserved for a body."""
         self._kept_bytes -= size
         self._budget.let_go(size)
 
     def took(self, tag: int, size: int) -> None:
-        """Note that a delivery of ``size`` bytes is buffered."""
+        """Count a delivery of ``size`` bytes that has been buffered."""
         if tag > self.last_tag:  # a batch of late deliveries may arrive before this one
             self.last_tag = tag
         self._credit_used += 1
@@ -92,23 +93,24 @@ class Flow:
         self._window.observe(size)
 
     def skipped(self, tag: int) -> None:
-        """Note that a delivery is settled without being buffered."""
+        """Record the tag of a delivery that is settled without being buffered."""
         self.last_tag = tag
 
     def returned(self, tag: int) -> None:
-        """Note that a buffered delivery is settled or requeued."""
+        """Release the credit of a buffered delivery that has been settled or requeued."""
         if tag > self._credit_from_tag:
             self._credit_used -= 1
 
     def freed(self, size: int) -> None:
-        """Note that a body of ``size`` bytes is forgotten."""
+        """Subtract the ``size`` of a body that has been dropped from memory."""
         self.held_bytes -= size
         self._has_freed = True
 
     # -- the prefetch ---------------------------------------------------------------------------------------------
 
     def widen(self) -> None:
-        """Widen the window for starving pops, if the prefetch is used up and the budget is not exceeded."""
+        """Raise the prefetch for pops that lack messages, if the prefetch is used up and the memory share is not
+        exceeded."""
         if self.excess_bytes > 0 or self._credit_used < self._prefetch:
             return
         if self._prefetch < self._window.prefetch:  # it was resumed only for the bodies that were needed
@@ -117,9 +119,9 @@ class Flow:
             self._resize(self._window.grown(self._share_bytes))
 
     def throttle(self) -> bool:
-        """Pause the channel because the budget is exceeded. It will resume with a narrower window.
+        """Pause the channel, because the memory share is exceeded. The channel will resume with a lower prefetch.
 
-        Return whether the channel was already paused, so that only returning messages to the broker helps.
+        Return True if the channel was already paused. Then only requeues to the broker free memory.
         """
         if self._prefetch:
             self._window.shrunk(self._share_bytes)
@@ -137,11 +139,11 @@ class Flow:
         return self._has_freed and self.is_paused
 
     def looked(self) -> None:
-        """Note that ``state`` has decided whether to resume."""
+        """Reset ``may_resume``, because ``state`` has decided whether to resume."""
         self._has_freed = False
 
     def resume(self, needed: int) -> None:
-        """End a pause with a prefetch of ``needed`` messages. 0: with the whole window."""
+        """End a pause with a prefetch of ``needed`` messages, or with the full prefetch if ``needed`` is 0."""
         self._resize(needed or self._window.prefetch)
 
     def _resize(self, prefetch: int) -> None:
@@ -154,7 +156,7 @@ class Flow:
         return self._is_asked and self._is_open and not self.is_resizing
 
     def next_resize(self) -> int | None:
-        """Return the prefetch that the channel needs. None: the channel already has the right prefetch.
+        """Return the prefetch to set on the channel, or None if the channel already has the right prefetch.
 
         A resize begins with the first call, and ends when a call returns None.
         """

@@ -1,16 +1,17 @@
 """Orders the messages of each ordering key in one queue: only the head of a key may be handed out.
 
-The messages of a key form a linked list: each message links to the next. So a key costs one table entry, however many
-messages it has. A message stays in its chain from its delivery until it is dropped, whatever its state. A message that
-is dropped before it is the head is skipped when the chain is followed.
+The messages of a key form a chain (a linked list): each message links to the next one. So a key needs one table entry,
+no matter how many messages it has. A message stays in its chain from its delivery until it is dropped, whatever its
+state. If a message is dropped before it is the head, the chain skips it.
 
-A redelivered message has no place in its chain at first, because the broker may deliver redelivered messages in another
-order: if a channel ends before all of them were delivered on it, RabbitMQ puts the delivered messages behind the rest.
-The message waits until all redelivered messages have arrived, and then gets its place by its position in the queue.
+At first, a redelivered message has no place in its chain, because the broker may deliver redelivered messages in a
+different order. For example, if a channel ends before all of them were delivered on it, RabbitMQ puts the delivered
+messages behind the rest. So a redelivered message waits until all redelivered messages have arrived. Then its position
+in the queue determines its place.
 
 RabbitMQ delivers redelivered messages ahead of others. But a message that was sent to a consumer during the consumer's
 cancellation can arrive behind messages that were published later. So a redelivered message is also inserted in front of
-messages that no client has had, if they have later positions.
+messages with later positions that no client has received.
 """
 
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from popgate.engine.queue.buffered import UNSEEN, BufferedMessage, MessageState
 
 
 class OrderingKeys:
-    """The chains of one queue. ``append`` must be called in queue order."""
+    """The chains of all ordering keys in one queue. ``append`` must be called in queue order."""
 
     def __init__(self) -> None:
         self._last: dict[str, BufferedMessage] = {}
@@ -29,11 +30,11 @@ class OrderingKeys:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether no message waits for its place."""
+        """Whether every message has its place in its chain."""
         return not self._deferred
 
     def append(self, message: BufferedMessage, key: str) -> None:
-        """Put a message behind all others of its key."""
+        """Append a message to the chain of its ordering key."""
         last = self._last.get(key)
         message.key = key
         message.is_head = last is None
@@ -42,14 +43,14 @@ class OrderingKeys:
         self._last[key] = message
 
     def defer(self, message: BufferedMessage, key: str, delivered: Message) -> None:
-        """Let a redelivered message wait until all redelivered messages have arrived."""
+        """Remember a redelivered message without a place until all redelivered messages have arrived."""
         message.is_head = False
         self._deferred.append((place_of(delivered), key, message))
 
     def order_deferred(self, known: Iterable[BufferedMessage]) -> list[BufferedMessage]:
-        """Give each deferred message its place, and ranks in the same order. Return the messages that become heads.
+        """Insert each deferred message into its chain, and assign the ranks in the same order.
 
-        ``known`` are all messages of the queue.
+        ``known``: all messages of the queue. Return the deferred messages that become heads of their chains.
         """
         deferred = [one for one in self._deferred if one[2].state is not MessageState.DROPPED]
         deferred.sort(key=lambda one: (_is_new(one[2]), one[0]))
@@ -66,9 +67,9 @@ class OrderingKeys:
         return [message for _, _, message in deferred if message.is_head]
 
     def _insert(self, message: BufferedMessage, key: str, place: tuple[int, CopyId], head: BufferedMessage) -> bool:
-        """Insert a message in front of the first message that no client has had and that has a later ``place``.
+        """Insert a message in front of the first message that no client has received and that is behind ``place``.
 
-        Return whether the inserted message is the new head.
+        Return whether the inserted message is the new head of its chain.
         """
         before: BufferedMessage | None = None
         following: BufferedMessage | None = head
@@ -87,7 +88,7 @@ class OrderingKeys:
         return message.is_head
 
     def remove(self, message: BufferedMessage) -> BufferedMessage | None:
-        """Remove a dropped message. Return the message that becomes the head in its place, if any."""
+        """Remove a dropped message from its chain. If this makes another message the head, return that message."""
         if message.key is None or not message.is_head:
             return None
         key, following = message.key, message.next_of_key()
@@ -99,7 +100,10 @@ class OrderingKeys:
         return following
 
     def clear(self) -> bool:
-        """Forget all chains, because the queue delivers every message again. Return whether there were any."""
+        """Delete all chains, because the broker will deliver every message again.
+
+        Return whether there were any chains.
+        """
         were_any = bool(self._last or self._deferred)
         self._last.clear()
         self._deferred.clear()
@@ -107,10 +111,10 @@ class OrderingKeys:
 
 
 def _is_behind(message: BufferedMessage, place: tuple[int, CopyId]) -> bool:
-    """Whether no client has had ``message``, and it is behind ``place`` in the queue."""
+    """Whether no client has received ``message``, and its position in the queue is behind ``place``."""
     return _is_new(message) and message.message is not None and place_of(message.message) > place
 
 
 def _is_new(message: BufferedMessage) -> bool:
-    """Whether no client has ever had ``message``. Messages that clients have had stay in front of all others."""
+    """Whether no client has ever received ``message``. Received messages stay in front of all others."""
     return message.state in UNSEEN and not message.delivery_count

@@ -1,8 +1,9 @@
-"""Chooses the prefetch window of a queue, bounded in messages and bytes.
+"""Chooses the prefetch of a queue, within limits for the number and the bytes of messages. Pure.
 
-Pure. The broker pushes while fewer than ``prefetch`` deliveries are unsettled. A leased message stays unsettled.
-Therefore many live leases need a wide window, and large bodies a narrow one. The window starts narrow because sizes
-are unknown. It grows only when pops starve, and shrinks when bodies exceed the budget. It is always a power of two.
+The broker pushes messages while fewer than ``prefetch`` deliveries are unsettled. A leased message stays unsettled.
+Therefore many leases need a high prefetch, and large bodies need a low one. The prefetch starts low, because the sizes
+of the messages are unknown. It grows only when pops lack messages, and shrinks when the bodies exceed the memory
+budget. It is always a power of two.
 
 ``share_bytes`` is the queue's share of the proxy's ``buffer_bytes_max`` at the time of the call.
 """
@@ -29,21 +30,26 @@ class PrefetchWindow:
         return self.prefetch
 
     def observe(self, size: int) -> None:
-        """Update the mean size. A message above the mean raises it at once; smaller ones lower it slowly."""
+        """Update the mean size of the queue's messages.
+
+        A message that is larger than the mean raises it at once to its own size. Smaller messages lower the mean
+        slowly.
+        """
         mean = self._mean_bytes
         self._mean_bytes = float(size) if mean is None or size > mean else mean + (size - mean) * _SMOOTHING
 
     def grown(self, share_bytes: int) -> int:
-        """Return the prefetch for pops that starve while the present prefetch is used up.
+        """Return a higher prefetch for pops that lack messages, because the current prefetch is used up.
 
-        Even an unchanged prefetch helps: a resized channel gets new credit in addition to the messages that it holds.
+        If the prefetch can't grow, return the current one. To set it again also helps, because the channel then gets
+        fresh credit in addition to its unsettled deliveries.
         """
         limit = min(self._limit(share_bytes), PREFETCH_MAX)
         self.prefetch = max(self.prefetch, _power_of_two(min(limit, GROWTH * self.prefetch)))
         return self.prefetch
 
     def shrunk(self, share_bytes: int) -> int:
-        """Return the prefetch after the budget was exceeded."""
+        """Return a lower prefetch, because the memory budget was exceeded."""
         self.prefetch = _power_of_two(max(1, min(self._limit(share_bytes), self.prefetch // 2)))
         return self.prefetch
 

@@ -1,8 +1,8 @@
 """Orders the messages of one queue: their ranks among all ready messages, and the chains of their ordering keys.
 
-A redelivered message gets its place when all redelivered messages have arrived, because the broker may deliver them in
-another order (``ordering_keys``). Their arrival is complete when the broker delivers a message for the first time, or
-when the queue has no more messages to deliver.
+A redelivered message is inserted into its chain when all redelivered messages have arrived, because the broker may
+deliver them in a different order (``ordering_keys``). All of them have arrived when the broker delivers a message for
+the first time, or when the queue has no more messages to deliver.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,9 +18,10 @@ _ONE_KEY = ""
 
 
 class QueueOrder:
-    """The order of one queue. ``sequence`` gives messages of the same moment different ranks, across all queues.
+    """The order of the messages of one queue.
 
-    ``is_one_chain``: all messages of the queue are in one chain, whatever their ordering keys (pull mode).
+    ``sequence`` makes the ranks of messages with the same time different, also across queues. ``is_one_chain``: all
+    messages of the queue are in one chain, whatever their ordering keys (pull mode).
     """
 
     def __init__(self, *, adopted: bool, sequence: Iterator[int]) -> None:
@@ -32,7 +33,7 @@ class QueueOrder:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether every message has its place."""
+        """Whether every message has its place in its chain."""
         return self._keys.is_ordered
 
     def begin(self) -> None:
@@ -42,9 +43,10 @@ class QueueOrder:
     def place(
         self, message: BufferedMessage, delivery: Delivery, wall: float, known: Iterable[BufferedMessage]
     ) -> list[BufferedMessage]:
-        """Give a message its rank at its first delivery on this channel, and its place unless it is redelivered.
+        """Assign a rank to a message at its first delivery on this channel.
 
-        ``known`` are all messages of the queue. Return the redelivered messages that become heads.
+        If it is not redelivered, append it to its chain. ``known``: all messages of the queue. Return the redelivered
+        messages that become heads of their chains.
         """
         delivered = delivery.message
         message.rank = self._rank(delivered.waiting_since, wall)
@@ -60,11 +62,14 @@ class QueueOrder:
         return heads
 
     def order_redelivered(self, known: Iterable[BufferedMessage]) -> list[BufferedMessage]:
-        """Give redelivered messages their places when all have arrived. Return the messages that become heads."""
+        """Insert the redelivered messages into their chains, because all of them have arrived.
+
+        Return the messages that become heads of their chains.
+        """
         return self._keys.order_deferred(known)
 
     def remove(self, message: BufferedMessage) -> BufferedMessage | None:
-        """Remove a dropped message. Return the message that becomes the head in its place, if any."""
+        """Remove a dropped message from its chain. If this makes another message the head, return that message."""
         return self._keys.remove(message)
 
     def dissolve(self, messages: Iterable[BufferedMessage]) -> None:
@@ -75,9 +80,10 @@ class QueueOrder:
                 message.is_head = True
 
     def _rank(self, waiting_since: float, wall: float) -> int:
-        """Return a rank that is in queue order within this queue, and oldest first across queues.
+        """Return a rank.
 
-        Only time stamps by popgate are used, and none from the future, so that a wrong clock does not starve a queue.
+        Ranks follow the queue order within this queue, and are lower for older messages across queues. Only times that
+        popgate has set are used, and none in the future, so that a wrong clock does not starve a queue.
         """
         moment = wall if self._adopted else min(wall, waiting_since)
         self._last_rank = max(self._last_rank, int(moment * _MICROSECONDS))

@@ -5,14 +5,16 @@ from popgate.engine.queue.buffered import RECOVERABLE
 from popgate.engine.queue.host import QueueHost
 
 SETTLED_KEPT_SECONDS = 900.0
-"""Minimum seconds for which a settled record is retained to answer ``already_acked`` (decision 5). ``trim`` retains it
-for ``dedup_seconds`` if that is longer, because a repeated publish of the same copy must find it (``ports.dedup``)."""
+"""Minimum seconds for which a settled record is retained, so that a repeated ack gets ``already_acked`` (decision 5).
+``trim`` retains it for ``dedup_seconds`` if that is longer, because a repeated publish of the same copy must find it
+(``ports.dedup``)."""
 
 
 async def review(context: EngineContext, host: QueueHost) -> None:
-    """Update leases from the store, because another proxy may have settled some and stopped before reporting it.
+    """Update the leases of a queue from the store.
 
-    Raises: StateUnavailable.
+    Another proxy may have settled some of them, and stopped before it reported this to the owner of the queue. Raises:
+    StateUnavailable.
     """
     known = {message.copy_id: message.lease_id for message in host.messages() if message.state in RECOVERABLE}
     if not known or not host.is_owned:

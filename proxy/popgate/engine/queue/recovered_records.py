@@ -1,9 +1,8 @@
 """Rebuilds the lease records of a queue from its owner's memory, after the store has lost them (decision 7).
 
-Owns the translation from buffered messages to records. Leases are unchanged, and their receipt handles stay valid. A
-delayed message stays delayed, but the receipt handle of its last lease is void, because the owner does not know whether
-that lease was released. A settled message that the owner has not acked at the broker yet stays settled. Delivery counts
-continue.
+Leases are unchanged, and their receipt handles stay valid. A delayed message stays delayed, but the receipt handle of
+its last lease becomes void, because the owner does not know whether that lease was released. A settled message that the
+owner has not acked at the broker yet stays settled. Delivery counts are preserved.
 """
 
 from popgate.domain.lease import LeaseRecord, RecordState

@@ -1,13 +1,14 @@
 """Decides when a settled record may be deleted: once later deliveries prove that the broker applied the ack.
 
-Pure. Works on one queue, over all its channels. If a record were deleted while its message is still at the broker, the
-message would be handed out again. So in doubt, every rule retains the record (decision 5).
+Pure. Covers one queue, over all its channels. If a record were deleted while its message is still at the broker, the
+message would be handed out again. So if there is any doubt, the record is retained (decision 5).
 
 Theory of operation. A record settled at time t may be deleted when the acks of all records settled before t are proved.
-Acks are not sent in the order of settlement, so the limit is the oldest settlement whose ack is not proved. When a
-channel ends, its unproved acks may be lost. The broker then delivers their messages again ahead of all newer ones.
-popgate finds their records settled, and acks the messages again. When the next channel has proved as many acks as
-messages could return, all of these messages have been handled. Before that, no record may be deleted.
+Acks are not sent in the order of settlement. So only records settled before the oldest settlement with an unproved ack
+may be deleted. When a channel ends, the broker may not have applied the unproved acks. It then delivers these messages
+again, ahead of all newer messages. popgate finds that their records are settled, and acks the messages again. When the
+next channel has proved as many acks as messages could be delivered again, all of these messages have been acked. Before
+that, no record may be deleted.
 """
 
 from collections import deque
@@ -15,13 +16,15 @@ from collections import deque
 from popgate.domain.names import CopyId
 
 RETURNED_MAX_AFTER_RESTART = 65_535
-"""Maximum number of deliveries that an earlier process may have left unsettled. They return before all newer ones."""
+"""Maximum number of deliveries that an earlier process may have left unsettled. The broker delivers them again before
+all newer messages."""
 
 _NEVER = float("-inf")
 
 
 class SettlementEvidence:
-    """Turns proved acks into a time of the store. Messages that were settled before it have left the broker."""
+    """Computes from proved acks a time of the store: messages that were settled before this time have left the
+    broker."""
 
     def __init__(self) -> None:
         self._unproved: deque[tuple[int, float]] = deque()
@@ -36,21 +39,25 @@ class SettlementEvidence:
         broker delivers them."""
 
     def sent(self, count: int, settled_at: float) -> None:
-        """Note that ``count`` acks were sent on the channel, for records settled no earlier than ``settled_at``."""
+        """Record ``count`` acks that were sent on the channel, for messages settled no earlier than ``settled_at``."""
         self._sent += count
         self._unproved.append((self._sent, settled_at))
 
     def sent_for_nothing(self, count: int) -> None:
-        """Note that ``count`` acks without a record were sent on the channel, such as those of repeated copies."""
+        """Record ``count`` acks of messages without a record that were sent on the channel, such as repeated copies."""
         self._sent += count
 
     def channel_ended(self, proved_acks: int, buffered_count: int) -> None:
-        """Note that the channel has ended. Its unsettled messages are delivered first on the next channel, so they have
-        all been handled when that many acks are proved.
+        """Record the end of the channel, and how many acks the next channel must prove before any record may be
+        deleted.
 
-        The number that an earlier channel left is reduced by this channel's proved acks. If newer messages arrived as
-        well, all messages of the earlier channel have arrived. The unsettled ones of them are then included in this
-        channel's buffered messages and unproved acks.
+        The broker delivers the unsettled messages of the ended channel first on the next channel. So all of them have
+        been handled when the next channel has proved as many acks.
+
+        If an earlier channel left unsettled messages, their number is reduced by the acks that the ended channel has
+        proved. If newer messages also arrived on the ended channel, all messages of the earlier channel had arrived
+        before. Those that are still unsettled are then included in the buffered messages and the unproved acks of the
+        ended channel.
         """
         self._advance(proved_acks)
         self._owed = max(self._owed - proved_acks, self._sent - proved_acks + buffered_count)
@@ -59,7 +66,8 @@ class SettlementEvidence:
         self._sent = 0
 
     def settled_before(self, proved_acks: int) -> float | None:
-        """Return the store's time before which every settled record may be deleted, or None if nothing is proved."""
+        """Return the store's time before which every settled record may be deleted, or None if none may be deleted
+        yet."""
         self._advance(proved_acks)
         if self._owed:
             return None
