@@ -259,8 +259,7 @@ class Ownership:
                 self._spawn(queue, self._hosts.take(queue))
 
     def _may_be_kept(self, queue: BrokerQueue) -> bool:
-        """Return whether this proxy must not claim ``queue`` yet, so that the former owner can rejoin and reclaim
-        it."""
+        """Return whether this proxy must not claim ``queue`` yet, because the former owner may still rejoin."""
         owner = self._former.get(queue, self._me)
         if owner == self._me or owner in self._view.members:
             return False

@@ -291,8 +291,7 @@ class Engine:
         return await self.topics.subscription(topic, group).status()
 
     def cluster_status(self) -> ClusterStatus:
-        """Return this proxy's view of the cluster: the members, the owners of queues, and the planned moves of
-        queues."""
+        """Return this proxy's view of the cluster: the members, the owners of queues, and planned moves of queues."""
         return cluster_status(self._context, self.topics)
 
     def mode_here(self, topic: str, group: str) -> ModeHere:

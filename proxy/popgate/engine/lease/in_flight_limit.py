@@ -48,8 +48,7 @@ class InFlightLimit:
         return BATCH_COUNT_MAX if self._left is None else self._left
 
     def counting(self) -> Limits | None:
-        """Return the port that counts and grants the leases of all proxies, or None if the lease store grants
-        leases."""
+        """Return the port that counts and grants the leases of all proxies. None: the lease store grants leases."""
         return None if self._group.policy.max_in_flight is None else self._counting()
 
     async def grant(self, limits: Limits, request: GrantRequest) -> list[GrantAnswer]:

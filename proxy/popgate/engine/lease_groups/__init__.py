@@ -1,1 +1,1 @@
-"""Lease groups: many leases that are read in slices and settled together."""
+"""Serves lease groups: sets of leases whose messages are read in slices, and that are settled together."""

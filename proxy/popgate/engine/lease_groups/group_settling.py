@@ -1,7 +1,7 @@
-"""Settles lease groups: acks and gives back their members, in batches whose progress the store keeps.
+"""Settles lease groups: acks or releases their members in batches. The store records the progress.
 
-Runs one settlement at a time of each stream, and applies it to the queues. The store has a settlement from its first
-step on. If it is interrupted, the next settlement of the stream or the proxy's upkeep finishes it.
+Only one settlement of each stream runs at a time. The store records a settlement before its first batch. If the
+settlement is interrupted, the next settlement of the stream or the proxy's periodic upkeep finishes it.
 """
 
 import asyncio
@@ -40,7 +40,10 @@ class _Settled(NamedTuple):
 
 
 class GroupSettlements:
-    """Runs the settlements of every stream. Every call raises StateUnavailable; settlements until then stay."""
+    """Runs the settlements of all streams. Every call can raise StateUnavailable.
+
+    Members that were settled before the error stay settled.
+    """
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -48,10 +51,10 @@ class GroupSettlements:
         self._running: WeakValueDictionary[tuple[Subscription, StreamName], asyncio.Lock] = WeakValueDictionary()
 
     async def ack(self, served: ServedSubscription, stream: StreamName, through: int) -> AckedGroups:
-        """Ack every group whose epoch is at most ``through``. These epochs can't be used again.
+        """Ack every lease group of a stream whose epoch is at most ``through``. These epochs can't be used again.
 
-        A repeat finishes an interrupted request. It counts the messages that an earlier request with the same epoch
-        acked as already acked.
+        A repeated request finishes an interrupted one. If the interrupted request had already acked a message, the
+        repeated request counts it as already acked.
         """
         async with self._alone(served, stream):
             before = await self._store.begin_ack(served.name, stream, through)
@@ -62,29 +65,34 @@ class GroupSettlements:
         return AckedGroups(settled.acked, settled.already_acked + acked, max(settled.lost + before.lost, after.lost))
 
     async def release(self, served: ServedSubscription, stream: StreamName, after: int) -> int:
-        """Give back the messages of every group with a later epoch than ``after``, and delete the groups. Return the
-        number of messages."""
+        """Release the messages of every lease group whose epoch is later than ``after``, and delete these groups.
+
+        Return the number of released messages.
+        """
         async with self._alone(served, stream):
             await self._store.begin_release(served.name, stream, after)
             return (await self._settle(served, stream)).released
 
     async def finish(self, served: ServedSubscription, stream: StreamName) -> None:
-        """Finish an interrupted settlement."""
+        """Finish an interrupted settlement of a stream, if there is one."""
         async with self._alone(served, stream):
             await self._settle(served, stream)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def _alone(self, served: ServedSubscription, stream: StreamName) -> asyncio.Lock:
-        """Return the lock of a stream. It is held before a settlement begins, so that its counts are its own."""
+        """Return the lock that allows one settlement of a stream at a time.
+
+        Acquire it before a settlement begins, so that the settlement counts only the messages that it settles itself.
+        """
         return self._running.setdefault((served.name, stream), asyncio.Lock())
 
     async def _settle(self, served: ServedSubscription, stream: StreamName) -> _Settled:
-        """Settle all groups that are to be acked or released."""
+        """Settle all lease groups of a stream that the store has marked to be acked or released."""
         settled = _Settled()
         step = await self._store.settle_next(served.name, stream)
         while step.more:
-            following = asyncio.create_task(self._store.settle_next(served.name, stream))  # the store need not wait
+            following = asyncio.create_task(self._store.settle_next(served.name, stream))  # runs during ``_apply``
             try:
                 await self._apply(served, stream, step)
                 settled = settled.plus(step)
@@ -94,8 +102,10 @@ class GroupSettlements:
         return settled.plus(step)
 
     async def _apply(self, served: ServedSubscription, stream: StreamName, step: SettlementStep) -> None:
-        """Apply the store's decisions to the queues. Look up the messages again, because they may have changed since
-        the request."""
+        """Apply a batch that the store has settled to the messages in the queues of this proxy.
+
+        The messages are looked up again, because they may have changed since the request to the store.
+        """
         hosts = {host.broker_queue: host for host in served.hosts}
         done: list[JournalSubject] = []
         acked: dict[QueueHost, list[BufferedMessage]] = {}
@@ -125,6 +135,6 @@ class GroupSettlements:
         for host, held_here in acked.items():
             host.settle(held_here, oldest)
         await self._context.router.until_sent()
-        for host in unidentified:  # no record would prevent their redelivery: their acks leave before the answer
+        for host in unidentified:  # no record prevents their redelivery, so send their acks before the answer
             if host.channel is not None:
                 await host.channel.flush()

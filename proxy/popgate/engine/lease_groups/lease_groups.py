@@ -1,10 +1,10 @@
-"""Serves lease groups, which are replayable batches for batch engines (decision 12).
+"""Serves lease groups: batches of leased messages that a batch engine can read repeatedly (decision 12).
 
-Theory of operation. A PUT leases messages by pops of ordinary size under one lease id. The store writes each pop's
-leases and their membership in one step, and freezes the group at the end. A read gets the members from the store,
-whose records show whether the leases are valid. It gets the bodies from memory, or again from the broker. A settlement
-processes the members in batches, and the store records its progress. So a kill between any two steps leaves a group
-with which the same request can continue:
+Theory of operation. A PUT request forms a lease group. It leases messages with several pops of ordinary size, all under
+one lease id. For each pop, the store writes the leases and their membership in one step. At the end, the store freezes
+the group. A read gets the members from the store, whose records show whether the leases are valid. It gets the bodies
+from memory, or fetches them again from the broker. A settlement processes the members in batches, and the store records
+the progress. So if a proxy is killed between any two steps, a repetition of the same request can continue:
 
     killed                    the same request then
     while a PUT leases        continues with the leased messages, which no client has seen; without it, they expire
@@ -37,15 +37,15 @@ from popgate.ports.leases import GroupPart
 from popgate.ports.peers import LeaseForGroup
 
 POP_MAX = 1024
-"""Maximum number of messages in one pop for a group, so that other pops can run between two such pops."""
+"""Maximum number of messages in one pop for a lease group, so that other pops can run between two such pops."""
 ABANDONED_SECONDS = 900.0
-"""Seconds after the end of its leases until an unfinished group, which no client has seen, is dropped."""
+"""An unfinished lease group, which no client has seen, is deleted this many seconds after its leases have ended."""
 KEPT_SECONDS = 30 * 86_400.0
-"""Seconds after the end of its leases until any group is dropped."""
+"""Every other lease group is deleted this many seconds after its leases have ended."""
 
 
 class FormedGroup(NamedTuple):
-    """The answer to a PUT. ``existing``: the group already existed and was frozen."""
+    """The answer to a PUT of a lease group. ``existing``: whether the group was already complete before the PUT."""
 
     message_count: int
     slices: int
@@ -54,8 +54,10 @@ class FormedGroup(NamedTuple):
 
 
 class ExtendedGroup(NamedTuple):
-    """A group after an extension. ``is_held`` False: the leases had expired. A PUT may lease the same messages
-    again."""
+    """A lease group after an extension. ``is_held``: whether its leases are valid.
+
+    If the leases had expired before the extension, a PUT may lease the same messages again.
+    """
 
     group: StoredGroup
     is_held: bool
@@ -64,8 +66,8 @@ class ExtendedGroup(NamedTuple):
 class LeaseGroups:
     """Serves the lease groups of every subscription of this proxy.
 
-    Every call raises TopicNotFound, GroupNotFound and StateUnavailable. Changes before the error
-    are kept, and the same call continues from there.
+    Every call can raise TopicNotFound, GroupNotFound and StateUnavailable. Changes that were made before the error are
+    not undone, and a repeated call continues after them.
     """
 
     def __init__(self, context: EngineContext, topics: Topics) -> None:
@@ -86,14 +88,16 @@ class LeaseGroups:
         slices: int,
         invisibility_seconds: float | None,
     ) -> FormedGroup:
-        """Return the group of this epoch, with valid leases. If it does not exist, form it from the ready messages.
+        """Return the lease group of a stream and epoch, with valid leases.
 
-        If nothing is ready, the answer is empty and no group is kept. An existing group is returned unchanged. Its
-        leases are renewed if less than half of ``invisibility_seconds`` is left. ``max_messages`` 0 never forms a
-        group: a client that repeats a batch must not receive another batch under the same name.
-        Raises: LeaseGroupAcked, Conflict (another request forms the group, or there are too many groups),
-        BrokerUnavailable, TooManyInFlight if no message may be leased, WrongMode; LeaseGroupNotFound for
-        ``max_messages`` 0.
+        If it does not exist, form it from ready messages. If no message is ready, the answer is empty, and no group is
+        stored. If the group exists, it is returned without new members. Its leases are renewed if less than half of
+        ``invisibility_seconds`` is left. With ``max_messages`` 0, no group is formed. A client uses this to repeat a
+        batch, because it must not receive another batch under the same epoch.
+
+        Raises: LeaseGroupAcked; Conflict if another request is forming the group, or if there are too many groups;
+        BrokerUnavailable; TooManyInFlight if no message may be leased; WrongMode; LeaseGroupNotFound if
+        ``max_messages`` is 0 and the group does not exist.
         """
         served = await self._topics.subscription_to_pop(topic, group)
         key = GroupKey(served.name, stream, epoch)
@@ -126,15 +130,17 @@ class LeaseGroups:
     async def _hold_again(
         self, served: ServedSubscription, key: GroupKey, seconds: float, found: StoredGroup | None = None
     ) -> StoredGroup:
-        """Return an existing group, with renewed leases if needed. Raises: LeaseGroupAcked, LeaseGroupNotFound."""
+        """Return an existing lease group. Renew its leases if needed. Raises: LeaseGroupAcked, LeaseGroupNotFound."""
         found = found or await self._store.find(key)
         if found is None or found.state is not GroupState.FROZEN:
             raise LeaseGroupNotFound(f"stream {key.stream!r} has no lease group of epoch {key.epoch}; none was formed")
         return found if found.remaining_seconds * 2 >= seconds else await self._renew(served, key, seconds)
 
     async def _standing(self, spec: GroupSpec, key: GroupKey) -> FormedGroup:
-        """Return a frozen group with valid leases while pop mode drains. Raises: WrongMode if there is no such
-        group."""
+        """Return an existing lease group with valid leases while pop mode is being drained.
+
+        Raises: WrongMode if there is no such group, or if messages are not leased to pop clients any more.
+        """
         found = await self._store.find(key) if leased_by(spec) is ConsumeMode.POP else None
         if found is None or found.state is not GroupState.FROZEN or found.remaining_seconds <= 0.0:
             raise wrong_mode(spec, ConsumeMode.POP)
@@ -143,7 +149,7 @@ class LeaseGroups:
     async def _form(
         self, served: ServedSubscription, begun: StoredGroup, part: GroupPart, max_messages: int, seconds: float
     ) -> StoredGroup | None:
-        """Lease members until there are ``max_messages``, or nothing is ready. Return None if there are no members.
+        """Lease members until there are ``max_messages``, or no message is ready. Return None if there are no members.
 
         Leases of earlier members are renewed long before they expire. If there are too many members to renew in time,
         the group is formed from the present members.
@@ -172,10 +178,11 @@ class LeaseGroups:
     async def _hold(
         self, served: ServedSubscription, key: GroupKey, count: int, seconds: float, least: float
     ) -> StoredGroup:
-        """Return a group that is being formed.
+        """Return a lease group that is being formed, with valid leases.
 
-        Renew its leases if less than ``least`` seconds are left, or if the group does not have ``count`` members,
-        because some were leased to other clients or were leased again. Raises the errors of ``_renew``.
+        Its leases are renewed if less than ``least`` seconds are left. They are also renewed if the group does not have
+        ``count`` members, because some were leased to other clients or were leased again. Raises the errors of
+        ``_renew``.
         """
         formed = await self._store.find(key)
         if formed is None:
@@ -185,9 +192,10 @@ class LeaseGroups:
         return await self._renew(served, key, seconds, regrant=False)
 
     async def _pop(self, served: ServedSubscription, group: GroupSelection, count: int, seconds: float) -> int:
-        """Lease ready messages here, or if there are none, at another owner of the subscription's queues.
+        """Lease ready messages of this proxy's queues.
 
-        Return how many were leased. Raises: TooManyInFlight if no message was leased because of that limit.
+        If there are none, lease messages at another owner of the group's queues. Return the number of leased messages.
+        Raises: TooManyInFlight if no message was leased because of ``max_in_flight``.
         """
         full: TooManyInFlight | None = None
         try:
@@ -219,7 +227,8 @@ class LeaseGroups:
     async def lease_here(self, served: ServedSubscription, group: GroupSelection, count: int, seconds: float) -> int:
         """Lease ready messages of the queues that this proxy owns, while there is memory for their bodies.
 
-        Without the memory, a read would have to fetch the bodies again, message by message. Raises: TooManyInFlight.
+        Without the memory, a read would have to fetch the bodies again, message by message. Return the number of leased
+        messages. Raises: TooManyInFlight.
         """
         owned, buffer = [host for host in served.hosts if host.is_owned], self._context.buffer
         if not owned or buffer.full_for == group.lease_id:
@@ -234,16 +243,19 @@ class LeaseGroups:
         return leased
 
     def _keepable_count(self, hosts: Sequence[QueueHost]) -> int:
-        """Return the number of messages of these queues for which there is memory."""
+        """Return for how many more messages of these queues there is memory to keep their bodies."""
         costs = [cost for host in hosts if (cost := host.state.flow.mean_bytes) is not None]
         return int(self._context.buffer.keepable_bytes / max(costs, default=MESSAGE_BYTES_MAX))
 
     async def read(self, topic: str, group: str, stream: StreamName, epoch: int, number: int) -> Slice:
-        """Return one slice. See ``SliceReader.read``."""
+        """Return slice ``number`` of a lease group. See ``SliceReader.read``."""
         return await self._reader.read(self._topics.subscription(topic, group), stream, epoch, number)
 
     async def extend(self, topic: str, group: str, stream: StreamName, seconds: float) -> list[ExtendedGroup]:
-        """Extend every group with valid leases to ``seconds`` from now, but not beyond the group's maximum age."""
+        """Extend the valid leases of each lease group of a stream to ``seconds`` from now.
+
+        Leases that have expired are not extended. No lease is extended beyond the maximum age of its group.
+        """
         served = self._topics.subscription(topic, group)
         extended: list[ExtendedGroup] = []
         for found in await self._store.groups(served.name, stream):
@@ -260,20 +272,23 @@ class LeaseGroups:
         return extended
 
     async def ack(self, topic: str, group: str, stream: StreamName, through: int) -> AckedGroups:
-        """See ``GroupSettlements.ack``."""
+        """Ack lease groups. See ``GroupSettlements.ack``."""
         return await self._settlements.ack(self._topics.subscription(topic, group), stream, through)
 
     async def release(self, topic: str, group: str, stream: StreamName, after: int) -> int:
-        """See ``GroupSettlements.release``."""
+        """Release lease groups. See ``GroupSettlements.release``."""
         return await self._settlements.release(self._topics.subscription(topic, group), stream, after)
 
     async def groups(self, topic: str, group: str, stream: StreamName | None) -> list[StoredGroup]:
-        """Return the groups that are neither acked nor released."""
+        """Return the lease groups that are neither acked nor released.
+
+        If ``stream`` is None, return those of all streams.
+        """
         groups = await self._store.groups(self._topics.subscription(topic, group).name, stream)
         return [one for one in groups if one.state is not GroupState.RELEASING]
 
     async def tend(self) -> None:
-        """Finish interrupted settlements, and drop abandoned groups."""
+        """Finish interrupted settlements, and delete lease groups whose leases have ended long ago."""
         await self._store.collect(forming_seconds=ABANDONED_SECONDS, older_than_seconds=KEPT_SECONDS)
         for subscription, stream in await self._store.half_settled():
             served = self._topics.served.get(subscription)
@@ -285,7 +300,10 @@ class LeaseGroups:
     async def _renew(
         self, served: ServedSubscription, key: GroupKey, seconds: float, *, regrant: bool = True
     ) -> StoredGroup:
-        """Renew the leases of all members. Return the group afterwards. Raises: LeaseGroupAcked, LeaseGroupNotFound."""
+        """Renew the leases of all members of a lease group, and return the renewed group.
+
+        Raises: LeaseGroupAcked, LeaseGroupNotFound.
+        """
         spec = served.spec
         ends_at = await self._store.begin_renewal(
             key, seconds=seconds, age_seconds_max=self._context.options.lease_group_seconds_max

@@ -1,7 +1,7 @@
-"""Reads the slices of lease groups: the same messages in the same order each time.
+"""Reads slices of lease groups. Every read of a slice returns the same messages in the same order.
 
-Turns members into messages. The store knows the members, and whether their leases hold. The bodies are in memory here
-or at other owners, or are fetched again from the broker.
+The store returns the members of a slice, and whether their leases are valid. The bodies are in the memory of this proxy
+or of other owners of the queues, or are fetched again from the broker.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -24,15 +24,17 @@ from popgate.ports.peers import LearnedRecord
 
 COUNT_FIRST, COUNT_MAX = 16, 256
 BYTES_AT_ONCE = 1024 * 1024
-"""Approximate bytes of a slice that are read at a time, at least one message. The sizes of bodies at the broker are
+"""Approximate bytes in one part of a slice, which has at least one message. The sizes of bodies at the broker are
 unknown before they arrive."""
 PATIENCE_ROUNDS = 6
 """Number of waits for bodies (each ``body_retrieval.WAIT_SECONDS_MAX``) after which an answer that has begun fails."""
 
 
 class GroupMessage(NamedTuple):
-    """A message of a slice. Every read returns the same values. Its ``message_id`` is empty if its publisher set
-    none."""
+    """A message of a slice. Every read returns the same values.
+
+    The ``message_id`` of ``message`` is empty if its publisher set none.
+    """
 
     position: int
     message: Message
@@ -42,7 +44,7 @@ class GroupMessage(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """A slice of ``message_count`` messages. ``parts`` yields them in order, some at a time.
+    """A slice of ``message_count`` messages. ``parts`` yields these messages in order, in several parts.
 
     If a part can't be read, ``parts`` raises LeaseGroupExpired (a lease has ended), BrokerUnavailable (the broker does
     not deliver the bodies), or LeaseGroupAcked or LeaseGroupNotFound (the group no longer exists).
@@ -54,7 +56,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The group that is read."""
+    """The lease group that is being read."""
 
     key: GroupKey
     lease_id: LeaseId
@@ -75,7 +77,7 @@ class SliceReader:
         self._store = context.lease_groups
 
     async def read(self, served: ServedSubscription, stream: StreamName, epoch: int, number: int) -> Slice:
-        """Return one slice, while the group's leases hold.
+        """Return slice ``number`` of a lease group whose leases are valid.
 
         Raises: LeaseGroupAcked, LeaseGroupNotFound, LeaseGroupExpired, InvalidRequest, StateUnavailable.
         """
@@ -131,8 +133,10 @@ async def _messages(group: _Group, part: Sequence[Member], rounds: int) -> Seque
 
 
 def _known(group: _Group, member: Member) -> BufferedMessage | LearnedRecord:
-    """Return a member on this proxy, or its record if another proxy owns the queue. Raises: LeaseGroupExpired, if its
-    lease does not hold."""
+    """Return the buffered message of a member, or the member's record if another proxy owns the queue.
+
+    Raises: LeaseGroupExpired if the member's lease is not valid.
+    """
     record, host = member.record, group.hosts.get(member.queue)
     if record is None or host is None or record.state is not RecordState.LEASED:
         raise group.expired()

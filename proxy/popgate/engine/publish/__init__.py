@@ -1,1 +1,1 @@
-"""Publishing: routes each message to its queues, and publishes each dedup_id at most once."""
+"""Publishes messages: chooses the queue of each message, and publishes each ``dedup_id`` at most once."""

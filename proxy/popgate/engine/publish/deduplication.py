@@ -1,14 +1,15 @@
-"""Deduplicates publishes: messages of a topic with the same ``dedup_id`` within the window are one message.
+"""Deduplicates publishes: within the window, each ``dedup_id`` of a topic is published only once.
 
-Owns the steps from a reservation to its confirm, and the waits between publishes of the same id in this process.
-``ports.dedup`` stores the ids. If a copy was published twice, the lease records treat both as one message.
+This module reserves an id, publishes the message and confirms the id. Publishes of the same id in this process wait for
+each other. ``ports.dedup`` stores the ids. If a message copy is published twice, both have the same lease record, so
+they are treated as one message.
 
-Every failure between the steps leaves an id pending, and a repeat publishes the same copy again: no message is lost,
-and none is duplicated. The id is released only if the broker has certainly stored nothing. A refusal does not prove
-this: if a topic has several groups, one queue may have accepted what another one refused.
+If a step fails, the id stays pending, and a repeated publish publishes the same copy again. So no message is lost, and
+none is duplicated. An id is released only if the broker has certainly stored nothing. A refusal does not prove this: if
+a topic has several groups, one queue may have accepted the message when another queue refused it.
 
-If the broker and the store are one database, new ids need no reservation: they are confirmed with their messages in one
-transaction.
+If the broker and the dedup store are one database, new ids need no reservation: they are confirmed in the transaction
+that publishes their messages.
 """
 
 import asyncio
@@ -36,28 +37,28 @@ from popgate.ports.journal import EventKind
 _log = logging.getLogger(__name__)
 
 WAIT_SECONDS_MAX = 20.0
-"""Maximum seconds that a publish waits for another one with the same id: usually longer than the broker takes, and
-shorter than clients wait for an answer."""
+"""Maximum seconds that a publish waits for another publish of the same id. This is usually longer than the broker
+takes, and shorter than clients wait for an answer."""
 STORED = frozenset({"published", "duplicate"})
 
 
 class Deduplicator:
-    """Publishes through ``publisher``, each id once."""
+    """Publishes through ``publisher``, each ``dedup_id`` only once."""
 
     def __init__(self, context: EngineContext, publisher: Publisher) -> None:
         self._context = context
         self._publisher = publisher
         self._under_way: defaultdict[TopicName, dict[str, asyncio.Future[None]]] = defaultdict(dict)
-        """The publishes under way, by dedup id."""
+        """By topic and dedup id: the publishes in progress. Each future completes when its publish has ended."""
 
     async def publish(
         self, spec: TopicSpec, messages: Sequence[NewMessage], missing: Mapping[int, BrokerQueue]
     ) -> list[Published]:
-        """Publish, and return one result for each message, in order; see ``Publisher.publish``.
+        """Publish messages, and return one result for each message, in the same order (see ``Publisher.publish``).
 
-        If several messages of a call have the same id, the first is published. Without the state store, messages with
-        an id fail, and the others are published. Raises: BrokerUnavailable; StateUnavailable, if every message has an
-        id.
+        If several messages of a call have the same id, only the first one is published. If the state store is
+        unavailable, messages with an id fail, and messages without an id are published. Raises: BrokerUnavailable;
+        StateUnavailable if every message has an id.
         """
         subjects = self._publisher.subjects(spec, messages)
         owners: dict[str, int] = {}
@@ -84,7 +85,7 @@ class Deduplicator:
         owners: Mapping[str, int],
         missing: Mapping[int, BrokerQueue],
     ) -> list[Published] | None:
-        """Publish in one transaction, if that is possible. None: nothing was published."""
+        """Publish all messages in one transaction, if that is possible. Otherwise publish nothing, and return None."""
         atomic = self._context.atomic
         if atomic is None or sum(new.dedup_id is not None for new in messages) != len(owners):
             return None
@@ -100,8 +101,11 @@ class Deduplicator:
         busy: Collection[str],
         missing: Mapping[int, BrokerQueue],
     ) -> list[Published]:
-        """Reserve the ids, publish, and confirm. ``owners``: the place of each id's first message. ``subjects`` become
-        the copies that were reserved for the ids."""
+        """Reserve the ids, publish the messages, and confirm the ids.
+
+        ``owners``: the index of the first message with each id. ``busy``: the ids that other calls are publishing. If
+        an id was already reserved for a copy, that copy replaces the message's copy in ``subjects``.
+        """
         results: dict[int, Published] = {}
         for dedup_id in busy:
             detail = f"another publish of dedup_id {dedup_id!r} is still under way; publish it again for its result"
@@ -150,7 +154,7 @@ class Deduplicator:
         missing: Mapping[int, BrokerQueue],
         results: dict[int, Published],
     ) -> None:
-        """Publish the messages at ``places``, and confirm or cancel the reservations in ``begun``."""
+        """Publish the messages at the indexes ``places``, and confirm or cancel the reservations in ``begun``."""
         if not places:
             return
         try:
@@ -175,11 +179,14 @@ class Deduplicator:
         if entries:
             try:
                 await self._context.dedup.confirm(topic, entries)
-            except StateUnavailable as error:  # they are published, and a repeat publishes the same copies
+            except StateUnavailable as error:  # the messages are published; a repeat publishes the same copies
                 _log.warning("published dedup ids stay pending", extra={"topic": topic, "error": error.detail})
 
     async def _cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
-        """Release ids whose copies were not stored this time. The store keeps ids that an earlier publish reserved."""
+        """Release ids whose copies this call did not store.
+
+        The store keeps ids that an earlier publish had reserved.
+        """
         if entries:
             try:
                 await self._context.dedup.cancel(topic, entries)
@@ -190,10 +197,10 @@ class Deduplicator:
 
     @contextlib.asynccontextmanager
     async def _alone(self, topic: TopicName, dedup_ids: Collection[str]) -> AsyncGenerator[Collection[str]]:
-        """Exclude other calls in this process from these ids until the context exits.
+        """Block other publishes of these ids in this process until the context exits.
 
-        Yield the ids that other calls still use after the maximum wait. All ids are reserved at once, so that no two
-        calls wait for each other.
+        First wait for publishes of these ids that are in progress. Yield the ids that are still in progress after
+        ``WAIT_SECONDS_MAX``. All ids are blocked in one step, so that no two calls wait for each other.
         """
         under_way = self._under_way[topic]
         busy: Collection[str] = ()
@@ -215,7 +222,7 @@ class Deduplicator:
             ended.set_result(None)
 
     async def _wait_for(self, topic: TopicName, dedup_ids: Collection[str]) -> None:
-        """Return when no other call publishes under any of these ids, or after ``WAIT_SECONDS_MAX``."""
+        """Wait until no other call publishes any of these ids, but for at most ``WAIT_SECONDS_MAX``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_SECONDS_MAX):
                 while others := {future for one in dedup_ids if (future := self._under_way[topic].get(one))}:
@@ -228,5 +235,5 @@ def _entry(dedup_id: str, subject: OutgoingCopy) -> DedupEntry:
 
 
 def _as_repeated(first: Published) -> Published:
-    """Return the result for a message whose id an earlier message of the same call has."""
+    """Return the result of a message that has the same id as an earlier message (``first``) of the same call."""
     return Published("duplicate", first.message_id) if first.status in STORED else first

@@ -1,6 +1,6 @@
-"""Publishes messages: mints the copy, chooses the queue, and stores the copy at the broker.
+"""Publishes messages: creates the copy and its id, chooses the queue, and publishes the copy to the broker.
 
-Owns the choice of the queue, and is independent of consumers.
+This module does not depend on the consumers of the messages.
 """
 
 import asyncio
@@ -33,7 +33,10 @@ NO_GROUP = "the topic has no group that would get it: create a group first"
 
 
 class NewMessage(NamedTuple):
-    """A message from a publisher. ``message_id`` None: popgate mints one. ``ttl_seconds`` begins after the delay."""
+    """A message from a publisher. If ``message_id`` is None, popgate creates an id.
+
+    ``ttl_seconds`` is measured from the end of the delay.
+    """
 
     body: bytes
     headers: Mapping[str, HeaderValue]
@@ -45,9 +48,10 @@ class NewMessage(NamedTuple):
 
 
 class Published(NamedTuple):
-    """The result for one message. ``status``: published, duplicate (``message_id`` is the first one's) or failed.
+    """The result of publishing one message. ``status``: published, duplicate or failed.
 
-    ``error_code`` and ``error_detail`` are empty if it has not failed.
+    For a duplicate, ``message_id`` is the id of the message that was published first. ``error_code`` and
+    ``error_detail`` are empty unless the message has failed.
     """
 
     status: Literal["published", "duplicate", "failed"]
@@ -57,7 +61,7 @@ class Published(NamedTuple):
 
 
 class OutgoingCopy(NamedTuple):
-    """One copy on its way to a queue, and the subject of its journal event."""
+    """A message copy that is to be published to a queue. It is also the subject of the journal event of its publish."""
 
     message: Message
     queue_index: int
@@ -72,15 +76,17 @@ class OutgoingCopy(NamedTuple):
         return self.message.copy_id
 
     def as_copy(self, entry: DedupEntry, queue_count: int) -> "OutgoingCopy":
-        """Return the message as the copy that was reserved for its dedup_id, on that copy's queue if it still
-        exists."""
+        """Return this message as the copy that was reserved for its ``dedup_id``.
+
+        The result is for the queue of the reserved copy, if that queue still exists.
+        """
         message = self.message._replace(copy_id=entry.copy_id, message_id=entry.message_id)
         index = entry.queue_index if entry.queue_index < queue_count else self.queue_index
         return self._replace(message=message, queue_index=index)
 
 
 class Publisher:
-    """Publishes to topics of any kind. ``groups_of`` returns the groups of a topic."""
+    """Publishes messages to topics. ``groups_of`` returns the groups of a topic."""
 
     def __init__(self, context: EngineContext, groups_of: Callable[[TopicName], Sequence[GroupName]]) -> None:
         self._context = context
@@ -88,18 +94,17 @@ class Publisher:
         self._round_robin = count()
 
     def subjects(self, spec: TopicSpec, messages: Sequence[NewMessage]) -> list[OutgoingCopy]:
-        """Return a new copy of each message, with its queue."""
+        """Return a new copy of each message, and choose the queue of each copy."""
         now = self._context.clock.wall()
         return [self._outgoing_copy(spec, new, now) for new in messages]
 
     async def publish(
         self, spec: TopicSpec, subjects: Sequence[OutgoingCopy], missing: Mapping[int, BrokerQueue]
     ) -> list[Published]:
-        """Publish, and return one result for each subject, in order. A message for one of the ``missing`` queues is not
-        published at all, because it would not reach every group. A delayed message is not published if the topic has no
-        group now.
+        """Publish copies, and return one result for each copy, in the same order.
 
-        Raises: BrokerUnavailable, if none was stored.
+        A copy for one of the ``missing`` queues is not published at all, because it would not reach every group. A
+        delayed copy is not published if the topic has no group now. Raises: BrokerUnavailable if no copy was stored.
         """
         groups = self._groups_of(spec.topic)
         refusals = [_refusal(subject, missing, has_groups=bool(groups)) for subject in subjects]
@@ -125,7 +130,7 @@ class Publisher:
                 results.append(Published("failed", message_id, "refused", outcome.detail))
             else:
                 results.append(Published("failed", message_id, NOT_CONFIRMED, outcome.detail))
-        # The time of the confirm: a later publish comes after it, and the audit compares the two.
+        # The time of the confirm. A later publish has a later time: the audit compares the two times.
         at = self._context.clock.wall()
         self._context.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), stored, at, groups=groups)
         return results
@@ -138,10 +143,10 @@ class Publisher:
         missing: Mapping[int, BrokerQueue],
         entries: Sequence[DedupEntry],
     ) -> list[Published] | None:
-        """Publish messages with new dedup ids, all or none. Return None if nothing was published, because an id was
-        already used or a message can't be published.
+        """Publish copies with new dedup ids in one transaction: all of them, or none.
 
-        Raises: BrokerUnavailable.
+        Return None if nothing was published, because an id was already used or a copy can't be published. Raises:
+        BrokerUnavailable.
         """
         groups = self._groups_of(spec.topic)
         if any(_refusal(subject, missing, has_groups=bool(groups)) for subject in subjects):
@@ -170,7 +175,7 @@ class Publisher:
         return OutgoingCopy(message, index, delay_seconds)
 
     def _rounded(self, delay_seconds: float) -> float:
-        """Round a delay up to the broker's resolution: a ttl counts from the time when the message becomes visible."""
+        """Round a delay up to the broker's resolution, because a ttl begins when the message really becomes visible."""
         resolution = self._context.broker.capabilities.delay_resolution_seconds
         return ceil(delay_seconds / resolution) * resolution if resolution else delay_seconds
 
@@ -186,16 +191,20 @@ def _outgoing(spec: TopicSpec, subject: OutgoingCopy) -> Outgoing:
 
 
 def _refusal(subject: OutgoingCopy, missing: Mapping[int, BrokerQueue], *, has_groups: bool) -> str:
-    """Return why a message can't be published, or an empty string. If there is no group, the broker itself refuses
-    messages without a delay."""
+    """Return why a message can't be published, or an empty string.
+
+    If there is no group, the broker itself refuses messages without a delay.
+    """
     if subject.queue_index in missing:
         return queue_gone_detail(missing[subject.queue_index])
     return NO_GROUP if subject.delay_seconds and not has_groups else ""
 
 
 class PublisherGate:
-    """Blocks publishes to a topic while its queues change. Otherwise a message could be deleted with a queue that was
-    empty."""
+    """Blocks publishes to a topic while its queues change.
+
+    Otherwise a message could be published to an empty queue that is about to be deleted, and would be lost.
+    """
 
     def __init__(self) -> None:
         self._inside: dict[TopicName, int] = {}
@@ -204,7 +213,10 @@ class PublisherGate:
 
     @contextlib.asynccontextmanager
     async def entered(self, topic: TopicName) -> AsyncGenerator[None]:
-        """Prevent changes of the topic's queues until the context exits."""
+        """Prevent changes of the topic's queues until the context exits.
+
+        If the queues are being changed, first wait.
+        """
         while (opened := self._closed.get(topic)) is not None:
             await opened.wait()
         self._inside[topic] = self._inside.get(topic, 0) + 1
@@ -218,7 +230,10 @@ class PublisherGate:
 
     @contextlib.asynccontextmanager
     async def kept_out(self, topic: TopicName) -> AsyncGenerator[None]:
-        """Wait for present publishes to the topic, and block new ones until the context exits. One topic at a time."""
+        """Wait until running publishes to the topic have ended, and block new ones until the context exits.
+
+        Only one topic may be blocked at a time.
+        """
         opened = self._closed[topic] = asyncio.Event()
         try:
             while topic in self._inside:
@@ -231,5 +246,5 @@ class PublisherGate:
 
 
 def publishers_of(topic: TopicName) -> Subscription:
-    """Return the subscription for journal events of publishes: they concern the topic, and name the default group."""
+    """Return the subscription of journal events about publishes: the topic, and the default group."""
     return Subscription(topic, DEFAULT_GROUP)

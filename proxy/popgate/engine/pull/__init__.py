@@ -1,1 +1,1 @@
-"""Pull mode: assigns queues to clients, and serves their pulls and commits."""
+"""Serves pull mode: assigns queues to clients, and answers their pulls and commits."""

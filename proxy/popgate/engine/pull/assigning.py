@@ -1,13 +1,15 @@
 """Manages the sessions of pull clients, and assigns queues to the clients (decision 11).
 
-Theory of operation. The owner of a subscription's first queue assigns all of its queues (``domain.assignment``). It
-receives the heartbeats, and writes each change to the store, where the owners of the other queues read it. Only this
-proxy knows the time of a client's last heartbeat. When another proxy takes over, it restarts the time of each session.
-So a session outlives its proxy, and a heartbeat that changes nothing needs no write.
+Theory of operation. The owner of a subscription's first queue assigns all queues of the subscription
+(``domain.assignment``). It receives the clients' heartbeats, and writes each change of the assignment to the store,
+where the owners of the other queues read it. Only the assigning proxy knows the time of a client's last heartbeat. When
+another proxy becomes the owner of the first queue, it restarts the timeout of each session. So a session survives the
+death of the assigning proxy, and a heartbeat that changes nothing needs no write.
 
-A proxy that was suspended, or too busy to receive heartbeats, ends no session. It restarts the time of all sessions.
-While the store is unavailable nothing changes, so no session ends. If the store has lost its data, the proxy that
-assigns writes its assignment back. Until then, the other owners use their last known assignment.
+If the assigning proxy was suspended, or was too busy to receive heartbeats, it does not end sessions. Instead, it
+restarts the timeouts of all sessions. While the store is unavailable, the assignment can't change, so no session ends.
+If the store has lost its data, the assigning proxy writes the assignment back. Until then, the owners of the other
+queues use the last assignment that they have read.
 """
 
 import asyncio
@@ -34,18 +36,21 @@ from popgate.ports.assignments import StoredAssignment
 from popgate.runtime.deadlines import NEVER
 
 HEARTBEATS = 3
-"""Number of heartbeats that a client is asked to send within its session time."""
+"""Number of heartbeats that a client is asked to send within the timeout of its session."""
 SOON_SECONDS = 1.0
 """Maximum seconds until the next heartbeat of a client whose queues are changing."""
 LATE_SECONDS = 0.5
 """Delay of a timer, in seconds, above which the proxy may have missed heartbeats."""
 AGAIN_SECONDS = 1.0
 CHANGES_MAX = 5
-"""Maximum number of attempts at a change while other proxies assign the same queues."""
+"""Maximum number of attempts to write an assignment while other proxies write assignments of the same queues."""
 
 
 class HeartbeatAnswer(NamedTuple):
-    """The answer to a client. In modes other than pull, ``queues`` is empty. ``heartbeat_seconds``: next interval."""
+    """The answer to a client's heartbeat. In every mode except pull mode, ``queues`` is empty.
+
+    ``heartbeat_seconds``: the seconds after which the client should send the next heartbeat.
+    """
 
     mode: ConsumeMode
     generation: int
@@ -54,8 +59,10 @@ class HeartbeatAnswer(NamedTuple):
 
 
 class _Sessions:
-    """The sessions and the assignment of one subscription, with their timers. ``epoch``: the epoch of the
-    first queue's claim when the assignment was read."""
+    """The sessions and the assignment of one subscription, with their timers.
+
+    ``epoch``: the epoch of this proxy's claim of the first queue when the assignment was read.
+    """
 
     def __init__(self, served: ServedSubscription, seconds: float, overdue: Callable[[], None]) -> None:
         self.timer = NEVER
@@ -64,9 +71,10 @@ class _Sessions:
         self.stored: StoredAssignment | None = None
         self.lock = asyncio.Lock()
         self.until: dict[ClientId, float] = {}
-        """The time at which each session ends without a heartbeat (monotonic)."""
+        """For each client, the time at which its session ends if no heartbeat arrives (monotonic)."""
         self.leaving: dict[int, tuple[int, float]] = {}
-        """By queue: the generation in which its client was told to release the queue, and the deadline (monotonic)."""
+        """For each queue that its client must release: the generation in which the client was asked to release it, and
+        the deadline (monotonic)."""
         self._seconds = seconds
         self._overdue = overdue
         self._expected = NEVER
@@ -75,7 +83,7 @@ class _Sessions:
         return self.served is served and self.epoch == served.hosts[0].epoch
 
     def note(self, now: float) -> None:
-        """Start the timers that a new value of ``stored`` needs."""
+        """Set the end times of new sessions and the deadlines of new releases, because ``stored`` has changed."""
         assert self.stored is not None, "sessions that are noted have been read"
         assignment = self.stored.assignment
         whole = now + self._seconds
@@ -105,7 +113,7 @@ class _Sessions:
 
 
 class Assigning:
-    """Assigns the queues of every subscription of this proxy."""
+    """Assigns the queues of each subscription whose first queue this proxy owns."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -115,7 +123,7 @@ class Assigning:
     async def heard(
         self, served: ServedSubscription, client_id: ClientId, supports: Collection[ConsumeMode], shown: int | None
     ) -> HeartbeatAnswer:
-        """Register a client, or accept its heartbeat.
+        """Register a client, or record its heartbeat. ``shown``: the generation that the client knows, or None.
 
         Raises: PeerUnavailable if another proxy assigns the queues; StateUnavailable; RetryLater if there are too many
         clients.
@@ -128,7 +136,7 @@ class Assigning:
 
         sessions = self._sessions_of(served)
         assignment = await self._change(served, sessions, decide)
-        while assignment.lease_generation != served.spec.lease_generation:  # the mode has changed while it was written
+        while assignment.lease_generation != served.spec.lease_generation:  # the mode changed during the write
             assignment = await self._change(served, sessions, decide)
         sessions.until[client_id] = self._context.clock.monotonic() + self._seconds
         self._watch(sessions)
@@ -146,13 +154,14 @@ class Assigning:
         await self._arrange(served, self._sessions_of(served), leave=[client_id])
 
     async def known(self, served: ServedSubscription, *, is_news: bool = False) -> Assignment:
-        """Return this proxy's known assignment. With ``is_news``, read it from the store unless this proxy assigns.
+        """Return the latest assignment that this proxy knows.
 
+        If ``is_news`` is True, first read the assignment from the store, unless this proxy itself assigns the queues.
         Raises: StateUnavailable.
         """
         sessions = self._sessions.get(served.name)
         if sessions is not None and sessions.stored is not None and sessions.is_current(served):
-            return sessions.stored.assignment  # this proxy assigns, so it knows
+            return sessions.stored.assignment  # this proxy assigns the queues
         if is_news or served.group.assigned is None:
             stored = await self._context.assignments.read(served.name)
             if served.group.assigned is None or stored.version not in (0, served.group.assigned.version):
@@ -161,8 +170,10 @@ class Assigning:
         return served.group.assigned.assignment
 
     async def tend(self, served: ServedSubscription) -> None:
-        """Start to assign without a client's request, because an earlier proxy's sessions must also end. Raises the
-        errors of ``heard``."""
+        """Start to assign queues even if no client sends a request. Raises the errors of ``heard``.
+
+        Otherwise, sessions that an earlier assigning proxy has left would never end.
+        """
         sessions = self._sessions_of(served)
         if sessions.stored is None or not sessions.is_current(served):
             await self._arrange(served, sessions, leave=[])
@@ -184,8 +195,10 @@ class Assigning:
     async def _change(
         self, served: ServedSubscription, sessions: _Sessions, decide: Callable[[Assignment, Terms, int], Assignment]
     ) -> Assignment:
-        """Write the assignment that ``decide`` returns, and return it. Changes run one at a time, so that none
-        overwrites another."""
+        """Write the assignment that ``decide`` returns, and return it.
+
+        Changes run one at a time, so that no change overwrites another.
+        """
         async with sessions.lock:
             for _ in range(CHANGES_MAX):
                 stored = await self._begun(served, sessions)
@@ -210,8 +223,11 @@ class Assigning:
         raise StateUnavailable("other proxies keep assigning the same queues; try again")
 
     async def _begun(self, served: ServedSubscription, sessions: _Sessions) -> StoredAssignment:
-        """Return the present assignment; read it from the store unless this proxy has assigned since it last read
-        it."""
+        """Return the present assignment. Read it from the store if this proxy has just begun to assign.
+
+        Also read it after another proxy has changed the stored assignment. Raises: PeerUnavailable if another proxy
+        assigns the queues.
+        """
         first = served.hosts[0]
         if first.is_owned:
             await first.take()
@@ -243,7 +259,7 @@ class Assigning:
         self._context.background.spawn(self._end(served), name=f"end sessions of {served.name}")
 
     async def _end(self, served: ServedSubscription) -> None:
-        """End the sessions without heartbeats, and take queues that their clients did not release in time."""
+        """End the sessions without heartbeats, and reassign queues that their clients did not release in time."""
         sessions = self._sessions_of(served)
         if served.is_closed:
             self._forget(sessions)

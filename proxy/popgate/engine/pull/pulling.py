@@ -1,16 +1,16 @@
-"""Serves pulls and commits: the client that holds a queue receives its messages in order (decision 11).
+"""Serves pulls and commits: the client to which a queue is assigned receives its messages in order (decision 11).
 
-Theory of operation. A pulled message is leased in the store, as a popped message is. Its lease id contains the
-generation in which its client received the queue. So the same fence applies at every proxy, after every crash, and to
-every client that has lost its queue. The lease does not expire. It is released when another client holds the queue, or
-when its client has registered again (``stale_leases``).
+Theory of operation. A pulled message is leased in the store, like a popped message. The lease id contains the
+generation in which the queue was assigned to the client. So a client that has lost its queue is refused at every proxy
+and after every crash. The lease does not expire. It is released when the queue is assigned to another client, or when
+the same client has registered again (``stale_leases``).
 
-A pull returns the leased messages that the client has not seen. So a repeated pull receives the same answer, and no
-message is lost with an answer. A commit settles all messages of the client up to a given one, in one step.
+A pull returns the leased messages that the client has not seen. So a repeated pull gets the same answer, and no message
+is lost when an answer is lost. A commit settles all messages of the client up to a given message, in one step.
 
-A queue's owner reads the assignment when a client's generation does not match the known assignment, and periodically
-while messages are pulled. A delay is harmless: the next client receives messages only after its first request, and
-this request makes the owner read the assignment.
+The owner of a queue reads the assignment from the store when the generation in a client's request does not match the
+known assignment, and periodically while messages are pulled. A delay is harmless: the next client of a queue receives
+messages only after its first request, and this request makes the owner read the assignment.
 """
 
 import asyncio
@@ -48,18 +48,22 @@ from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.runtime.deadlines import NEVER
 
 UNCOMMITTED_MAX = 1_000
-"""Maximum number of uncommitted messages of one queue that a client may hold."""
+"""Maximum number of uncommitted messages of one queue that a client may have."""
 LEASE_SECONDS = 10 * 366 * 86_400.0
 """Lease time, in seconds, of a pulled message: practically unlimited, because the lease ends with the session."""
 LOOK_SECONDS = 1.0
 """Seconds between two reads of the assignment, and maximum seconds of one pop during a pull."""
 BODIES_AT_ONCE = 16
-"""Maximum number of bodies fetched again at once: all bodies of a client may not fit into memory."""
+"""Maximum number of bodies that are fetched again at once, because the bodies of all messages of a client may not fit
+into memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullOrder:
-    """A client's request. ``after``: the receipt handle of the last message that the client has seen, or None."""
+    """The parameters of a client's pull request.
+
+    ``after``: the receipt handle of the last message that the client has seen, or None.
+    """
 
     client_id: ClientId
     generation: int
@@ -70,7 +74,7 @@ class PullOrder:
 
 
 class _Pull:
-    """A pull that is under way."""
+    """A pull that is in progress."""
 
     def __init__(self) -> None:
         self.presence = Presence()
@@ -80,9 +84,9 @@ class _Pull:
 class Puller:
     """Serves the pull clients of every subscription of this proxy.
 
-    Every call can raise TopicNotFound, GroupNotFound and StateUnavailable. It raises PeerUnavailable if another proxy
-    must answer. The owner of the first queue answers for the assignment, and the owner of a queue for its messages
-    (``owner``).
+    Every call can raise TopicNotFound, GroupNotFound and StateUnavailable. Every call raises PeerUnavailable if another
+    proxy must answer the request: for heartbeats, the owner of the first queue; for pulls and commits, the owner of the
+    queue (``owner``).
     """
 
     def __init__(self, context: EngineContext, topics: Topics, settler: Settler, signer: ReceiptSigner) -> None:
@@ -100,7 +104,7 @@ class Puller:
         self._context.deadlines.schedule(self._context.clock.monotonic() + LOOK_SECONDS, self)
 
     def owner(self, topic: str, group: str, number: int) -> InstanceId | None:
-        """Return the other proxy that owns a queue. None: this proxy owns the queue, or the queue does not exist.
+        """Return the other proxy that owns a queue, or None if this proxy owns it or the queue does not exist.
 
         Raises: PeerUnavailable if no proxy owns the queue at the moment.
         """
@@ -114,11 +118,11 @@ class Puller:
     async def heard(
         self, topic: str, group: str, client_id: ClientId, supports: Collection[ConsumeMode], shown: int | None
     ) -> HeartbeatAnswer:
-        """Register a client, or accept its heartbeat, which contains the generation that the client knows (``shown``).
+        """Register a client, or record its heartbeat. ``shown``: the generation that the client knows.
 
-        An unknown group is created if creation by use is on. Raises: WrongMode if the client can only pull and the
-        group is not in pull mode (the client's session is registered nevertheless); RetryLater if there are too many
-        clients.
+        If creation by use is on, an unknown group is created. Raises: WrongMode if the client supports only pull mode
+        and the group is in another mode (the client's session is registered nevertheless); RetryLater if there are too
+        many clients.
         """
         served = await self._topics.subscription_to_pop(topic, group)
         told = await self._assigning.heard(served, client_id, supports, shown)
@@ -127,15 +131,15 @@ class Puller:
         return told
 
     async def left(self, topic: str, group: str, client_id: ClientId) -> None:
-        """End the session of a client. Its uncommitted messages return at once. Idempotent."""
+        """End the session of a client, and release its uncommitted messages at once. Idempotent."""
         await self._assigning.left(self._topics.subscription(topic, group), client_id)
 
     # -- messages -------------------------------------------------------------------------------------------------
 
     async def pull(self, topic: str, group: str, number: int, order: PullOrder, presence: Presence) -> list[Leased]:
-        """Return the client's messages of the queue behind ``after``. If there are none, lease new messages.
+        """Return the client's messages of a queue behind ``order.after``. If there are none, lease new messages.
 
-        A later pull of the same queue ends this one. Raises: WrongMode, Fenced, InvalidRequest, TooManyInFlight,
+        A later pull of the same queue ends this pull. Raises: WrongMode, Fenced, InvalidRequest, TooManyInFlight,
         BrokerUnavailable.
         """
         served = self._topics.subscription(topic, group)
@@ -164,13 +168,13 @@ class Puller:
         after: CopyId | None,
         presence: Presence,
     ) -> list[Leased]:
-        """Pull in rounds, because the owner or the client of the queue may change meanwhile."""
+        """Pull in several rounds, because the owner or the client of the queue may change in the meantime."""
         deadline = self._context.clock.monotonic() + order.wait_seconds
         while True:
             left = deadline - self._context.clock.monotonic()
             is_last = left <= LOOK_SECONDS
             lease = await self._lease(served, host, order.client_id, order.generation, is_pull=True)
-            # If the pull is a repeat, another proxy may have committed messages since.
+            # If the pull is a repeat, another proxy may have committed messages since the first attempt.
             await self._look_up(served, host, [*islice(lease.uncommitted(after), order.max_messages)])
             if next(lease.uncommitted(after), None) is None and not presence.gone:
                 given = await self._give(served, lease, order, left, presence)
@@ -185,8 +189,8 @@ class Puller:
     ) -> list[Leased]:
         """Lease the next messages to the client if they arrive soon.
 
-        Raises: TooManyInFlight if the client itself holds too many messages, or if the group has too many messages in
-        flight at the end of the wait.
+        Raises: TooManyInFlight if the client has too many uncommitted messages, or if too many messages of the group
+        are in flight at the end of the wait.
         """
         count_max = UNCOMMITTED_MAX - lease.host.state.counts.in_flight
         if count_max <= 0:
@@ -229,10 +233,10 @@ class Puller:
     async def commit(
         self, topic: str, group: str, number: int, client_id: ClientId, generation: int, receipt_handle: str
     ) -> int:
-        """Settle a pulled message and all messages of the client before it. Return how many this call settled.
-        Idempotent.
+        """Settle a pulled message and all earlier messages of the client in the queue. Idempotent.
 
-        Raises: WrongMode, Fenced, InvalidRequest, BrokerUnavailable.
+        Return the number of messages that this call settled. Raises: WrongMode, Fenced, InvalidRequest,
+        BrokerUnavailable.
         """
         served = self._topics.subscription(topic, group)
         host = self._host(served, number)
@@ -279,8 +283,8 @@ class Puller:
     ) -> PullLease:
         """Return a client's lease of a queue.
 
-        Wait until other clients' messages are released and the client's own messages are in order. ``is_pull`` False:
-        the request is a commit, which is allowed until the client has released the queue.
+        First wait until the leases of earlier clients are released, and the client's own messages are in the chain. If
+        ``is_pull`` is False, the request is a commit, which is allowed until the client has released the queue.
         """
         if not host.is_owned:
             raise PeerUnavailable(f"queue {host.broker_queue} is changing its owner")
@@ -306,7 +310,7 @@ class Puller:
         return lease
 
     async def _look_up(self, served: ServedSubscription, host: QueueHost, unsure: Sequence[BufferedMessage]) -> None:
-        """Update messages that are already settled in the store."""
+        """Look up ``unsure`` messages in the store, and apply the records of those that are already settled."""
         if not unsure:
             return
         records = await self._context.leases.peek(host.broker_queue, [buffered.copy_id for buffered in unsure])
@@ -332,7 +336,7 @@ class Puller:
     async def _messages(
         served: ServedSubscription, lease: PullLease, after: CopyId | None, order: PullOrder
     ) -> list[Leased]:
-        """Return the client's messages behind ``after``, in order, bounded in number and in bytes of the answer."""
+        """Return the client's messages behind ``after``, in order. Their number and their bytes are limited."""
         found: list[Leased] = []
         size = 0
         wanted = [*islice(lease.uncommitted(after), order.max_messages)]
@@ -355,7 +359,7 @@ class Puller:
     # -- the timer ------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> float | None:
-        """Read the assignments of pulled subscriptions."""
+        """Read the assignments of pulled subscriptions in the background. Return the time of the next call."""
         if not self._looking:
             pulled = [served for served in self._topics.served.values() if _is_pulled_here(served)]
             if pulled:
@@ -384,7 +388,7 @@ def _is_pulled_here(served: ServedSubscription) -> bool:
 
 
 async def _has_more(host: QueueHost) -> bool:
-    """Whether the broker has messages that it has not delivered to this proxy, or may have some."""
+    """Whether the broker has, or may have, messages that it has not delivered to this proxy."""
     return host.channel is None or await host.channel.backlog() > 0
 
 

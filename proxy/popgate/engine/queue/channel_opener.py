@@ -37,8 +37,7 @@ class ChannelOpener:
         self._closed = False
 
     def open(self) -> None:
-        """Start to consume each queue that this proxy owns but does not consume yet: at once, or after the queue's
-        pause."""
+        """Start to consume each queue that this proxy owns but does not consume: at once, or after a pause."""
         if self._closed:
             return
         now = self._context.clock.monotonic()

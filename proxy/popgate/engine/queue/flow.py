@@ -59,8 +59,7 @@ class Flow:
 
     @property
     def excess_bytes(self) -> int:
-        """Bytes by which the buffered messages exceed the queue's share of the memory budget; 0 or less if they do
-        not."""
+        """Bytes by which the buffered messages exceed the queue's memory share; 0 or less if they do not exceed it."""
         return self.held_bytes - self._kept_bytes - self._share_bytes
 
     @property
@@ -109,8 +108,7 @@ class Flow:
     # -- the prefetch ---------------------------------------------------------------------------------------------
 
     def widen(self) -> None:
-        """Raise the prefetch for pops that lack messages, if the prefetch is used up and the memory share is not
-        exceeded."""
+        """Raise the prefetch for pops that lack messages, if the prefetch is used up and memory is available."""
         if self.excess_bytes > 0 or self._credit_used < self._prefetch:
             return
         if self._prefetch < self._window.prefetch:  # it was resumed only for the bodies that were needed

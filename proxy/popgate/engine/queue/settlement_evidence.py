@@ -23,8 +23,7 @@ _NEVER = float("-inf")
 
 
 class SettlementEvidence:
-    """Computes from proved acks a time of the store: messages that were settled before this time have left the
-    broker."""
+    """Computes from proved acks the time of the store before which all settled messages have left the broker."""
 
     def __init__(self) -> None:
         self._unproved: deque[tuple[int, float]] = deque()
@@ -48,11 +47,10 @@ class SettlementEvidence:
         self._sent += count
 
     def channel_ended(self, proved_acks: int, buffered_count: int) -> None:
-        """Record the end of the channel, and how many acks the next channel must prove before any record may be
-        deleted.
+        """Record the end of the channel, and compute how many acks the next channel must prove.
 
-        The broker delivers the unsettled messages of the ended channel first on the next channel. So all of them have
-        been handled when the next channel has proved as many acks.
+        Until then, no record may be deleted. The broker delivers the unsettled messages of the ended channel first on
+        the next channel. So all of them have been handled when the next channel has proved as many acks.
 
         If an earlier channel left unsettled messages, their number is reduced by the acks that the ended channel has
         proved. If newer messages also arrived on the ended channel, all messages of the earlier channel had arrived
@@ -66,8 +64,7 @@ class SettlementEvidence:
         self._sent = 0
 
     def settled_before(self, proved_acks: int) -> float | None:
-        """Return the store's time before which every settled record may be deleted, or None if none may be deleted
-        yet."""
+        """Return the store's time before which every settled record may be deleted, or None if none may be deleted."""
         self._advance(proved_acks)
         if self._owed:
             return None

@@ -1,1 +1,1 @@
-"""Settlements: ack, release, extend, reject, and purge."""
+"""Settles leases (ack, release, extend, reject), and purges subscriptions."""

@@ -1,7 +1,7 @@
-"""Purges a subscription: drops the visible messages; leased messages stay with their clients.
+"""Purges a subscription: deletes the visible messages, but not the leased messages.
 
-Owns the loop only. A purge pops and acks messages like any other consumer. So it passes the same fences, and dropped
-messages don't come back. If a purge is killed half-way, the messages that are left stay in their queues.
+A purge leases and acks messages in batches, as a client does. So the same checks apply, and deleted messages are not
+delivered again. If a purge is killed half-way, the remaining messages stay in their queues.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,13 +16,18 @@ from popgate.ports.journal import EventKind
 
 BATCH_COUNT_MAX = 256
 LEASE_SECONDS = 30.0
-"""Seconds after which messages are visible again if the purge dies between a pop and its acks."""
+"""Seconds for which a purge leases each batch. If the purge dies before it acks the batch, the messages then become
+visible again."""
 PURGE_SECONDS, PURGE_AT_OWNER_SECONDS = 20.0, 5.0
-"""Maximum seconds until a purge answers, here and at another proxy. The rest needs another request."""
+"""Maximum seconds that a purge runs on the proxy that received the request, and on each other proxy. The remaining
+messages need another request."""
 
 
 class PurgedGroup(NamedTuple):
-    """The number of purged messages. Not ``complete``: the purge took too long. Repeat it for the rest."""
+    """The result of a purge: the number of deleted messages.
+
+    If ``complete`` is False, visible messages may be left. Repeat the purge to delete them.
+    """
 
     purged: int
     complete: bool
@@ -37,11 +42,11 @@ async def purge(
     *,
     seconds: float = PURGE_SECONDS,
 ) -> PurgedGroup:
-    """Drop the visible messages of this proxy's queues, at most ``count_max``, so that messages that come meanwhile
-    stay.
+    """Delete the visible messages in the queues of this proxy, at most ``count_max``.
 
-    ``count_visible``: the number of visible messages, also of those that a pop did not get.
-    Raises: BrokerUnavailable, StateUnavailable, QueueGone.
+    ``count_max`` is the number of messages before the purge, so that the purge ends even if new messages arrive.
+    ``count_visible`` counts the visible messages, including those that a pop can't get now. Raises: BrokerUnavailable,
+    StateUnavailable, QueueGone.
     """
     deadline = context.clock.monotonic() + seconds
     purged = taken = 0

@@ -1,1 +1,1 @@
-"""Serves one subscription: holds its parked pops and ready messages, and chooses the messages for each pop."""
+"""Serves one subscription: manages its parked pops and ready messages, and chooses the messages for each pop."""

@@ -1,11 +1,11 @@
-"""Decides whether a pop should wait a moment for more messages when it may take more than are ready.
+"""Decides whether a pop should wait a short time for more messages, if fewer messages are ready than it may take.
 
-Owns the pace of arrivals, which decides this. ``serving`` owns the timer and the pops.
+The decision depends on the pace of arrivals, which this module measures. ``serving`` manages the timer and the pops.
 
 Theory of operation. If several messages are published together, RabbitMQ commits the first message alone, and the
 others with its next disk write. Measured on 4.3: of ten messages, one arrives first, and nine arrive 0.7 to 6 ms later.
 A message does not show whether more will follow, so the recent arrivals decide. ``Pace`` counts arrivals in windows of
-``COLLECT_SECONDS``. The first arrival after a window opens the next one. More messages are expected
+``COLLECT_SECONDS``. The first arrival after a window opens the next window. More messages are expected
 
 - after a quiet time, unless each of the last ``LONE_MAX`` messages that arrived after a quiet time was alone;
 - otherwise in a dense stream: enough messages arrived in the last window, or have arrived in the present one.
@@ -14,13 +14,13 @@ So pops do not wait during a steady stream of single messages, whether it is slo
 """
 
 COLLECT_SECONDS = 0.005
-"""Maximum seconds that a pop waits for more messages after it could be answered."""
+"""Maximum seconds that a pop waits for more messages after it could have been answered."""
 QUIET_SECONDS = 0.02
 """Minimum seconds without an arrival after which a message may begin a burst."""
 BURST_MIN = 2
 """Minimum number of messages that follow the first one of a burst within ``COLLECT_SECONDS``."""
 LONE_MAX = 3
-"""Number of messages in succession that could begin a burst but did not. After them, no burst is expected."""
+"""No burst is expected after this many messages in succession that could have begun a burst, but did not."""
 FORGET_SECONDS = 10.0
 """Minimum seconds without an arrival after which a burst is always expected again."""
 STREAM_MIN = 8
@@ -40,7 +40,7 @@ class Pace:
         self._lone_count = 0
 
     def arrived(self, count: int, now: float) -> None:
-        """Note ``count`` messages that became ready together at ``now`` (monotonic seconds)."""
+        """Record that ``count`` messages became ready together at ``now`` (monotonic seconds)."""
         silence, self._last_at = now - self._last_at, now
         if now - self._opened_at < COLLECT_SECONDS:
             self._followers += count

@@ -1,4 +1,4 @@
-"""Counts the messages of a subscription by state: the messages that the owners hold, and the rest at the broker."""
+"""Counts the messages of a subscription by state, both at the owners of its queues and at the broker."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,7 +15,10 @@ _READY = (MessageState.READY, MessageState.GRANTING, MessageState.REQUEUED)
 
 
 class QueueStatus(NamedTuple):
-    """Counts of one queue. ``ready`` None: the queue does not exist on the broker. ``owned``: a proxy consumes it."""
+    """Message counts of one queue. ``ready`` is None if the queue does not exist on the broker.
+
+    ``owned``: whether a proxy consumes the queue.
+    """
 
     queue: int
     broker_queue: str
@@ -27,9 +30,9 @@ class QueueStatus(NamedTuple):
 
 
 class SubscriptionStatus(NamedTuple):
-    """Counts of one subscription; ``ready`` includes ``blocked``.
+    """Message counts of one subscription. ``ready`` includes ``blocked``.
 
-    ``oldest_age_seconds`` None: the owners hold no message with a publish time.
+    ``oldest_age_seconds`` is None if the owners of the queues have no message with a publish time in memory.
     """
 
     mode: str
@@ -43,9 +46,10 @@ class SubscriptionStatus(NamedTuple):
 
 
 async def subscription_status(context: EngineContext, group: ServedGroup, dead_held: int) -> SubscriptionStatus:
-    """Count the messages of all queues. The counts of an owner that does not answer are missing.
+    """Count the messages of all queues of a subscription.
 
-    ``dead_held``: the number of dead letters that this proxy holds. Raises: BrokerUnavailable.
+    If the owner of a queue does not answer, its own counts are missing from the result. ``dead_held``: the number of
+    dead letters that this proxy has read and not settled. Raises: BrokerUnavailable.
     """
     layout = group.layout
     depths = await context.broker.depth([*layout.queues, layout.dead])
@@ -74,9 +78,9 @@ async def subscription_status(context: EngineContext, group: ServedGroup, dead_h
 
 
 async def leases_left(context: EngineContext, group: ServedGroup) -> int | None:
-    """Count the leased messages of all owners.
+    """Count the leased messages in all queues of a subscription.
 
-    Return None if an owner does not answer, or if a queue has no owner that has loaded its records.
+    Return None if the owner of a queue does not answer, or if a queue has no owner that has loaded the queue's records.
     """
     left = {one.number: one.in_flight for one in queue_counts(group)}
     for owner in context.router.others(group.layout):
@@ -89,9 +93,9 @@ async def leases_left(context: EngineContext, group: ServedGroup) -> int | None:
 
 
 async def ready_here(context: EngineContext, group: ServedGroup) -> tuple[int, int]:
-    """Count the waiting messages in the queues that this proxy owns. Return all, and how many are not blocked.
+    """Count the ready messages in the queues that this proxy owns.
 
-    Raises: BrokerUnavailable.
+    Return the number of all ready messages, and the number of those that are not blocked. Raises: BrokerUnavailable.
     """
     depths = await context.broker.depth([*group.layout.queues, group.layout.dead])
     counts = {one.number: one for one in queue_counts(group)}
@@ -101,12 +105,15 @@ async def ready_here(context: EngineContext, group: ServedGroup) -> tuple[int, i
 
 
 def queue_counts(group: ServedGroup, dead_held: int = 0) -> list[QueueCounts]:
-    """Count the messages of each owned queue whose records are loaded. Visits all buffered messages."""
+    """Count the messages of each queue that this proxy owns and whose records are loaded.
+
+    Visits all buffered messages.
+    """
     return [_counts(host, dead_held) for host in group.hosts if host.is_owned and (host.epoch or host.claim.is_lost)]
 
 
 def ready_and_blocked(counts: Counts) -> tuple[int, int]:
-    """Count the messages that no client holds, and how many of them are behind others of their ordering key."""
+    """Return the number of ready messages, and how many of them are behind others of their ordering key."""
     ready = sum(counts.all(state) for state in _READY)
     return ready, ready - sum(counts.heads(state) for state in _READY)
 

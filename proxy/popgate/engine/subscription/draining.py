@@ -1,8 +1,8 @@
 """Ends the drain of one subscription when its last lease has ended, or the drain time is over.
 
-The owner of the first queue watches the drain. If this proxy dies, the next owner continues from the catalog, which
-holds all data of the drain. The store's records decide whether leases are left. While an owner does not answer, or has
-not loaded its records yet, leases may exist, and the drain continues.
+The owner of the first queue watches the drain. If this proxy dies, the next owner of the first queue continues with the
+data of the drain in the catalog. The records in the store decide whether leases are left. While the owner of a queue
+does not answer, or has not loaded the queue's records yet, leases may be left, so the drain continues.
 """
 
 import logging
@@ -25,7 +25,7 @@ LOOK_SECONDS, LOOK_SECONDS_MAX = 0.1, 2.0
 """Minimum and maximum seconds between two checks whether the drain is over. A check visits all buffered messages, so
 a slow check is repeated less often."""
 LOOK_SHARE = 4
-"""Factor between the duration of a check and the pause after it."""
+"""The pause after a check is this many times as long as the check."""
 
 
 class Drained(Protocol):
@@ -43,7 +43,10 @@ class Drained(Protocol):
 
 
 class Draining:
-    """Watches the drain of ``served`` while this proxy owns its first queue. ``end`` ends the drain of a spec."""
+    """Watches the drain of ``served`` while this proxy owns its first queue.
+
+    ``end`` ends the drain that a spec contains, for all proxies.
+    """
 
     def __init__(self, context: EngineContext, served: Drained, end: Callable[[GroupSpec], Awaitable[None]]) -> None:
         self.timer = NEVER

@@ -16,7 +16,10 @@ class QueueLeases(NamedTuple):
 
 
 class ModeHere(NamedTuple):
-    """A group's mode at one proxy. ``pollers``: its parked pops and pulls. ``queues``: the queues that it owns."""
+    """A group's consume mode at one proxy. ``pollers``: the number of pops and pulls that are parked at the proxy.
+
+    ``queues``: the number of leases in each queue that the proxy owns.
+    """
 
     proxy: InstanceId
     mode: str
@@ -26,7 +29,7 @@ class ModeHere(NamedTuple):
 
 
 class ModeStanding(NamedTuple):
-    """A group's spec in the catalog, the store's time, and the number of pull clients with sessions."""
+    """A group's spec in the catalog, the store's time, and the number of pull clients that have sessions."""
 
     spec: GroupSpec
     now: float
@@ -46,7 +49,7 @@ def mode_here(context: EngineContext, served: ServedSubscription) -> ModeHere:
 
 
 async def mode_standing(context: EngineContext, served: ServedSubscription) -> ModeStanding:
-    """Return a group's mode in the catalog. Raises: GroupNotFound, StateUnavailable."""
+    """Return a group's consume mode as the catalog contains it. Raises: GroupNotFound, StateUnavailable."""
     spec = await context.catalog.group(served.name)
     if spec is None:
         raise GroupNotFound(f"group {served.name.group!r} of topic {served.name.topic!r} was deleted just now")

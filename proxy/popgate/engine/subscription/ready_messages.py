@@ -1,10 +1,10 @@
-"""Holds the messages that may be handed out, oldest first, and takes messages from them for a pop.
+"""Stores the messages that may be handed out, oldest first, and takes messages for a pop from them.
 
 Theory of operation. Only the head of each ordering key (``ordering_keys``) is in the heap. The messages behind it may
-go to the same pop, in the order of their chain. Entries stay in the heap when their messages are no longer ready. Such
-an entry is stale until its message is ready again. Stale entries are removed when they reach the top, or when they are
-the majority. A pop with a filter is compared with every entry. After it has parked, it is only tried with messages that
-are offered later and pass its filter (``parked_pops``).
+be handed out to the same pop, in the order of their chain. Entries stay in the heap when their messages are no longer
+ready. Such an entry is stale until its message is ready again. Stale entries are removed when they reach the top of the
+heap, or when they are the majority. A new pop with a filter is compared with every entry. When it is parked, it is only
+compared with messages that are offered later (``parked_pops``).
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,10 @@ class ReadyMessages:
         self._discards = discarder.takes
 
     def offer(self, buffered: BufferedMessage) -> bool:
-        """Offer ``buffered``, which is READY. Return whether it may be handed out, as the head of its ordering key."""
+        """Add ``buffered``, which is READY, to the heap if it is the head of its ordering key.
+
+        Return whether it is the head. Only the head may be handed out.
+        """
         if buffered.is_head and not buffered.is_offered:
             buffered.is_offered = True
             heappush(self._heap, (buffered.rank, buffered))
@@ -96,7 +99,7 @@ class ReadyMessages:
         return [buffered for _, buffered in live]
 
     def _next(self) -> BufferedMessage | None:
-        """Return the oldest message that may be handed out."""
+        """Return the oldest message that may be handed out, or None."""
         heap = self._heap
         while heap:
             buffered = heap[0][1]
@@ -126,7 +129,7 @@ class ReadyMessages:
         return entries
 
     def _add_behind(self, taken: BufferedMessage, others: list[_Entry], passes: HeaderFilter | None = None) -> None:
-        """Add the message behind ``taken``, which may be taken next."""
+        """Add the message behind ``taken`` in its ordering key to the heap ``others``, if it may be taken."""
         behind = taken.next_of_key()
         if behind is not None and self._is_for(behind, passes):
             heappush(others, (behind.rank, behind))

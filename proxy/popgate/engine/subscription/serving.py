@@ -1,15 +1,15 @@
-"""Gives the ready messages of one subscription to parked pops in order of arrival, then to other proxies.
+"""Assigns the ready messages of one subscription to parked pops in order of arrival, then to other proxies.
 
-Owns the ready messages, the parked pops, and the choice of candidates. Theory of operation: a host reports messages
-that became ready, and pops park. In the next turn of the event loop, all parked pops are served, as far as there are
-messages for them and the policy allows it. Their candidates become GRANTING, and ``granting`` asks the store to lease
-them.
+Theory of operation. The queue hosts report messages that have become ready, and pops are parked. In the next turn of
+the event loop, all parked pops are served, as far as there are messages for them and the policy allows it. The messages
+chosen for a pop (its candidates) become GRANTING, and ``granting`` asks the store to lease them.
 
-While messages arrive densely (``collecting``), the first parked pop that accepts any message waits a moment until as
-many messages are ready as it may take. The pops behind it wait, too. During this wait, the messages stay ready. The
-policy, the consume mode and the limits at the end of the wait decide which messages the pop gets. If its client has
-disconnected, the next pop gets them. The wait is never prolonged: no pop that can be answered waits longer than
-``COLLECT_SECONDS``. While memory for bodies is short, no pop waits, because memory is freed by handing messages out.
+While messages arrive densely (``collecting``), the first parked pop that accepts any message waits a short time, until
+as many messages are ready as it may take. The pops behind it wait, too. During this wait, the messages stay ready. At
+its end, the policy, the consume mode and the limits that apply then decide which messages the pop gets. If its client
+has disconnected, the next pop gets them. The wait is never prolonged: no pop that can be answered waits longer than
+``COLLECT_SECONDS``. While memory for bodies is short, no pop waits, because memory becomes free only when messages are
+handed out.
 """
 
 import asyncio
@@ -59,8 +59,8 @@ class Serving:
         self.is_closed = False
         self.parked = ParkedPops()
         self.arrivals = int(context.clock.wall() * 1_000)
-        """A count that grows with every message that becomes ready here, also across restarts. If another proxy has
-        seen the present count, its pops have been considered for all these messages."""
+        """A count that grows with each message that becomes ready on this proxy, also across restarts. If another proxy
+        has received the present count, its pops have already been considered for all messages that are ready."""
         self.discarder = Discarder(context, group, self)
         self.ready = ReadyMessages(self.discarder)
         self.limit = InFlightLimit(context, group, self)
@@ -76,7 +76,7 @@ class Serving:
         """Other proxies whose pops wait for messages of this proxy, with the ends of their waits (monotonic)."""
         self._is_due = False
         self._asks_later = False
-        """Whether filters are still to be compared with fresh messages, after a pause."""
+        """Whether the comparison of filters with fresh messages continues after a pause."""
         self._has_news = False
         self.changes = 0
         """A count that grows when messages arrive, or no longer block other messages."""
@@ -89,7 +89,7 @@ class Serving:
     # -- parked pops ------------------------------------------------------------------------------------------------
 
     def park(self, waiter: Waiter, *, first: bool) -> None:
-        """Let ``waiter`` wait behind all other pops, or in front of them if it is ``first``."""
+        """Park ``waiter`` behind all other pops, or in front of them if ``first`` is True."""
         self.parked.add(waiter, first=first)
         self._has_news |= waiter.changes != self.changes  # messages arrived while the broker was asked
         self._serve_soon()
@@ -104,7 +104,7 @@ class Serving:
             waiter.give_up()
 
     def mode_changed(self) -> None:
-        """Apply a change of the consume mode, and end the pops that the new mode does not serve."""
+        """Apply a changed consume mode, and end the wait of parked pops that the new mode does not serve."""
         for host in self._group.hosts:
             host.state.order.is_one_chain = self._group.is_pulled
         for waiter in self.parked:
@@ -116,18 +116,21 @@ class Serving:
         return request.selection.mode in (None, self._group.spec.mode)
 
     def policy_changed(self) -> None:
-        """Note that the policy has changed."""
+        """Discard the estimate of the limit, because the policy has changed."""
         self.limit.changed()
 
     def look_again(self) -> bool:
-        """Offer all ready messages again, because more pops may get them now. Return whether any pop waits."""
+        """Offer all ready messages to the waiting pops again, because more pops may get them now.
+
+        Return whether any pop waits.
+        """
         self._fresh = None
         return self.serve_waiting()
 
     def wanted_by(self, member: InstanceId, seconds: float, since: int) -> bool:
-        """Whether a message is ready for another proxy. If not, notify that proxy once when a message is ready.
+        """Return whether a message is ready for the proxy ``member``. If not, notify it once when a message is ready.
 
-        ``since``: the arrival count that the other proxy has already seen. The wait ends after ``seconds``.
+        ``since``: the arrival count that ``member`` has already received. After ``seconds``, no notification is sent.
         """
         if self.arrivals > since and self._can_give_to_others(may_wait=True):
             return True
@@ -161,7 +164,10 @@ class Serving:
         return has_something and not self._is_collecting and not self._should_wait(request, wait_until)
 
     def capacity(self, request: PopRequest = _ONE) -> int:
-        """Return how many more messages may be handed out now, at most ``max_messages`` if there is no limit."""
+        """Return how many more messages may be handed out now.
+
+        If no limit applies, return ``max_messages`` of ``request``.
+        """
         policy = self._group.policy
         is_limited = request.selection.is_limited
         if (policy.paused and is_limited) or not self.is_for(request):
@@ -231,7 +237,7 @@ class Serving:
             self.parked.remove(waiter)
             turns.goes_on(turn)
         if self._is_collecting or self.capacity() <= 0:
-            self._fresh = None  # not all pops with filters were asked
+            self._fresh = None  # not all parked pops with filters were compared
         elif self.parked.has_filters():
             self._starve()  # messages that pass no filter must not fill the prefetch
         if self._has_news and not self._is_collecting and not self.parked.has_unasked():
@@ -242,7 +248,10 @@ class Serving:
         self.limit.look_soon()
 
     def _fresh_for_filters(self) -> FreshFor | None:
-        """Return the fresh messages that pass each filter of parked pops. None: these pops can get no message now."""
+        """Return for each filter of parked pops the fresh messages that pass it.
+
+        Return None if pops with filters can get no message now.
+        """
         fresh, self._fresh = self._fresh, []
         if fresh is None or not self.parked.has_filters():
             self.parked.forget_unasked()
@@ -256,7 +265,7 @@ class Serving:
         return {} if self._asks_later else self._ask_some()
 
     def _ask_some(self) -> FreshFor:
-        """Compare as many filters as one serving may compare. Compare the remaining filters after a pause."""
+        """Compare a limited number of filters with the fresh messages. Compare the remaining filters after a pause."""
         began = self._context.clock.monotonic()
         found = self.parked.next_asked()
         if self.parked.has_unasked():
@@ -270,13 +279,13 @@ class Serving:
         self._serve_soon()
 
     def _collects(self, request: PopRequest, until: float) -> bool:
-        """Whether the first pop that accepts any message waits for more. Start the timer that ends the wait."""
+        """Return whether a pop must wait for more messages now. If so, start the timer that ends the wait."""
         if self._should_wait(request, until):
             now = self._context.clock.monotonic()
             if self.timer == NEVER:
                 self._context.deadlines.schedule(now + collecting.COLLECT_SECONDS, self)
             if now < self.timer < NEVER:
-                self._starve()  # a narrow prefetch would hold back the messages that the pop waits for
+                self._starve()  # a low prefetch would delay the messages that the pop waits for
                 return True
         self._context.deadlines.cancel(self)
         return False
@@ -295,7 +304,10 @@ class Serving:
         )
 
     def _can_give_to_others(self, *, may_wait: bool) -> bool:
-        """Whether messages are left over for other proxies; their pops wait for more messages, too."""
+        """Whether messages are left for the pops of other proxies.
+
+        These pops also wait for more messages if many arrive.
+        """
         return self.can_give() and not (may_wait and self._collects(_MANY, NEVER))
 
     def _notify_waiting_proxies(self) -> None:
@@ -308,7 +320,7 @@ class Serving:
     # -- what the queues report -----------------------------------------------------------------------------------
 
     def happened(self, effects: Effects) -> None:
-        """Carry out the effects of a decision on a queue that concern its subscription."""
+        """Carry out those effects of a decision about a queue that concern the subscription."""
         if effects.redelivered:
             self._redelivered(effects.redelivered)
         if effects.moves:

@@ -1,6 +1,6 @@
-"""Serves one subscription: owns its queues, its policy and consume mode, and the demand for its messages.
+"""Serves one subscription: manages its queues, its policy and consume mode, and the demand for its messages.
 
-``pops`` serves the pops, and ``serving`` matches them with the messages.
+``pops`` accepts the pops, and ``serving`` chooses messages for them.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class ServedSubscription:
         publishers: PublisherGate,
         end_drain: Callable[[GroupSpec], Awaitable[None]],
     ) -> None:
-        """``end_drain`` ends the drain of a spec, for all proxies."""
+        """``end_drain`` ends the drain that a spec contains, for all proxies."""
         sequence = count(1)  # shared by all queues: it orders messages with the same timestamp
         hosts = [QueueHost(context, layout, queue, self, sequence) for queue in layout.queue_ids()]
         self.timer = NEVER
@@ -90,16 +90,16 @@ class ServedSubscription:
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start serving. Outside a cluster, the proxy takes all queues at once. Raises: StateUnavailable."""
+        """Start to serve the subscription. Outside a cluster, take all its queues at once. Raises: StateUnavailable."""
         await self._context.leases.allow_mode(self.name, self.spec.mode_generation)
         if self._context.router.cluster is None:
             for host in self.hosts:
                 await self.take(host)
 
     async def take(self, host: QueueHost) -> None:
-        """Take ownership of a queue: load its records, and finish interrupted moves to the dead letters. Idempotent.
+        """Start to serve a queue as its owner: load its records, and finish interrupted moves of dead letters.
 
-        The owner of the first queue also owns the dead letters. Raises: StateUnavailable.
+        Idempotent. The owner of the first queue also owns the dead-letter queue. Raises: StateUnavailable.
         """
         if host.claim.is_lost:
             await self._context.leases.allow_mode(self.name, self.spec.mode_generation)
@@ -113,21 +113,24 @@ class ServedSubscription:
             self._draining.reconsider()
 
     async def hand_over(self, host: QueueHost) -> None:
-        """Give up a queue without losing leases. Idempotent."""
+        """Stop serving a queue, so that another proxy can own it. No lease is lost. Idempotent."""
         self._opener.given_away(host)
         if host.queue.number == 0:
             await self.dead_letters.stop()
         await host.hand_over(lambda: self.mover.is_publishing(host.broker_queue))
 
     def lose(self, host: QueueHost) -> None:
-        """Release a queue that another proxy has claimed. Idempotent."""
+        """Stop serving a queue that another proxy has already claimed. Idempotent."""
         self._opener.given_away(host)
         if host.queue.number == 0:
             self._context.background.spawn(self.dead_letters.stop(), name=f"leave {self.layout.dead}")
         host.lose()
 
     async def stop(self) -> None:
-        """Answer parked pops without messages, and return all buffers. Leases stay in their records. Idempotent."""
+        """Answer parked pops without messages, and return all buffered messages to the broker. Idempotent.
+
+        Leases stay valid, because the store has their records.
+        """
         self.serving.is_closed = True
         self._opener.close()
         self._context.deadlines.cancel(self)
@@ -150,9 +153,9 @@ class ServedSubscription:
             await trim(self._context, host)
 
     async def queues_declared(self) -> None:
-        """Note that the queues exist again, so that the next pop does not fail with QueueGone.
+        """Serve queues that have been declared again, so that the next pop does not fail with QueueGone.
 
-        Forget all state of queues that were deleted and declared again. Raises: StateUnavailable.
+        Forget all state of queues that were deleted before. Raises: StateUnavailable.
         """
         for host in self.hosts:
             if host.queue_gone and host.is_owned:
@@ -160,7 +163,7 @@ class ServedSubscription:
         self._opener.reconsider()
 
     def change_policy(self, policy: Policy) -> None:
-        """Apply ``policy``. If it is a pause, return the buffered messages to the broker. Leases stay valid."""
+        """Apply ``policy``. If it pauses the group, return the buffered messages to the broker. Leases stay valid."""
         self.group.spec = replace(self.spec, policy=policy)
         self.serving.policy_changed()
         if policy.paused:
@@ -172,8 +175,9 @@ class ServedSubscription:
     async def change_mode(self, spec: GroupSpec) -> None:
         """Apply the consume mode of ``spec``, unless its generation is older than the present one. Idempotent.
 
-        If the leases now belong to the other kind of client (pop or pull), the leases of the former kind and all
-        buffered messages are given back. Raises: StateUnavailable. In that case, nothing has changed here.
+        If messages are now leased to the other kind of client (pop or pull), existing leases are released, and all
+        buffered messages are returned to the broker. Raises: StateUnavailable. In that case, this proxy has changed
+        nothing.
         """
         if spec.mode_generation > self.spec.mode_generation:
             await self._context.leases.allow_mode(self.name, spec.mode_generation)
@@ -193,7 +197,10 @@ class ServedSubscription:
         self._opener.closed_on_purpose()
 
     async def follow(self, spec: GroupSpec) -> None:
-        """Apply ``spec``, the present entry of the catalog. Raises: StateUnavailable."""
+        """Apply the policy and the consume mode of ``spec``, the present entry of the catalog.
+
+        Raises: StateUnavailable.
+        """
         await self.change_mode(spec)
         if spec.policy != self.spec.policy:
             self.change_policy(spec.policy)
@@ -201,13 +208,19 @@ class ServedSubscription:
             await self.queues_declared()
 
     def assign(self, stored: StoredAssignment) -> None:
-        """Apply a new assignment of the queues to pull clients. Leases of clients that lost a queue are given back."""
+        """Apply a new assignment of the queues to pull clients.
+
+        Release the leases of clients that have lost their queues.
+        """
         self.group.assigned = stored
         for host in self.hosts:
             self.stale_leases.look_at(host.messages())
 
     def leased(self, buffered: BufferedMessage, message: Message) -> Leased:
-        """Return the description of a lease for its pull client. The lease lasts as long as the session."""
+        """Return a lease in the form in which a pull returns it.
+
+        The lease lasts as long as the session of its client.
+        """
         return self._granter.leased(self.hosts[buffered.queue_index].queue, buffered.copy_id, buffered, message, inf)
 
     async def status(self) -> SubscriptionStatus:
@@ -236,7 +249,7 @@ class ServedSubscription:
         return await self._context.router.fetch(self.name, leases)
 
     def ask(self) -> None:
-        """Note demand for messages of the queues: open them and keep the messages flowing."""
+        """Record demand for messages, open the queues, and make the broker deliver more messages."""
         self.note_demand()
         self._opener.open()
         for host in self.hosts:
@@ -256,7 +269,7 @@ class ServedSubscription:
         return bool(parked) or idle < self._context.options.idle_return_seconds or self.serving.is_wanted()
 
     def wanted_by(self, member: InstanceId, seconds: float, since: int) -> bool:
-        """Whether a message is ready for another proxy. If not, notify that proxy once when a message is ready.
+        """Return whether a message is ready for the proxy ``member``. If not, notify it once when a message is ready.
 
         See ``Serving.wanted_by``.
         """
@@ -264,7 +277,7 @@ class ServedSubscription:
         return self.serving.wanted_by(member, seconds, since)
 
     def due(self, now: float) -> float | None:
-        """Return the buffers to the broker if there is no demand (the idle timer)."""
+        """Return the buffered messages to the broker if there is no demand. Return the time of the next check."""
         idle_seconds = self._context.options.idle_return_seconds
         if self.has_demand():
             return now + idle_seconds if self.serving.parked else self._last_demand + idle_seconds
