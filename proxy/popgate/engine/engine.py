@@ -271,7 +271,10 @@ class Engine:
         self._context.router.forwarded[to] += 1
 
     def redrive(self, topic: str, group: str, order: RedriveOrder) -> Redrive:
-        """Start a redrive of dead letters. Raises: TopicNotFound (the target included), GroupNotFound, Conflict."""
+        """Start to redrive dead letters of a group. Return the redrive, which shows its progress.
+
+        Raises: TopicNotFound, also for the target topic of ``order``; GroupNotFound; Conflict.
+        """
         served = self.topics.subscription(topic, group)
         target = None if order.target_topic is None else self.topics.topic(order.target_topic)
         if target is not None and not self.topics.groups(target.topic):

@@ -9,7 +9,7 @@ from popgate.engine.context.engine_context import EngineContext
 
 
 class MemberStatus(NamedTuple):
-    """A member of the cluster. The counts ``asked`` and ``forwarded`` start with this proxy.
+    """A member of the cluster. The counts ``asked`` and ``forwarded`` begin at 0 when this proxy starts.
 
     ``queues``: the number of queues that the member owns. ``asked``: the number of peer requests that this proxy has
     sent to the member. ``forwarded``: the number of client requests that this proxy has forwarded to the member.

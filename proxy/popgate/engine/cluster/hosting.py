@@ -16,9 +16,9 @@ from popgate.ports.queue_hosts import QueueHosts
 _log = logging.getLogger(__name__)
 
 REVIEW_AFTER_SECONDS = (0.0, 0.3, 1.0, 4.0)
-"""Seconds before each look-up of settlements by a proxy that has left the cluster. A proxy that shuts down settles
-leases until its connections are closed, but at the end it can't report the settlements to the owners of the queues. So
-several look-ups are needed."""
+"""Seconds before each search in the store for settlements that a departed proxy did not report. A proxy that shuts down
+settles leases until its connections are closed, but at the end it can no longer report them to the owners of the
+queues. So one search is not enough."""
 
 
 class Hosting:

@@ -37,8 +37,8 @@ from popgate.ports.peers import (
 AnswerT = TypeVar("AnswerT")
 
 GROUPS_MAX = 64
-"""Maximum number of lease groups for which the selection is remembered between two requests of the proxy that forms the
-group."""
+"""Maximum number of lease groups, formed by other proxies, whose selections this proxy remembers between two
+requests."""
 
 
 class Peering:

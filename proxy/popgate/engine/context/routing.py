@@ -192,7 +192,7 @@ class Router:
     def send(self, record: LearnedRecord) -> None:
         """Send a lease record in the background, if another proxy owns its queue.
 
-        If the queue has a new owner by then, that owner reads the record from the store.
+        If the queue gets a new owner before that, the new owner reads the record from the store.
         """
         owner = self.owner(record.queue)
         if owner is None:
@@ -205,7 +205,7 @@ class Router:
             batch.records.append(record)
 
     async def until_sent(self) -> None:
-        """Wait for at most ``SENT_SECONDS_MAX`` until all earlier records have been sent to the owners of their queues.
+        """Wait until all records of earlier ``send`` calls have been sent, but for at most ``SENT_SECONDS_MAX``.
 
         A client that has released a message may pop it again at once. So the owner of the message's queue should have
         received the release before the client gets its answer.
@@ -220,7 +220,7 @@ class Router:
         self._background.spawn(self._notify(to, message), name=f"notify {to} of ready messages")
 
     async def _notify(self, to: InstanceId, message: PeerMessage[None]) -> None:
-        """Send a notification. If this fails, the other proxy detects the change later."""
+        """Send a notification. If this fails, the proxy ``to`` finds the change later, when it checks periodically."""
         try:
             await self.ask(to, message)
         except PopgateError as error:

@@ -1,1 +1,1 @@
-"""Grants and ends leases, and defines the requests for them."""
+"""Grants and ends leases, and defines the request and the result of a pop."""

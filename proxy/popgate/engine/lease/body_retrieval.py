@@ -14,8 +14,8 @@ from popgate.engine.queue.buffered import BufferedMessage, MessageState
 
 WAIT_SECONDS_MAX = 5.0
 ASK_SECONDS = 0.5
-"""Maximum seconds between two calls of ``ask`` during a wait. A queue that was just closed is not reopened by the first
-call."""
+"""Maximum seconds between two calls of ``ask`` during a wait. A single call may not reopen a queue that was just
+closed."""
 
 
 class BodyRetrieval:

@@ -1,9 +1,9 @@
 """Applies ``max_in_flight`` of one subscription: decides how many more leases may be granted now.
 
 Outside a cluster, the proxy counts its own leases. In a cluster, the store counts the leases of all proxies in the same
-step in which it grants leases (``ports.limits``). It returns how many more leases may be granted. From this number, the
-proxy estimates how many are left until the next answer. When the answer is 0, the proxy asks the store repeatedly, as
-long as pops wait for messages that are ready on this proxy.
+step in which it grants leases (``ports.limits``), and returns how many more leases may be granted. Until the next
+answer, the proxy subtracts the messages that it takes from this number. While the number is 0, the proxy asks the store
+repeatedly, as long as pops wait for messages that are ready on this proxy.
 """
 
 import random
@@ -32,7 +32,7 @@ class InFlightLimit:
         """How many more leases the store's last answer allows, minus the messages taken since then. None before the
         first answer."""
         self._is_full = False
-        """Whether the limit was reached at the store's last answer (``Vacancy.is_full``). Used only while ``_left`` is
+        """Whether the store's last answer said that the limit is reached (``Vacancy.is_full``). Used while ``_left`` is
         0."""
         self._under_way = 0
         """Number of messages in grant requests that are in progress."""

@@ -1,9 +1,9 @@
-"""Dead-letters messages: moves them to the dead-letter queue of their subscription, without losing one on the way.
+"""Dead-letters messages: moves them to the dead-letter queue of their subscription, without losing any of them.
 
-A move has four steps. First, the store records it (state ``moving``, with the copy id of the dead letter). Second, the
-dead letter is published, and the broker confirms it. Third, the message is settled in the store. Fourth, the message is
-acked at the broker. Every step can be repeated. A retry uses the recorded copy id. So it finishes an interrupted move,
-and never duplicates the dead letter (decision 6).
+A move has four steps. First, the store records the move (state ``moving``, with the copy id of the dead letter).
+Second, the dead letter is published, and the broker confirms it. Third, the message is settled in the store. Fourth,
+the message is acked at the broker. Every step can be repeated. A retry uses the recorded copy id. So it finishes an
+interrupted move, and never duplicates the dead letter (decision 6).
 
 A message that popgate itself fails to process does not block other messages. Each such message is moved separately, and
 after the second failure (``Faults``) without its headers (``bare``). If this move fails too, the message stays
@@ -179,7 +179,7 @@ class Mover:
         return not was_unreadable
 
     def _gets_stuck(self, buffered: BufferedMessage, error: Exception) -> None:
-        """Leave a message unsettled at the broker, because popgate fails to create its dead letter, too."""
+        """Leave a message unsettled at the broker, because popgate also fails to create its dead letter."""
         self._group.host(buffered).state.stuck.add(buffered.copy_id)
         place = {"queue": self._group.queue(buffered), "copy_id": buffered.copy_id}
         _log.error("a message can't be dead-lettered, and stays unsettled", exc_info=error, extra=place)

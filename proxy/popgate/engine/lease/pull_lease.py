@@ -89,7 +89,7 @@ class PullLease:
         return takewhile(lambda buffered: buffered.message is not None, self.following())
 
     def following(self) -> Iterator[BufferedMessage]:
-        """Return the messages behind the client's messages that no client has seen, in order.
+        """Return the messages that the client may get after its present messages, in order.
 
         Some of them may have no body in memory: it was dropped while the message waited for its place in the chain.
         """

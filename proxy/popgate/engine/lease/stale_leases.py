@@ -77,7 +77,7 @@ class StaleLeases:
     async def _release(self, stale_leases: Sequence[BufferedMessage]) -> bool:
         """Release leases. Return False if the store is unavailable, or has a later consume mode than this proxy.
 
-        The leases may be valid in the later mode, so they are not released in it.
+        The leases may be valid in the later mode, so the store does not release them.
         """
         under = self._group.name, self._group.spec.mode_generation
         entries = [

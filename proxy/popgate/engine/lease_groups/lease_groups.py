@@ -90,10 +90,10 @@ class LeaseGroups:
     ) -> FormedGroup:
         """Return the lease group of a stream and epoch, with valid leases.
 
-        If it does not exist, form it from ready messages. If no message is ready, the answer is empty, and no group is
-        stored. If the group exists, it is returned without new members. Its leases are renewed if less than half of
-        ``invisibility_seconds`` is left. With ``max_messages`` 0, no group is formed. A client uses this to repeat a
-        batch, because it must not receive another batch under the same epoch.
+        If the group does not exist, form it from ready messages. If no message is ready, the answer is empty, and no
+        group is stored. If the group exists, it is returned without new members. Its leases are renewed if less than
+        half of ``invisibility_seconds`` is left. With ``max_messages`` 0, no group is formed. A client uses this to
+        repeat a batch, because it must not receive another batch under the same epoch.
 
         Raises: LeaseGroupAcked; Conflict if another request is forming the group, or if there are too many groups;
         BrokerUnavailable; TooManyInFlight if no message may be leased; WrongMode; LeaseGroupNotFound if
@@ -149,10 +149,10 @@ class LeaseGroups:
     async def _form(
         self, served: ServedSubscription, begun: StoredGroup, part: GroupPart, max_messages: int, seconds: float
     ) -> StoredGroup | None:
-        """Lease members until there are ``max_messages``, or no message is ready. Return None if there are no members.
+        """Lease messages for a group until it has ``max_messages`` members, or no message is ready.
 
-        Leases of earlier members are renewed long before they expire. If there are too many members to renew in time,
-        the group is formed from the present members.
+        Return None if the group has no members. Leases of earlier members are renewed long before they expire. If there
+        are too many members to renew in time, the group is formed from the present members.
         """
         formed = begun
         if begun.message_count:  # by a request that was interrupted
@@ -192,9 +192,9 @@ class LeaseGroups:
         return await self._renew(served, key, seconds, regrant=False)
 
     async def _pop(self, served: ServedSubscription, group: GroupSelection, count: int, seconds: float) -> int:
-        """Lease ready messages of this proxy's queues.
+        """Lease ready messages for a group, and return how many were leased.
 
-        If there are none, lease messages at another owner of the group's queues. Return the number of leased messages.
+        If no message of this proxy's queues is ready, lease messages at another owner of the subscription's queues.
         Raises: TooManyInFlight if no message was leased because of ``max_in_flight``.
         """
         full: TooManyInFlight | None = None
@@ -243,7 +243,7 @@ class LeaseGroups:
         return leased
 
     def _keepable_count(self, hosts: Sequence[QueueHost]) -> int:
-        """Return for how many more messages of these queues there is memory to keep their bodies."""
+        """Return for how many more messages of the queues of ``hosts`` there is memory to keep the bodies."""
         costs = [cost for host in hosts if (cost := host.state.flow.mean_bytes) is not None]
         return int(self._context.buffer.keepable_bytes / max(costs, default=MESSAGE_BYTES_MAX))
 

@@ -24,10 +24,11 @@ from popgate.ports.peers import LearnedRecord
 
 COUNT_FIRST, COUNT_MAX = 16, 256
 BYTES_AT_ONCE = 1024 * 1024
-"""Approximate bytes in one part of a slice, which has at least one message. The sizes of bodies at the broker are
-unknown before they arrive."""
+"""Approximate number of bytes in one part of a slice. A part has at least one message. The size of a body is unknown
+until the broker has delivered it, so the limit is not exact."""
 PATIENCE_ROUNDS = 6
-"""Number of waits for bodies (each ``body_retrieval.WAIT_SECONDS_MAX``) after which an answer that has begun fails."""
+"""An answer that has begun fails after this many waits for bodies, each of ``body_retrieval.WAIT_SECONDS_MAX``
+seconds."""
 
 
 class GroupMessage(NamedTuple):

@@ -58,7 +58,7 @@ class Deduplicator:
 
         If several messages of a call have the same id, only the first one is published. If the state store is
         unavailable, messages with an id fail, and messages without an id are published. Raises: BrokerUnavailable;
-        StateUnavailable if every message has an id.
+        StateUnavailable if the store is unavailable and every message has an id.
         """
         subjects = self._publisher.subjects(spec, messages)
         owners: dict[str, int] = {}

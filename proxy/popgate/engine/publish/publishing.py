@@ -215,7 +215,7 @@ class PublisherGate:
     async def entered(self, topic: TopicName) -> AsyncGenerator[None]:
         """Prevent changes of the topic's queues until the context exits.
 
-        If the queues are being changed, first wait.
+        If the queues are being changed, first wait until the change is done.
         """
         while (opened := self._closed.get(topic)) is not None:
             await opened.wait()
@@ -246,5 +246,5 @@ class PublisherGate:
 
 
 def publishers_of(topic: TopicName) -> Subscription:
-    """Return the subscription of journal events about publishes: the topic, and the default group."""
+    """Return the subscription for journal events of publishes: the given topic with the default group."""
     return Subscription(topic, DEFAULT_GROUP)

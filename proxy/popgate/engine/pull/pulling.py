@@ -1,9 +1,9 @@
-"""Serves pulls and commits: the client to which a queue is assigned receives its messages in order (decision 11).
+"""Serves pulls and commits: the client to which a queue is assigned receives the queue's messages in order.
 
-Theory of operation. A pulled message is leased in the store, like a popped message. The lease id contains the
-generation in which the queue was assigned to the client. So a client that has lost its queue is refused at every proxy
-and after every crash. The lease does not expire. It is released when the queue is assigned to another client, or when
-the same client has registered again (``stale_leases``).
+Theory of operation (decision 11). A pulled message is leased in the store, like a popped message. The lease id contains
+the generation in which the queue was assigned to the client. So a client that has lost its queue is refused at every
+proxy and after every crash. The lease does not expire. It is released when the queue is assigned to another client, or
+when the same client has registered again (``stale_leases``).
 
 A pull returns the leased messages that the client has not seen. So a repeated pull gets the same answer, and no message
 is lost when an answer is lost. A commit settles all messages of the client up to a given message, in one step.

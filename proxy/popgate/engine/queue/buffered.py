@@ -42,8 +42,7 @@ class MessageState(IntEnum):
     MOVING = 4
     """The message is being moved to the dead-letter queue."""
     REQUEUED = 5
-    """This single message was requeued at the broker. It has the same place in the order until it is delivered
-    again."""
+    """Only this message was requeued at the broker. Its place in the order does not change."""
     DISCARDING = 6
     """The time to live is over, and a request to the store to settle the message is in progress."""
     DROPPED = 7

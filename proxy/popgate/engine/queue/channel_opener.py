@@ -1,6 +1,7 @@
-"""Opens the queues of one subscription, and reopens lost queues. Reports why no queue can be consumed.
+"""Opens the queues of one subscription, and reopens queues whose channels were lost.
 
-This module decides when to try to open a queue. The queue hosts open and consume the queues.
+This module decides when to try to open a queue, and reports why no queue can be consumed. The queue hosts open and
+consume the queues.
 
 Each queue is opened by a separate task, so that a queue that hangs does not delay the others. There is always a pause
 between the starts of two attempts to open a queue, no matter how many pops need its messages, and how fast its channel

@@ -97,7 +97,10 @@ class QueueClaim:
         return Claimed([], is_restored=True)
 
     def _is_taken(self, losses: int) -> bool:
-        """Whether this proxy still owns the queue. Raises: StateUnavailable if the store lost data during the claim."""
+        """Return whether this proxy still owns the queue after a claim.
+
+        Raises: StateUnavailable if the store lost its data during the claim.
+        """
         if self.is_owned and losses != self._losses:
             raise StateUnavailable("the store has lost its data while a queue was being claimed")
         return self.is_owned

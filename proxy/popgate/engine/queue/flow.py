@@ -42,7 +42,7 @@ class Flow:
         self._is_open = True
 
     def closed(self) -> None:
-        """Stop using the memory budget, because the channel, or the attempt to open a channel, has ended."""
+        """Release the share of the memory budget, because the channel, or the attempt to open a channel, has ended."""
         self._is_open = self.is_resizing = self._is_asked = False
         self._budget.closed(self)
 
@@ -96,7 +96,7 @@ class Flow:
         self.last_tag = tag
 
     def returned(self, tag: int) -> None:
-        """Release the credit of a buffered delivery that has been settled or requeued."""
+        """Free the prefetch credit of a buffered delivery that has been settled or requeued."""
         if tag > self._credit_from_tag:
             self._credit_used -= 1
 

@@ -80,7 +80,7 @@ class QueueOrder:
                 message.is_head = True
 
     def _rank(self, waiting_since: float, wall: float) -> int:
-        """Return a rank.
+        """Return the rank of a message that has waited since ``waiting_since``.
 
         Ranks follow the queue order within this queue, and are lower for older messages across queues. Only times that
         popgate has set are used, and none in the future, so that a wrong clock does not starve a queue.

@@ -113,7 +113,7 @@ class ReadyMessages:
     def can_be_taken(self, buffered: BufferedMessage) -> bool:
         """Whether a pop without a filter could get the message. If the message has expired, discard it.
 
-        Otherwise an expired message that passes no filter would block the messages behind it.
+        If it were not discarded, an expired message that passes no filter would block the messages behind it.
         """
         return buffered.state is MessageState.READY and buffered.message is not None and not self._discards(buffered)
 

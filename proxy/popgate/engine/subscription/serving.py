@@ -5,11 +5,11 @@ the event loop, all parked pops are served, as far as there are messages for the
 chosen for a pop (its candidates) become GRANTING, and ``granting`` asks the store to lease them.
 
 While messages arrive densely (``collecting``), the first parked pop that accepts any message waits a short time, until
-as many messages are ready as it may take. The pops behind it wait, too. During this wait, the messages stay ready. At
-its end, the policy, the consume mode and the limits that apply then decide which messages the pop gets. If its client
-has disconnected, the next pop gets them. The wait is never prolonged: no pop that can be answered waits longer than
-``COLLECT_SECONDS``. While memory for bodies is short, no pop waits, because memory becomes free only when messages are
-handed out.
+as many messages are ready as it may take. The pops behind it wait, too. During this wait, the messages stay ready.
+After the wait, the policy, the consume mode and the limits at that time decide which messages the pop gets. If the
+pop's client has disconnected, the next pop gets the messages. The wait is never prolonged: no pop that can be answered
+waits longer than ``COLLECT_SECONDS``. While memory for bodies is short, no pop waits, because memory becomes free only
+when messages are handed out.
 """
 
 import asyncio
@@ -306,7 +306,7 @@ class Serving:
     def _can_give_to_others(self, *, may_wait: bool) -> bool:
         """Whether messages are left for the pops of other proxies.
 
-        These pops also wait for more messages if many arrive.
+        While messages arrive densely, the pops of other proxies also wait for more messages.
         """
         return self.can_give() and not (may_wait and self._collects(_MANY, NEVER))
 

@@ -97,9 +97,10 @@ class ServedSubscription:
                 await self.take(host)
 
     async def take(self, host: QueueHost) -> None:
-        """Start to serve a queue as its owner: load its records, and finish interrupted moves of dead letters.
+        """Start to serve a queue as its owner. Idempotent.
 
-        Idempotent. The owner of the first queue also owns the dead-letter queue. Raises: StateUnavailable.
+        This loads the queue's lease records, and finishes interrupted moves of messages to the dead-letter queue. The
+        owner of the first queue also owns the dead-letter queue. Raises: StateUnavailable.
         """
         if host.claim.is_lost:
             await self._context.leases.allow_mode(self.name, self.spec.mode_generation)
@@ -224,7 +225,7 @@ class ServedSubscription:
         return self._granter.leased(self.hosts[buffered.queue_index].queue, buffered.copy_id, buffered, message, inf)
 
     async def status(self) -> SubscriptionStatus:
-        """Count the messages of all queues, including those that other proxies own. Raises: BrokerUnavailable."""
+        """Count the messages of all queues, including queues that other proxies own. Raises: BrokerUnavailable."""
         return await subscription_status(self._context, self.group, self.dead_letters.held_count)
 
     @property
