@@ -152,9 +152,9 @@ class Engine:
     async def pop(self, topic: str, group: str, request: PopRequest, presence: Presence) -> list[Leased]:
         """Lease messages of a group to the client of the request.
 
-        If the client disconnects during the pop and ``request`` has no attempt id, release the messages and return
-        none: without an attempt id, the client can't request them again. Raises: TopicNotFound, GroupNotFound,
-        BrokerUnavailable, StateUnavailable.
+        If the client disconnects during the pop and ``request`` has no attempt id, the messages are released, and the
+        result is empty. Without an attempt id, the client can't request the same messages again. Raises: TopicNotFound,
+        GroupNotFound, BrokerUnavailable, StateUnavailable.
         """
         subscription = await self._subscription_to_pop(topic, group)
         leased = await subscription.pops.pop(request, presence)

@@ -18,7 +18,7 @@ def make_stable_folder(folder: Path, *, mode: int = 0o700) -> None:
     for one in reversed(missing):
         one.mkdir(mode=mode, exist_ok=True)
         sync_folder(one.parent)
-    folder.mkdir(mode=mode, exist_ok=True)  # raises if it is not a folder
+    folder.mkdir(mode=mode, exist_ok=True)  # raises an error if the path is not a folder
 
 
 def write_stably(file: Path, text: str) -> None:

@@ -84,16 +84,16 @@ class Discarder:
         here: list[tuple[BufferedMessage, float]] = []
         known: list[Found] = []
         for buffered, (status, remaining, record, settled_at) in zip(batch, answers, strict=True):
-            if status is SettleStatus.DONE:  # if it was dropped, its next delivery is acked silently
+            if status is SettleStatus.DONE:  # if the message was dropped, its next delivery is acked silently
                 discarded.append(buffered)
             if buffered.state is MessageState.DROPPED:
-                continue  # its channel or its queue has ended
+                continue  # the channel or the queue of the message has ended
             if status is SettleStatus.DONE:
                 here.append((buffered, settled_at))
             elif record is None:
                 discarded.append(buffered)
                 here.append((buffered, settled_at))
-            else:  # it was leased or settled elsewhere
+            else:  # another proxy has leased or settled the message
                 if record.state in SETTLED_STATES:
                     known.append(found_so(buffered.copy_id, buffered.queue_index, record, buffered))
                 self._group.host(buffered).conform(buffered, record, remaining)

@@ -165,7 +165,7 @@ class Mover:
             host.step_down(request.entries[0].epoch)
         elif status is GrantStatus.GRANTED and record is not None:
             buffered.adopt(record)
-        elif record is not None and status is not GrantStatus.HELD:  # it is being moved, or settled
+        elif record is not None and status is not GrantStatus.HELD:  # the message is being moved, or is settled
             host.conform(buffered, record, remaining)
         return remaining
 
@@ -297,7 +297,7 @@ class Mover:
                 break
             try:
                 again = await publish([Outgoing(message=smaller(letters[place]), queue=dead) for place in unfit])
-            except BrokerUnavailable as error:  # the others are stored
+            except BrokerUnavailable as error:  # the other dead letters are stored
                 _log.info("dead letters are packed later", extra={"queue": dead, "why": error.detail})
                 break
             for place, outcome in zip(unfit, again, strict=True):

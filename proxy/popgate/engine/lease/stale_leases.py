@@ -66,7 +66,7 @@ class StaleLeases:
         return buffered.state is MessageState.LEASED and not self._group.is_good(buffered)
 
     async def _give_back(self) -> None:
-        await asyncio.sleep(0)  # leases that are found together cost one write
+        await asyncio.sleep(0)  # so that leases that are found together need one write
         while self._found:
             found, self._found[:] = self._found[:BATCH], self._found[BATCH:]
             stale_leases = [buffered for buffered in dict.fromkeys(found) if self._is_stale(buffered)]

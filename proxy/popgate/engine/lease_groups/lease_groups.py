@@ -155,7 +155,7 @@ class LeaseGroups:
         are too many members to renew in time, the group is formed from the present members.
         """
         formed = begun
-        if begun.message_count:  # by a request that was interrupted
+        if begun.message_count:  # members of an interrupted request
             formed = await self._renew(served, part.key, seconds, regrant=False)
         lease = GroupSelection(part, begun.lease_id)
         while (count := formed.message_count) < max_messages:
@@ -164,12 +164,12 @@ class LeaseGroups:
             except (TooManyInFlight, WrongMode):
                 if not count:
                     raise
-                break  # the group is formed of the members that there are
+                break  # the group is formed from its present members
             if not leased:
                 break
             formed = await self._hold(served, part.key, count + leased, seconds, seconds / 2)
             if formed.message_count <= count or formed.remaining_seconds < seconds / 2:
-                break  # it leased its own members again, or can't renew more in time
+                break  # the pop leased its own members again, or more members can't be renewed in time
         if served.is_closed:
             raise RetryLater("popgate is shutting down")
         await self._hold(served, part.key, formed.message_count, seconds, seconds * 3 / 4)
@@ -268,7 +268,7 @@ class LeaseGroups:
                 key = GroupKey(served.name, stream, found.epoch)
                 extended.append(ExtendedGroup(await self._renew(served, key, seconds, regrant=False), is_held=True))
             except (LeaseGroupNotFound, LeaseGroupAcked):
-                continue  # released or acked meanwhile
+                continue  # the group was released or acked in the meantime
         return extended
 
     async def ack(self, topic: str, group: str, stream: StreamName, through: int) -> AckedGroups:

@@ -206,7 +206,7 @@ class Assigning:
                 is_pulled = leased_by(spec) is ConsumeMode.PULL
                 generation = max(
                     before.generation + 1, int(self._context.clock.wall() * 1000)
-                )  # after a data loss, too
+                )  # it must also rise after a loss of data
                 after = decide(before, Terms(is_pulled, spec.lease_generation, len(served.hosts)), generation)
                 is_lost = bool(before.sessions) and not stored.version
                 if after is before and not is_lost:

@@ -179,7 +179,7 @@ class Puller:
             if next(lease.uncommitted(after), None) is None and not presence.gone:
                 given = await self._give(served, lease, order, left, presence)
                 if given and len([*islice(lease.uncommitted(after), len(given) + 1)]) == len(given):
-                    return given  # nearly always: these are all messages that the client holds and has not seen
+                    return given  # nearly always: these are all unseen messages of the client
             messages = await self._messages(served, lease, after, order)
             if messages or is_last or presence.gone or served.is_closed:
                 return messages
@@ -225,7 +225,7 @@ class Puller:
                 return True
             return (
                 host.state.flow.is_paused and next(lease.candidates(), None) is not None
-            )  # no memory for more of them
+            )  # there is no memory for more bodies
 
         if coming:
             await served.retrieval.until(have_come)

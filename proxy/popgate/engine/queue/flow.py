@@ -111,7 +111,7 @@ class Flow:
         """Raise the prefetch for pops that lack messages, if the prefetch is used up and memory is available."""
         if self.excess_bytes > 0 or self._credit_used < self._prefetch:
             return
-        if self._prefetch < self._window.prefetch:  # it was resumed only for the bodies that were needed
+        if self._prefetch < self._window.prefetch:  # the channel was resumed only for some missing bodies
             self._resize(self._window.prefetch)
         else:
             self._resize(self._window.grown(self._share_bytes))

@@ -242,7 +242,7 @@ class Serving:
             self._starve()  # messages that pass no filter must not fill the prefetch
         if self._has_news and not self._is_collecting and not self.parked.has_unasked():
             self._has_news = False
-            self.parked.give_up_short()  # they got none of the new messages, and more may never arrive
+            self.parked.give_up_short()  # these pops got no new message, and more may never arrive
         if self._wanted_by and self._can_give_to_others(may_wait=may_wait):
             self._notify_waiting_proxies()
         self.limit.look_soon()
