@@ -11,7 +11,7 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 1.0
-"""Seconds before a failed loop is restarted."""
+"""Seconds between the failure of a loop and its restart."""
 
 
 class Background:

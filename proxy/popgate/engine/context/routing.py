@@ -220,7 +220,7 @@ class Router:
         self._background.spawn(self._notify(to, message), name=f"notify {to} of ready messages")
 
     async def _notify(self, to: InstanceId, message: PeerMessage[None]) -> None:
-        """Send a notification. If this fails, the proxy ``to`` finds the change later, when it checks periodically."""
+        """Send a notification. If this fails, the proxy ``to`` detects the change later without it."""
         try:
             await self.ask(to, message)
         except PopgateError as error:

@@ -32,8 +32,7 @@ class InFlightLimit:
         """How many more leases the store's last answer allows, minus the messages taken since then. None before the
         first answer."""
         self._is_full = False
-        """Whether the store's last answer said that the limit is reached (``Vacancy.is_full``). Used if ``_left`` is
-        0."""
+        """Whether the limit was reached at the store's last answer (``Vacancy.is_full``). Used while ``_left`` is 0."""
         self._under_way = 0
         """Number of messages in grant requests that are in progress."""
         self._looking = False

@@ -75,10 +75,11 @@ class Mover:
         return self._group.queue(buffered), buffered.copy_id
 
     def start(self, buffered: Sequence[BufferedMessage]) -> None:
-        """Dead-letter messages in the background. Repeat each move until the message is moved or dropped.
+        """Dead-letter messages in the background.
 
-        The messages have reached ``max_deliveries``, or their moves were interrupted. If the body of a message is not
-        in memory, the message is moved when the broker has delivered it again.
+        Repeat failed moves, except of messages that are stuck (``_gets_stuck``). The messages have reached
+        ``max_deliveries``, or their moves were interrupted. If the body of a message is not in memory, the message is
+        moved when the broker has delivered it again.
         """
         here: list[BufferedMessage] = []
         for one in buffered:

@@ -40,7 +40,7 @@ HEARTBEATS = 3
 SOON_SECONDS = 1.0
 """Maximum seconds until the next heartbeat of a client whose queues are changing."""
 LATE_SECONDS = 0.5
-"""Delay of a timer, in seconds, above which the proxy may have missed heartbeats."""
+"""If a timer is called this many seconds too late, the proxy may have missed heartbeats."""
 AGAIN_SECONDS = 1.0
 CHANGES_MAX = 5
 """Maximum number of attempts to write an assignment while other proxies write assignments of the same queues."""

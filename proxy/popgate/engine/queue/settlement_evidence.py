@@ -27,14 +27,15 @@ class SettlementEvidence:
 
     def __init__(self) -> None:
         self._unproved: deque[tuple[int, float]] = deque()
-        """Unproved acks of the present channel: (number of acks sent up to and including these, time of settlement)."""
+        """Unproved acks of the present channel. Each entry: (number of acks sent up to and including these, time of
+        settlement)."""
         self._sent = 0
         self._proved_until = _NEVER
         self._owed = RETURNED_MAX_AFTER_RESTART
         """Number of acks that have to be proved before any record may be deleted."""
         self._owed_until = _NEVER
         self.detached: dict[CopyId, float] = {}
-        """Messages that are settled in the store but not acked, with their settlement times. They are acked when the
+        """Messages that are settled in the store but not acked, with their settlement times. popgate acks them when the
         broker delivers them."""
 
     def sent(self, count: int, settled_at: float) -> None:

@@ -1,4 +1,4 @@
-"""Ends the drain of one subscription when its last lease has ended, or the drain time is over.
+"""Ends the drain of one subscription when its last lease has ended, or when the maximum time of the drain is over.
 
 The owner of the first queue watches the drain. If this proxy dies, the next owner of the first queue continues with the
 data of the drain in the catalog. The records in the store decide whether leases are left. While the owner of a queue
@@ -57,7 +57,10 @@ class Draining:
         self._pause_seconds = LOOK_SECONDS
 
     def reconsider(self) -> None:
-        """Start watching if needed, because the mode or the owner of the first queue has changed."""
+        """Start to watch the drain, if there is one and this proxy owns the first queue of the subscription.
+
+        Call this after a change of the consume mode or of the owner of the first queue.
+        """
         if self._is_due():
             self._context.deadlines.schedule(self._context.clock.monotonic(), self)
 
@@ -66,7 +69,7 @@ class Draining:
         self._context.deadlines.cancel(self)
 
     def due(self, now: float) -> float | None:
-        """Check the drain again, if this proxy still has to watch it."""
+        """Start the next check of the drain, if this proxy must watch it. Return the time of the next call."""
         if not self._is_due():
             return None
         if not self._is_looking:
