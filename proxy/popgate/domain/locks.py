@@ -132,7 +132,8 @@ def administered(
 def lock_prefix(lock: str, kind: LockKind, *, fenced: bool = True) -> str:
     """Return the prefix of the names of a lock's queues. A persistent mutex is a semaphore with one slot.
 
-    A fenced and an unfenced lock with the same name are two locks: they could not exclude each other.
+    A fenced and an unfenced lock with the same name use different queues and are separate locks, because a fenced lock
+    can't exclude an unfenced one.
     """
     what = "mutex" if kind is LockKind.MUTEX else "semaphore"
     return f"popgate:{what if fenced else f'unfenced-{what}'}:{lock}"

@@ -24,9 +24,10 @@ STEP_MEMBERS_MAX = 1_000
 class StoredGroup(NamedTuple):
     """One lease group.
 
-    ``message_count``: members that can be read; ``lost``: members that the group no longer holds. ``span``: positions
-    are 0..span-1. ``remaining_seconds``: until the first of its leases ends, 0.0 if they have ended. ``age_seconds``:
-    time since its creation. ``held_seconds``: how long it has been leased without a break.
+    ``message_count``: members that can be read; ``lost``: members that the group no longer holds. ``span``: the
+    positions of its members are in 0..span-1. ``remaining_seconds``: time until the earliest end of a lease in the
+    group, 0.0 if that time has passed. ``age_seconds``: time since its creation. ``held_seconds``: how long it has been
+    leased without a break.
     """
 
     stream: StreamName

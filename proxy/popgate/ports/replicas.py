@@ -26,10 +26,10 @@ class ReplicaRefused(RetryLater):
 class ReplicaCapabilities:
     """What the broker can do with replicas.
 
-    ``version`` is the broker's. The texts say, for operators, how queues are observed, how each kind is changed and how
-    the leader of a quorum queue is moved (None: not at all). ``voters_join_late``: a new member of a quorum queue gets
-    its vote only when it has caught up. ``forgets_absent_streams``: a stream's member can be removed while its node is
-    down.
+    ``version`` is the broker's. The ``..._by`` fields are texts for operators. They name the interface through which
+    popgate observes queues, changes quorum queues, changes streams, and moves the leader of a quorum queue. None means
+    that popgate can't do it. ``voters_join_late``: a new member of a quorum queue gets its vote only when it has caught
+    up. ``forgets_absent_streams``: a stream's member can be removed while its node is down.
     """
 
     version: str

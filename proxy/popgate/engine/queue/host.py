@@ -115,7 +115,7 @@ class QueueHost:
 
     @property
     def is_ordering(self) -> bool:
-        """Whether some redelivered messages still wait for the rest of them to arrive."""
+        """Whether some redelivered messages wait until all of them have arrived, so that they can be ordered."""
         return self._ordering is not None
 
     def find(self, copy_id: CopyId) -> BufferedMessage | None:
