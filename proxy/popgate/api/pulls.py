@@ -1,8 +1,9 @@
 """Serves pull clients over HTTP (decision 11): assignment, pull, commit, leave.
 
-This module defines the paths below ``S/assignment`` and ``S/queues``, and forwards requests to the proxy that has to
-answer: the owner of the queue or, for assignments, the owner of the first queue. If the owner changes during a request,
-the request is sent to the new owner, because all these requests may be repeated. It decides nothing.
+Below, ``S`` is ``/v1/topics/{topic}/groups/{group}``. This module defines the paths below ``S/assignment`` and
+``S/queues``. It forwards each request to the proxy that must answer: the owner of the queue or, for assignments, the
+owner of the first queue. If the owner changes during a request, the request is sent to the new owner, because all these
+requests may be repeated. This module makes no decisions: the engine does.
 """
 
 import re

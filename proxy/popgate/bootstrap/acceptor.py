@@ -1,4 +1,8 @@
-"""Accepts clients while there is room, and in turn with the other processes that accept from the same socket."""
+"""Accepts clients while there is room.
+
+Several workers accept from one socket. A worker with notably more clients than another one lets the other one accept
+first.
+"""
 
 import asyncio
 import errno
