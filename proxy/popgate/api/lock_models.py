@@ -28,10 +28,7 @@ Slot: TypeAlias = Annotated[int, Meta(description="from 1; a mutex has one")]
 
 
 class LockChange(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A request that creates or changes a lock.
-
-    The OpenAPI schema also restricts ``slots`` and ``enabled`` to the values that the kind supports.
-    """
+    """A request that creates or changes a lock. ``kind`` decides which ``slots`` and ``enabled`` are valid."""
 
     kind: KindName
     slots: (
