@@ -1,6 +1,6 @@
 """Serves the admin interface for topics and groups (decision 1).
 
-It translates requests to calls of the engine's registry, and decides nothing.
+This module translates requests to calls of the engine's registry of topics. It makes no decisions: the registry does.
 """
 
 from dataclasses import asdict
@@ -30,7 +30,7 @@ WITHOUT_REPLICAS = "min_replicas is stored, but has no effect here: the embedded
 
 
 def admin_router(engine: Engine, counters: EventCounters) -> APIRouter:
-    """Return the routes below /v1/admin."""
+    """Return the routes below /v1/admin that list, create, change and delete topics and groups."""
     router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problem_responses(400, 503))
     _add_topics(router, engine, counters)
     _add_groups(router, engine, counters)
@@ -54,7 +54,8 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
         },
     )
     async def put_topic(topic: TopicInPath, change: TopicChange, response: Response) -> TopicAnswer:
-        """Create a topic, adopt existing queues as one, or change the number of its queues (only while drained)."""
+        """Create a topic, adopt existing queues as a topic, or change the number of its queues (only while they are
+        drained)."""
         named = change.model_fields_set
         if change.unique_message_ids and "adopt" not in named:
             field = "unique_message_ids"
@@ -98,7 +99,8 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
     async def put_group(
         topic: TopicInPath, group: GroupInPath, response: Response, change: PolicyChange | None = None
     ) -> GroupAnswer:
-        """Create a group or change its policy. Queues of the group that were deleted are declared again."""
+        """Create a group or change its policy. Queues of the group that were deleted on the broker are declared
+        again."""
         policy = None
         if change is not None:
             present = engine.topics.served.get((topic, group))  # type: ignore[call-overload]  # a plain pair is equal
@@ -117,13 +119,13 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
 
     @router.post(f"{path}/pause", responses=problem_responses(404))
     async def pause(topic: TopicInPath, group: GroupInPath) -> GroupAnswer:
-        """Stop handing out messages. Leased messages can be settled; buffered messages go back to the broker.
-        Idempotent."""
+        """Stop handing out the group's messages. Leased messages can still be settled; buffered messages go back to the
+        broker. Idempotent."""
         return _group_answer(await engine.topics.pause_group(topic, group, paused=True))
 
     @router.post(f"{path}/resume", responses=problem_responses(404))
     async def resume(topic: TopicInPath, group: GroupInPath) -> GroupAnswer:
-        """Hand out messages again. Idempotent."""
+        """Hand out the group's messages again after a pause. Idempotent."""
         return _group_answer(await engine.topics.pause_group(topic, group, paused=False))
 
     @router.delete(path, status_code=204, response_class=Response, responses=problem_responses(404))

@@ -1,5 +1,4 @@
-"""Defines the requests and answers of the admin interface as pydantic models, with the control plane's schemas and
-limits."""
+"""Defines the pydantic models of the admin interface: the bodies of its requests and answers, and their limits."""
 
 from typing import Annotated, Literal
 
@@ -19,17 +18,19 @@ from popgate.domain.topics import (
 
 MULTIPLIER_MAX = 100
 ADOPTABLE_PATTERN = r"^[A-Za-z0-9_.:@#,/+ -]{1,255}$"
-"""Names that AMQP libraries accept. RabbitMQ itself accepts any name."""
+"""Pattern of the names of queues that can be adopted: all names that AMQP client libraries accept. RabbitMQ itself
+accepts any name."""
 PATTERNS_IN_WORDS = {
     NAME_PATTERN: f"must be 1 to {NAME_LENGTH_MAX} characters of A-Z a-z 0-9 . _ -",
     ADOPTABLE_PATTERN: "must be 1 to 255 characters of A-Z a-z 0-9 _ . : @ # , / + - and the space",
 }
-"""Descriptions of the patterns for error texts."""
+"""For each pattern, the requirement that errors state if a name does not match."""
 _DEFAULT = Policy()
 
 
 def _whole(value: object) -> object:
-    """Convert a float without a fraction to an int: JSON has one type of number."""
+    """Convert a float without a fraction to an int, because JSON has only one type of number. Return other values
+    unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -41,7 +42,7 @@ class _Input(BaseModel):
 
 
 class TopicChange(_Input):
-    """Either ``queues`` or ``adopt``."""
+    """A request that creates or changes a topic. It must set either ``queues`` or ``adopt``."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -70,7 +71,8 @@ class RetryChange(_Input):
     max_seconds: Annotated[float, Field(ge=0, le=RELEASE_DELAY_SECONDS_MAX)] = _DEFAULT.retry.max_seconds
 
     def applied_to(self, present: RetryPolicy) -> RetryPolicy:
-        """Apply this change to a policy. Raises: InvalidRequest if the initial delay would exceed the maximum delay."""
+        """Return ``present`` with this change applied. Raises: InvalidRequest if the initial delay would exceed the
+        maximum delay."""
         named = self.model_fields_set
         retry = RetryPolicy(
             initial_seconds=self.initial_seconds if "initial_seconds" in named else present.initial_seconds,
@@ -88,7 +90,7 @@ class RetryChange(_Input):
 
 
 class PolicyChange(_Input):
-    """The fields of a policy to change. Omitted fields keep their values. In a new group, they are set to their
+    """A change of a group's policy. Omitted fields keep their values. In a new group, omitted fields get their
     defaults."""
 
     invisibility_seconds: Annotated[
@@ -132,7 +134,7 @@ class PolicyChange(_Input):
     ] = _DEFAULT.min_replicas
 
     def applied_to(self, present: Policy) -> Policy:
-        """Apply this change to a policy.
+        """Return the policy ``present`` with this change applied.
 
         Raises: InvalidRequest if the initial length of leases would exceed the maximum length.
         """

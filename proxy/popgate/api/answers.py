@@ -35,9 +35,10 @@ GivenTime: TypeAlias = (
 ModeName: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": ["pop", "draining", "pull"]})]
 
 ESCAPED_LENGTH_MAX = 6
-"""Maximum length of an escaped character, because JSON writes a control character as ``\u0000``."""
+"""Maximum number of bytes that JSON needs for one byte of text: it writes a control character as ``\u0000``."""
 PLAIN_BYTES_MAX = 4 * 1024
-"""Size in bytes up to which a body is not scanned. Even fully escaped, 256 bodies of this size fit into an answer."""
+"""Maximum size in bytes of a body that is not scanned for characters to escape. Even if every byte is escaped, 256
+bodies of this size fit into an answer."""
 FIELDS_BYTES_MAX = 1024
 """Maximum size in bytes of a popped message's fields except for its body and headers: names, receipt handle, ids,
 numbers."""
@@ -218,7 +219,7 @@ ShownT = TypeVar("ShownT", bound=_Shown)
 
 
 def in_json(shown: ShownT, body: bytes) -> ShownT:
-    """Set the body of ``shown`` as text, or in base64 if it is not UTF-8. Return ``shown``."""
+    """Set the body of ``shown`` to ``body`` as text or, if ``body`` is not UTF-8, in base64. Return ``shown``."""
     try:
         shown.body = body.decode()
     except UnicodeDecodeError:
@@ -228,13 +229,13 @@ def in_json(shown: ShownT, body: bytes) -> ShownT:
 
 
 def packed_bytes(message: Message) -> int:
-    """Return the maximum size of a message in a MessagePack answer."""
+    """Return an upper bound in bytes for the size that ``message`` takes in a MessagePack answer."""
     return size_of(message) + FIELDS_BYTES_MAX
 
 
 def json_bytes(message: Message) -> int:
-    """Return the maximum size of a message in a JSON answer, where binary bodies are base64 and texts contain
-    escapes."""
+    """Return an upper bound in bytes for the size that ``message`` takes in a JSON answer. JSON contains binary bodies
+    in base64, and texts with escapes."""
     body = message.body
     size = len(body)
     around = (size_of(message) - size) * ESCAPED_LENGTH_MAX + FIELDS_BYTES_MAX

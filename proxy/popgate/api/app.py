@@ -1,8 +1,9 @@
-"""The HTTP interface as one ASGI application, with the data plane first.
+"""Defines the ASGI application that serves the whole HTTP interface.
 
-Theory of operation. The data plane is a raw ASGI dispatcher: it splits the path, reads the body, calls one handler and
-answers with two sends. Between a client and the engine there is no framework, no middleware and no additional task. All
-other requests are passed to the FastAPI application of ``control``. Both use the same table of errors in ``problems``.
+Theory of operation. The application serves the data plane itself, as a raw ASGI dispatcher: it splits the path, reads
+the body, calls one handler and sends the answer in two ASGI messages. Between a client and the engine there is no
+framework, no middleware and no additional task. The application passes the messages of other proxies to ``peers``, and
+all other requests to the FastAPI application of ``control``. All three use the same table of errors in ``problems``.
 """
 
 import asyncio
@@ -57,14 +58,15 @@ class ApiOptions:
 
     request_bytes_max: int = REQUEST_BYTES_MAX
     allowed_hosts: Collection[str] = (ANY_HOST,)
-    """Host names of this proxy, besides localhost and IP addresses, which are always allowed."""
+    """Host names that a client may use for this proxy. ``ANY_HOST`` allows all names. localhost and IP addresses are
+    always allowed."""
 
 
 class ClusterFace(NamedTuple):
-    """The interface to other proxies.
+    """The objects that connect a proxy with the other proxies of its cluster.
 
-    ``face`` answers the other proxies, ``peers`` sends requests to them, and ``locks`` forwards requests about locks
-    that they hold.
+    ``face`` answers requests of the other proxies, ``peers`` sends requests to them, and ``locks`` forwards requests
+    about locks that another proxy holds.
     """
 
     face: PeerFace
@@ -137,8 +139,8 @@ class PopgateApp:
             route, path = self._routes.find(scope["method"], scope["path"])
             operation = route.operation
             query = query_values(scope["query_string"], *route.query) if route.query is not None else _NONE
-            # A request that is addressed to another instance is always refused, because only that instance may know its
-            # state.
+            # `forwarding` also refuses each request that is addressed to another instance, because only that instance
+            # may have the leases or locks that the request is about.
             forwarding = self._cluster.face.forwarding(given) if self._cluster is not None else None
             form = negotiate(given)
             body = await read_body(receive, given, self._limit)
@@ -155,7 +157,7 @@ class PopgateApp:
                 status, headers = given_answer.status, [*given_answer.headers, (b"content-length", b"%d" % len(answer))]
         except ClientGone:
             return
-        except asyncio.CancelledError as error:  # this request took too long while the proxy stops
+        except asyncio.CancelledError as error:  # the proxy is stopping, and this request took too long
             cancelled = error
             cut_off = BrokerUnavailable("popgate is shutting down", outcome_unknown=operation == "publish")
             status, headers, answer = problem_answer(cut_off)
@@ -187,7 +189,8 @@ _NONE: dict[str, Any] = {}
 
 
 def _forwarding(engine: Engine, cluster: ClusterFace | None) -> Callable[[ASGIApp], ASGIApp]:
-    """Return a wrapper of the control plane that forwards requests about dead letters to the proxy that owns them."""
+    """Return a function that wraps the control plane. The wrapper forwards requests about dead letters to the proxy
+    that owns these dead letters. A proxy that runs alone has no wrapper."""
     if cluster is None:
         return lambda app: app
     face, peers = cluster.face, cluster.peers
@@ -196,10 +199,10 @@ def _forwarding(engine: Engine, cluster: ClusterFace | None) -> Callable[[ASGIAp
 
 
 async def _send_stream(answer: Streamed, send: Send, connection: Connection | None, operation: str) -> None:
-    """Send the parts of an answer.
+    """Send a streamed answer part by part.
 
-    If a part fails, the answer is not ended properly, and the server closes the connection. So no client mistakes the
-    sent parts for the whole answer.
+    If reading a part fails, the answer is not ended properly, and the server closes the connection. The client then
+    detects that the answer is incomplete.
     """
     headers = [answer.content_type]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -228,14 +231,15 @@ def build_app(
     replicas: CachedReplicaView | None = None,
     requests: RequestCounts | None = None,
 ) -> ASGIApp:
-    """Build the application. The engine journals to ``counters``, which /metrics reads.
+    """Build the application. ``counters`` must receive the engine's journal events; /metrics shows its counts.
 
-    ``cluster`` is the interface to the other proxies, or None if there are none. ``offered`` lists the features that
-    clients may use. ``journal`` returns the journal's figures for /metrics. ``replicas`` is set if the proxy has a
-    replica keeper. ``requests`` counts the requests that the server refuses before they reach the application.
+    ``cluster`` connects the proxy with the other proxies, or is None for a proxy that runs alone. ``offered`` lists the
+    features that clients may use. ``journal`` returns the journal's figures for /metrics, or is None if no journal is
+    written. ``replicas`` is None for a proxy without a replica keeper. ``requests`` counts the answered requests. The
+    server may use the same object to count requests that it refuses before they reach the application.
 
-    Serve the application with ``server.server_config``. With another configuration, it does not notice that a client
-    has disconnected.
+    Serve the application with ``server.server_config``. With another configuration of the server, the application does
+    not notice that a client has disconnected.
     """
     app = PopgateApp(engine, locks, counters, options or ApiOptions(), cluster, offered, journal, replicas, requests)
     return app if set(ALL_FEATURES) <= set(offered) else FeatureFilter(app, offered)

@@ -1,8 +1,8 @@
-"""Lease groups as Arrow IPC streams (``accept: application/vnd.apache.arrow.stream``).
+"""Encodes the messages of lease groups as Arrow IPC streams (``accept: application/vnd.apache.arrow.stream``).
 
-This module owns the schema and the columns. nanoarrow, of the Apache Arrow project, encodes them. pyarrow could do
-this, too, but is fifty times as large. A stream consists of the schema, a record batch for each part, and the
-end-of-stream marker. If a stream was interrupted, the marker is missing, which every reader notices.
+This module defines the schema and builds the columns. nanoarrow, of the Apache Arrow project, encodes them. pyarrow
+could also encode them, but is fifty times as large. A stream consists of the schema, a record batch for each part of a
+slice, and the end-of-stream marker. An interrupted stream has no marker, so every reader notices the interruption.
 """
 
 from array import array
@@ -37,9 +37,10 @@ SCHEMA = nanoarrow.struct(_FIELDS, nullable=False)
 
 
 class ArrowEncoder:
-    """Encodes one slice, part by part.
+    """Encodes the messages of one slice of a lease group as an Arrow stream, part by part.
 
-    ``as_text`` converts header values that JSON can't express. ``failed`` is called for messages that can't be encoded.
+    ``as_text`` converts header values that JSON can't express to text. ``failed`` is called for messages that can't be
+    encoded.
     """
 
     def __init__(self, as_text: Callable[[object], object], failed: Failed) -> None:
@@ -50,12 +51,13 @@ class ArrowEncoder:
         self._has_begun = False
 
     def write(self, data: bytes) -> int:
-        """Collect written bytes. The stream writer calls this."""
+        """Append ``data`` to the bytes that ``part`` or ``end`` returns next. nanoarrow's stream writer calls this
+        method."""
         self._written += data
         return len(data)
 
     def part(self, messages: Sequence[GroupMessage]) -> bytes:
-        """Return the bytes of one record batch. The first batch is preceded by the schema."""
+        """Return ``messages`` encoded as one record batch. The schema precedes the first batch."""
         self._has_begun = True
         try:
             columns = self._columns(messages)
@@ -65,7 +67,8 @@ class ArrowEncoder:
         return self._take()
 
     def end(self) -> bytes:
-        """Return the last bytes of the stream. A stream without messages contains one record batch without rows."""
+        """Return the last bytes of the stream, with the end-of-stream marker. A stream without messages contains one
+        record batch without rows."""
         start = b"" if self._has_begun else self.part([])
         self._writer.close()
         return start + self._take()
@@ -110,7 +113,8 @@ def _texts(field: str, values: Sequence[bytes | None]) -> CArray:
 
 
 def _validity(values: Iterable[object]) -> bytes | None:
-    """Return one bit per value, the first value in the lowest bit, or None if all values are present."""
+    """Return Arrow's validity bitmap of ``values``: one bit per value, which is 0 for None. The lowest bit stands for
+    the first value. Return None if no value is None."""
     bits = 0
     length = 0
     for value in values:

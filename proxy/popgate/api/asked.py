@@ -1,4 +1,4 @@
-"""Checks the method and the query of a data plane request, and whole numbers."""
+"""Checks the method, the query and the whole numbers of a data plane request."""
 
 from urllib.parse import parse_qsl
 
@@ -14,7 +14,7 @@ def allow(method: str, *allowed: str) -> None:
 
 
 def query_values(query: bytes, *known: str) -> dict[str, str]:
-    """Return the values in the query. Raises: InvalidRequest for unknown or repeated names."""
+    """Return the query's values by name. Raises: InvalidRequest if a name is not in ``known``, or is repeated."""
     found: dict[str, str] = {}
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         shown = name[:QUOTED_LENGTH_MAX]
@@ -28,8 +28,8 @@ def query_values(query: bytes, *known: str) -> dict[str, str]:
 
 
 def whole(value: float, field: str) -> int:
-    """Convert a float without a fraction to an int, because JSON has only one type of number. Raises:
-    InvalidRequest."""
+    """Convert a float without a fraction to an int, because JSON has only one type of number. Raises: InvalidRequest if
+    ``value`` has a fraction."""
     if value != int(value):
         raise InvalidRequest(f"{field} must be a whole number", field=field)
     return int(value)

@@ -14,9 +14,9 @@ class ClientGone(Exception):
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
-    """Return the whole body.
+    """Return the whole body of a request.
 
-    Raises: MessageTooLarge, without reading more than ``limit`` bytes; ClientGone.
+    Raises: MessageTooLarge if the body is larger than ``limit`` bytes (the rest of it is not read); ClientGone.
     """
     announced = headers.get(b"content-length", b"")
     if announced.isdigit() and (len(announced) > _DIGITS_MAX or int(announced) > limit):

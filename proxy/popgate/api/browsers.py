@@ -1,14 +1,15 @@
-"""Prevents pages of other sites in a browser from using the proxy, by two rules for all paths. Both read only the head.
+"""Prevents pages of other sites from using the proxy through a user's browser. Two rules check the head of each
+request.
 
-A browser lets every page send any request that an HTML form can send, to any server. It only hides the answer from the
-page. So a request that changes something must come from a page of this proxy's own origin, or must have a content type
-that no form can send. Before a browser sends such a type to another origin, it asks that server for permission
-(OPTIONS), and popgate never grants it. Clients other than browsers send neither ``Origin`` nor ``Sec-Fetch-Site``, and
-may omit the content type.
+A browser lets every page send any request that an HTML form can send, to any server. The browser only hides the answer
+from the page. So a request that changes something must come from a page of this proxy's own origin, or must have a
+content type that no form can send. Before a browser sends such a content type to a server of another origin, it asks
+this server for permission (OPTIONS). popgate never grants this permission. Clients other than browsers send neither
+``Origin`` nor ``Sec-Fetch-Site``, and may omit the content type.
 
 If a page's host name is redirected to this machine after the page was loaded (DNS rebinding), the browser treats the
-page as one of the proxy's own origin. The browser still sends the page's host name as ``Host``. So ``Host`` must be one
-of the proxy's names.
+page as a page of the proxy's own origin. But the browser still sends the page's host name as ``Host``. So the proxy
+accepts only its own names as ``Host``.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,15 +21,15 @@ from popgate.domain.hosts import ANY_HOST, is_address, is_localhost
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _NO_FORM_SENDS = MSGPACK_TYPES | {JSON}
 _OWN_SITE = (b"same-origin", b"none")
-"""Values of ``Sec-Fetch-Site`` for the proxy's own page and for typed addresses. Browsers treat all ports of a host as
-the same site, so ``same-site`` is not sufficient."""
+"""Values of ``Sec-Fetch-Site`` in requests of the proxy's own page, and in requests for an address that the user typed.
+The value ``same-site`` is not sufficient, because browsers treat all ports of a host as the same site."""
 
 
 class BrowserGuard:
-    """Checks requests of browsers.
+    """Refuses requests that a page of another site may have sent.
 
-    ``allowed_hosts`` lists the proxy's names, besides localhost and IP addresses, which are always allowed because DNS
-    can't redirect them.
+    ``allowed_hosts`` lists the host names of the proxy, or contains ``ANY_HOST``. localhost and IP addresses are always
+    allowed, because DNS can't redirect them.
     """
 
     def __init__(self, allowed_hosts: Collection[str] = (ANY_HOST,)) -> None:
@@ -38,7 +39,8 @@ class BrowserGuard:
         """The ``Host`` headers that have already been accepted."""
 
     def check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
-        """Check a request. Raises: HostNotAllowed, UnsupportedMediaType."""
+        """Raise an error if a page of another site may have sent this request. Raises: HostNotAllowed,
+        UnsupportedMediaType."""
         host = headers.get(b"host")
         if not self._any_host and host is not None and host not in self._remembered:
             self._check_host(host)

@@ -1,4 +1,5 @@
-"""``GET /v1/admin/cluster``: shows members, versions, owners of queues, and moves. It decides nothing."""
+"""Serves ``GET /v1/admin/cluster``: the members of the cluster, their protocol versions, and the owners and moves of
+queues."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -9,10 +10,10 @@ from popgate.engine.engine import Engine
 
 
 class MemberAnswer(BaseModel):
-    """A proxy. ``queues`` is the number of queues that it owns.
+    """A member of the cluster. ``queues`` is the number of queues that the member owns.
 
-    ``asked`` and ``passed_on`` count the requests that the answering proxy has sent to it since the answering proxy's
-    start: ``asked`` its own messages, ``passed_on`` clients' requests.
+    The proxy that answers this request counts, since its start, what it has sent to the member: ``asked`` counts its
+    own messages, and ``passed_on`` counts requests of clients.
     """
 
     instance: str
@@ -25,7 +26,8 @@ class MemberAnswer(BaseModel):
 
 
 class OwnedQueueAnswer(BaseModel):
-    """A queue. ``owner`` is null while no proxy consumes the queue. ``moves_to`` is its next owner."""
+    """A queue of a group. ``owner`` is the proxy that consumes the queue, or null. ``moves_to`` is the next owner, or
+    null if the queue does not move."""
 
     topic: str
     group: str
@@ -38,8 +40,8 @@ class OwnedQueueAnswer(BaseModel):
 class ClusterAnswer(BaseModel):
     """The cluster as the answering proxy sees it. A proxy that runs alone is the only member, and owns all queues.
 
-    ``protocol`` is the version that the members currently use between each other, the highest one that all of them
-    support. It is null for a proxy that runs alone.
+    ``protocol`` is the protocol version that the members currently use among each other: the highest version that all
+    of them support. ``protocol`` is null for a proxy that runs alone.
     """
 
     instance: str

@@ -1,6 +1,6 @@
-"""Explains why a body could not be read, and names the field and the remedy.
+"""Explains to a client why the body of its request could not be read. The error names the field and the remedy.
 
-This module translates msgspec's messages. The types in ``requests`` define which values are allowed.
+This module translates msgspec's error messages. The types in ``requests`` define which values are allowed.
 """
 
 import re
@@ -46,7 +46,8 @@ class UnreadableBody(InvalidRequest):
 
 
 def complaint(error: Exception, request_type: type[Struct], body: bytes, *, packed: bool) -> InvalidRequest:
-    """Return the error for the client, after decoding ``body`` as ``request_type`` has raised ``error``."""
+    """Return the error for the client. ``error`` is the exception that decoding ``body`` as ``request_type`` has
+    raised."""
     if packed and body[:1] == b"{":
         return UnreadableBody(
             "the body is not valid MessagePack: it looks like JSON; set content-type accordingly", field=""
@@ -82,7 +83,7 @@ def _invalid(message: str, request_type: type[Struct]) -> InvalidRequest:
 
 
 def unknown_field(field: str, known: Sequence[str] = ()) -> InvalidRequest:
-    """Return the error for an unknown field."""
+    """Return the error for an unknown field. The error lists the ``known`` fields."""
     remedy = f"; the fields are {', '.join(known)}" if known else ""
     return InvalidRequest(f"{field} is not a field here{remedy}", field=field)
 

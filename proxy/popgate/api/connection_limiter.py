@@ -8,19 +8,19 @@ are found without a search. Only the bodies, which are few, are checked one by o
       v                 v                         |                       v
     closed             408                        +--in several reads--> bodies --too slow--> 408
 
-In addition, a connection whose client does not read its answer is in ``unread``. It stays there until the answer is
-written, or until the connection is aborted because the client makes no progress. A request whose head and body arrive
-in one read costs one entry in ``idle``, and no timer.
+A connection whose client does not read its answer is also in ``unread``. The connection stays in this list until the
+answer is written, or until the connection is aborted because the client makes no progress. A request whose head and
+body arrive in one read costs one entry in ``idle``, and no timer.
 
-If there are more connections than allowed, one that waits for its client is closed to make room. The first of these
-that exists is closed: (1) the connection that has waited longest with a partial head or without any request, (2) the
-connection that has been idle longest, (3) a connection whose body is too slow, even within its grace period, (4) the
-oldest connection of the first kind, even if it is new. New connections are not considered in (1) and (2). If all
-connections are being served, or were until a moment ago, the new connection is answered with 503. If many more arrive,
-no connection is accepted until others have ended (``room``).
+If there are more connections than allowed, one connection that waits for its client is closed to make room. The first
+connection that exists in the following order is closed: (1) the connection that has waited longest with a partial head
+or without any request, (2) the connection that has been idle longest, (3) a connection whose body is too slow, even
+within its grace period, (4) the oldest connection of the first kind, even if it is new. New connections are not
+considered in (1) and (2). If all connections are being served, or were served less than ``NEW_SECONDS`` ago, the new
+connection is answered with 503. If ``room`` becomes 0, no further connection is accepted until another one has ended.
 
-If bodies take too much memory, the one with the highest product of memory and time is refused (503), because bodies
-that arrive fast are complete soon.
+If bodies take too much memory, the incomplete body with the highest product of memory and age is refused with 503.
+Bodies that arrive fast are spared, because they are complete soon.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ from popgate.domain.errors import PopgateError
 _log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75
-"""Seconds that an idle connection is kept. This is longer than the 60 s for which common proxies and clients reuse a
-connection."""
+"""Seconds after which an idle connection is closed. Common proxies and clients reuse a connection only for 60 s, so
+they usually close it first."""
 SWEEP_SECONDS = 0.5
-"""Seconds between two checks of the time limits. A limit is enforced at most this much too late."""
+"""Seconds between two checks of the time limits. A time limit is enforced at most this many seconds late."""
 REFUSED_MAX = 64
-"""Maximum number of connections beyond the limit that are accepted at the same time, to be answered with the error. It
-is at most an eighth of the limit."""
+"""Maximum number of open connections beyond ``connections_max``, which are accepted only to be refused with 503. At
+most an eighth of ``connections_max``."""
 NEW_SECONDS = 0.5
 """Seconds for which a waiting connection counts as new. Most clients send their next request sooner."""
 WARN_SECONDS = 60.0
@@ -56,7 +56,7 @@ class HttpLimits:
 
     connections_max: int = 20_000
     connection_idle_seconds: float = KEEP_ALIVE_SECONDS
-    """Maximum seconds without a request on a connection, and maximum seconds in which a client reads nothing of an
+    """Maximum seconds between two requests on a connection, and maximum seconds in which a client reads no byte of an
     answer."""
     head_bytes_max: int = 32 << 10
     head_fields_max: int = 100
@@ -71,7 +71,7 @@ class HttpLimits:
 
 
 class LimitedConnection(Protocol):
-    """The interface of a connection that the limiter uses."""
+    """The methods of a connection that the limiter calls."""
 
     body: "Body | None"
 
@@ -100,9 +100,10 @@ class LimitedConnection(Protocol):
 
 
 class Body:
-    """A body that took more than one read. ``held`` is the number of its bytes that count as held in memory.
+    """The body of a request that arrives in more than one read. ``received`` counts all of its bytes that have arrived.
 
-    ``excused_seconds``: the time in which popgate did not read, so that the client could not send.
+    ``held`` counts the bytes that are in memory. ``excused_seconds`` is the time in which popgate did not read, so that
+    the client could not send.
     """
 
     __slots__ = ("began", "excused_seconds", "held", "received")
@@ -114,8 +115,8 @@ class Body:
 
 
 class ConnectionLimiter:
-    """Tracks the connections of clients of one process, or those of its peers. ``count`` receives the status of each
-    refusal."""
+    """Tracks the connections of the clients of one process, or of its peers, and enforces ``limits``. ``count`` is
+    called with the status of each refusal."""
 
     def __init__(self, limits: HttpLimits, count: Callable[[int], None] = lambda _: None) -> None:
         self.limits = limits
@@ -144,7 +145,7 @@ class ConnectionLimiter:
         """Number of further connections that may be accepted."""
         return self._full_at - self._present
 
-    # -- what connections say ---------------------------------------------------------------------------------------
+    # -- called by connections --------------------------------------------------------------------------------------
 
     def arrived(self, connection: LimitedConnection) -> None:
         self._present += 1
@@ -179,7 +180,7 @@ class ConnectionLimiter:
         self._idle[connection] = self._loop.time()
 
     def must_wait(self, connection: LimitedConnection) -> None:
-        """Record that the client does not read the written data."""
+        """Record that the kernel does not accept all written bytes, because the client does not read them."""
         self._unread[connection] = self._loop.time()
 
     def was_read(self, connection: LimitedConnection) -> None:
@@ -187,7 +188,8 @@ class ConnectionLimiter:
         self._unread.pop(connection, None)
 
     def body_grew(self, connection: LimitedConnection, size: int, *, is_kept: bool) -> None:
-        """Record that ``size`` bytes of an incomplete body have arrived. Unless ``is_kept``, they were discarded."""
+        """Record that ``size`` bytes of an incomplete body have arrived. ``is_kept`` is False if these bytes were
+        discarded."""
         body = connection.body
         if body is None:
             connection.body = body = self._bodies[connection] = Body(self._loop.time())
@@ -199,11 +201,13 @@ class ConnectionLimiter:
                 pass
 
     def body_ended(self, connection: LimitedConnection) -> None:
-        """Record that the body is complete. Its memory still counts, because processing it takes as much memory."""
+        """Record that the body is complete. Its bytes count as memory until ``body_answered``, because processing the
+        body takes as much memory."""
         self._bodies.pop(connection, None)
 
     def body_answered(self, connection: LimitedConnection) -> None:
-        """Record that the body is no longer in memory. If more of it may arrive, the body's rate is still checked."""
+        """Record that the request was answered, so its body is no longer in memory. If the body is incomplete, its rate
+        is still checked."""
         if connection.body is not None:
             self._bodies_bytes -= connection.body.held
             connection.body.held = 0
@@ -213,7 +217,7 @@ class ConnectionLimiter:
     # -- room -------------------------------------------------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Close a connection to make room. Return whether one could be closed."""
+        """Close one connection to make room for a new one. Return False if every connection must stay open."""
         self._warn("there are as many connections as allowed: those that wait for their clients are closed")
         before = self._loop.time() - NEW_SECONDS
         unproven = [next(iter(waiting.items())) for waiting in (self._heads, self._silent) if waiting]
@@ -234,7 +238,8 @@ class ConnectionLimiter:
         return True
 
     def _shed(self) -> bool:
-        """Refuse the incomplete body with the highest product of memory and time. Return whether there was one."""
+        """Refuse the incomplete body with the highest product of memory and age. Return False if no incomplete body is
+        in memory."""
         now = self._loop.time()
         held = [(body.held * (now - body.began), connection) for connection, body in self._bodies.items() if body.held]
         if not held:

@@ -1,7 +1,8 @@
 """Serves the consume mode of a group: switch, preview, and the state of all proxies (decision 10).
 
-The shared state holds the decided mode. Only each proxy itself knows which mode it serves, so the answering proxy asks
-all others. A proxy that is asked by another one reports only its own mode.
+The shared state contains the mode that was decided for a group. Each proxy stores only in its own memory which mode it
+serves, so the proxy that answers a client asks all other proxies. A proxy that another proxy asks reports only its own
+mode.
 """
 
 import asyncio
@@ -31,9 +32,10 @@ GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
 class OtherProxies(NamedTuple):
-    """The other proxies of the cluster.
+    """Access to the other proxies of the cluster.
 
-    ``forwarding`` returns how another proxy forwarded a request with the given headers, or None for a client's request.
+    ``peers`` sends requests to the other proxies. ``forwarding`` returns how another proxy forwarded a request with the
+    given headers, or None if a client sent the request.
     """
 
     peers: Peers
@@ -66,9 +68,10 @@ class QueueLeasesAnswer(BaseModel):
 
 
 class ProxyModeAnswer(BaseModel):
-    """The mode that one proxy serves. ``mode`` and ``generation`` are null if the proxy does not answer.
+    """The mode that one proxy serves. ``mode`` and ``generation`` are null if the proxy does not answer, or does not
+    know the group yet.
 
-    ``pollers`` is the number of pops or pulls that wait at the proxy. ``queues`` lists the queues that it owns.
+    ``pollers`` is the number of pops or pulls that wait at the proxy. ``queues`` lists the queues that the proxy owns.
     """
 
     proxy: str
@@ -80,18 +83,19 @@ class ProxyModeAnswer(BaseModel):
 
 
 class DrainAnswer(BaseModel):
-    """The progress of a drain. ``leases_left`` includes only the proxies that answer."""
+    """The progress of a drain. ``leases_left`` counts the leases at the proxies that answer."""
 
     leases_left: int
     seconds_left: float
 
 
 class PreviewAnswer(BaseModel):
-    """The effect of a switch. ``steps`` lists the modes that would follow, in order. It is empty if there is nothing to
-    do.
+    """The effect that a switch would have. ``steps`` lists, in order, the modes that the group would enter. It is empty
+    if the switch would change nothing.
 
-    ``drain_timeout_seconds`` is null if there is no drain. ``pollers`` (waiting pops or pulls), ``pull_clients`` and
-    ``leases`` (by queue in ``queues``) are the numbers of clients and leases that are affected.
+    ``drain_timeout_seconds`` is null if the group would not drain. ``pollers`` (waiting pops or pulls),
+    ``pull_clients`` and ``leases`` are the numbers of pops or pulls, clients and leases that the switch would affect.
+    ``queues`` contains the number of leases of each queue.
     """
 
     steps: list[ModeName]
@@ -122,13 +126,13 @@ class ConsumeModeAnswer(BaseModel):
 
 
 def consume_mode_router(engine: Engine, others: OtherProxies | None) -> APIRouter:
-    """Return the routes of S'/consume-mode. ``others`` is None for a proxy that runs alone."""
+    """Return the routes that show and switch a group's consume mode. ``others`` is None for a proxy that runs alone."""
     router = APIRouter(tags=["admin"], responses=problem_responses(400, 404, 503))
     path = "/v1/admin/topics/{topic}/groups/{group}/consume-mode"
 
     async def answer(topic: str, group: str, request: Request, standing: ModeStanding) -> ConsumeModeAnswer:
-        """Return the present state. ``standing`` must be read before the proxies are asked. Otherwise a proxy could be
-        behind it only because it was asked earlier."""
+        """Return a group's mode at all proxies. The caller must read ``standing`` before the proxies are asked.
+        Otherwise ``standing`` could contain a change that a proxy had not yet applied when it was asked."""
         here = engine.mode_here(topic, group)
         proxies = [ProxyModeAnswer.model_validate({**here._asdict(), "queues": [], "converged": True})]
         proxies[0].queues = [QueueLeasesAnswer(queue=queue, leases=leases) for queue, leases in here.queues]
@@ -162,7 +166,8 @@ def consume_mode_router(engine: Engine, others: OtherProxies | None) -> APIRoute
 
 
 async def _ask(peers: Peers, member: InstanceId, path: str) -> ProxyModeAnswer:
-    """Ask another proxy about its mode. If it does not answer, or does not know the group yet, its values are null."""
+    """Ask another proxy about its mode. If that proxy does not answer, or does not know the group yet, the returned
+    mode and generation are None."""
     try:
         async with asyncio.timeout(ASKED_SECONDS):
             answer = await peers.forward(member, ForwardedRequest("GET", path, b"", [], b""), wait_seconds=0.0)
@@ -175,7 +180,7 @@ async def _ask(peers: Peers, member: InstanceId, path: str) -> ProxyModeAnswer:
 
 def _answer(standing: ModeStanding, proxies: Sequence[ProxyModeAnswer]) -> ConsumeModeAnswer:
     spec = standing.spec
-    for proxy in proxies:  # a proxy that is ahead has already applied the next step
+    for proxy in proxies:  # a proxy with a higher generation has already applied a later change
         proxy.converged = proxy.generation is not None and proxy.generation >= spec.mode_generation
     drain = None
     if standing.seconds_left is not None:
@@ -193,7 +198,7 @@ def _answer(standing: ModeStanding, proxies: Sequence[ProxyModeAnswer]) -> Consu
 
 
 def _leases(proxies: Sequence[ProxyModeAnswer]) -> dict[int, int]:
-    """Return the number of leases by queue."""
+    """Return the number of leases at all of these proxies, by queue."""
     return {one.queue: one.leases for proxy in proxies for one in proxy.queues}
 
 

@@ -1,7 +1,7 @@
-"""Serves the control plane on FastAPI: everything except the data plane.
+"""Serves the control plane with FastAPI: all requests that are not for the data plane or from other proxies.
 
-This module defines the small routes (index, health, metrics), and gives the framework's errors the same form as all
-other errors.
+This module defines the small routes (index, health, metrics), and converts FastAPI's errors to the form of all other
+errors.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ _ANSWERED = "popgate.answered"
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _READS = frozenset({"GET", "HEAD"})
 _PROBES = frozenset({"/healthz", "/readyz"})
-"""Paths that also accept HEAD, which load balancers use; uvicorn omits the body."""
+"""Paths that also accept HEAD, because load balancers send it. uvicorn omits the body of the answer."""
 _OPERATIONS = {
     "/v1/admin/": "admin",
     "/metrics": "metrics",
@@ -61,15 +61,16 @@ _OPERATIONS = {
     "/docs": "docs",
     "/openapi.json": "docs",
 }
-"""Prefixes of paths, and the names of their operations in the metrics."""
+"""For each prefix of a path, the name of the operation in the metrics."""
 
 
 class ControlPlane:
-    """Wraps FastAPI, limits bodies, counts answers, and lets no exception escape.
+    """The ASGI application of the control plane. It limits bodies, counts answers, and answers every error with a
+    problem document.
 
-    ``around`` wraps the framework. ``others`` is None for a proxy that runs alone. ``offered`` lists the features that
-    GET /v1 shows. ``journal`` returns the journal's figures, or is None if there is no journal. ``replicas`` is None
-    for a proxy without a replica keeper.
+    ``around`` wraps the FastAPI application. ``others`` is None for a proxy that runs alone. ``offered`` lists the
+    features that GET /v1 shows. ``journal`` returns the journal's figures, or is None if there is no journal.
+    ``replicas`` is None for a proxy without a replica keeper.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class ControlPlane:
             await self._app(scope, receive, counting_send)
         except ClientGone:
             return
-        except asyncio.CancelledError:  # this request took too long while the proxy stops: answer it first
+        except asyncio.CancelledError:  # the proxy is stopping, and this request took too long
             if not started:
                 cut_off = BrokerUnavailable("popgate is shutting down", outcome_unknown=scope["method"] not in _READS)
                 await _send_problem(problem_answer(cut_off), counting_send)
@@ -129,14 +130,14 @@ class ControlPlane:
             await _send_problem(problem_answer(error), counting_send)
         except Exception as error:
             if _ANSWERED in scope:
-                return  # already answered: the framework raises the error again
+                return  # FastAPI has answered, and raises the error again
             answer = internal_problem(error, operation=operation)
             if not started:
                 await _send_problem(answer, counting_send)
 
 
 class _Framework(FastAPI):
-    """FastAPI without its own pages, and with the whole interface in its schema."""
+    """FastAPI without its own documentation pages. Its OpenAPI schema also describes the data plane."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -155,7 +156,8 @@ class _Framework(FastAPI):
 
 
 async def _with_bounded_body(scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
-    """Read the request's body, and set its content type to JSON, because ``curl -d`` sends another one.
+    """Read the body of a request, up to a limit. Return the request with the content type JSON, because ``curl -d``
+    sends another one.
 
     Raises: MessageTooLarge, UnsupportedMediaType, InvalidRequest, ClientGone.
     """
@@ -186,7 +188,8 @@ async def _send_problem(answer: ProblemAnswer, send: Send) -> None:
 def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics, offered: Collection[Feature]) -> None:
     @app.get("/v1", tags=["server"], responses=problem_responses())
     async def index() -> IndexAnswer:
-        """Describe this server and its features. A client looks for a feature here before it relies on it."""
+        """Describe this server and its features. A client checks here whether the server supports a feature before it
+        uses it."""
         features = [feature.value for feature in ALL_FEATURES if feature in offered]
         if engine.capabilities.adopts_queues:
             features.append("adopt")
@@ -203,13 +206,13 @@ def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics, offered: C
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", tags=["server"], responses=problem_responses())
     async def healthz() -> HealthAnswer:
-        """Return 200 while the process serves requests at all."""
+        """Return 200 while the process answers requests."""
         return HealthAnswer(status="ok")
 
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", tags=["server"], responses=problem_responses(503))
     async def readyz() -> HealthAnswer:
-        """Return 200 while messages can be published and consumed; else 503 with the reason."""
+        """Return 200 while messages can be published and consumed. Otherwise return 503 with the reason."""
         reason = engine.unready_reason()
         if reason is not None:
             raise NotReady(reason)

@@ -1,4 +1,4 @@
-"""Defines the requests and answers about dead letters and purges, as pydantic models."""
+"""Defines pydantic models for the requests and answers of the routes for dead letters and purges."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ from popgate.domain.topics import WAIT_SECONDS_MAX
 
 LISTED_DEFAULT = 32
 NAMED_MAX = 1_000
-"""Maximum number of letters that a request may name individually."""
+"""Maximum number of dead letters that a request may list by id."""
 ID_LENGTH_MAX = 255
 RATE_MAX = 100_000
 SECONDS_MAX = 10 * 365 * 86_400
@@ -18,7 +18,8 @@ COUNT_MAX = 2**53
 
 
 def _whole(value: object) -> object:
-    """Convert a float without a fraction to an int: JSON has one type of number."""
+    """Convert a float without a fraction to an int, because JSON has only one type of number. Return other values
+    unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -39,7 +40,8 @@ _NOT_BOTH: dict[str, Any] = {
         "properties": {"ids": {"type": "array"}, "message_ids": {"type": "array"}},
     }
 }
-"""A field that is null counts as absent, so that the other field may be set."""
+"""The part of the JSON schema that forbids a request to set both ``ids`` and ``message_ids``. A null field counts as
+absent."""
 
 
 class _Input(BaseModel):
@@ -47,8 +49,8 @@ class _Input(BaseModel):
 
 
 class RedriveRequest(_Input):
-    """At most one of ``ids`` and ``message_ids`` may be set. Without both, the request applies to all letters that
-    exist now."""
+    """A request that redrives dead letters. At most one of ``ids`` and ``message_ids`` may be set. If neither is set,
+    the request applies to all dead letters that exist now."""
 
     model_config = ConfigDict(json_schema_extra=_NOT_BOTH)
 
@@ -72,8 +74,8 @@ class RedriveRequest(_Input):
 
 
 class PurgeRequest(_Input):
-    """At most one of ``ids`` and ``message_ids`` may be set. Without both, the request applies to all letters that
-    exist now."""
+    """A request that permanently deletes dead letters. At most one of ``ids`` and ``message_ids`` may be set. If
+    neither is set, the request applies to all dead letters that exist now."""
 
     model_config = ConfigDict(json_schema_extra=_NOT_BOTH)
 
@@ -146,7 +148,7 @@ class PurgedGroupAnswer(BaseModel):
 
 
 class ListQuery(BaseModel):
-    """The query of a list. Numbers arrive as texts."""
+    """The query of a request that lists dead letters. Numbers arrive as texts."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 

@@ -1,6 +1,6 @@
 """Serves the admin interface for dead letters, and the purge of a group (decision 1).
 
-It translates requests to engine calls, and decides nothing.
+This module translates requests to calls of the engine, which makes all decisions.
 """
 
 import asyncio
@@ -49,20 +49,20 @@ LetterInPath = Annotated[str, Path(min_length=1, max_length=ID_LENGTH_MAX)]
 
 
 def dead_letters_router(engine: Engine) -> APIRouter:
-    """Return the routes below S'/dead-letters, and S'/purge."""
+    """Return the routes of a group's dead letters, and the route that purges a group."""
     router = APIRouter(tags=["admin"], responses=problem_responses(400, 404, 409, 503))
-    _add_redrives(router, engine)  # first, because the ids of letters have the same position in the path
+    _add_redrives(router, engine)  # first: otherwise "redrive" in a path would be read as the id of a dead letter
     _add_letters(router, engine)
     _add_purges(router, engine)
     return router
 
 
 def dead_letters_proxy(engine: Engine, scope: Scope) -> InstanceId | None:
-    """Return the other proxy that has to answer a request about dead letters.
+    """Return the peer proxy that must answer a request about dead letters.
 
-    None means that this proxy answers, or that the request is not about dead letters.
+    Return None if this proxy must answer, or if the request is not about dead letters.
 
-    Raises: PeerUnavailable.
+    Raises: PeerUnavailable if no proxy owns the dead letters at the moment.
     """
     match scope["path"].split("/"):
         case ["", "v1", "admin", "topics", topic, "groups", group, "dead-letters", *_]:
@@ -80,7 +80,8 @@ def _add_letters(router: APIRouter, engine: Engine) -> None:
     async def list_dead_letters(
         topic: TopicInPath, group: GroupInPath, query: Annotated[ListQuery, Query()]
     ) -> Response:
-        """List the dead letters of a group in the order in which they died, one page at a time. Changes nothing."""
+        """List the dead letters of a group in the order in which they became dead letters, one page at a time. Changes
+        nothing."""
         limit = query.body_bytes_max
         request = PageRequest(
             max_messages=query.max_messages,
@@ -132,13 +133,14 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
 
     @router.get(path)
     async def get_redrive(topic: TopicInPath, group: GroupInPath) -> RedriveAnswer:
-        """Return the running redrive of a group, or the latest one. When a proxy stops, its redrive ends and is
-        forgotten."""
+        """Return the group's running redrive or, if none is running, the latest one. When the proxy that runs a redrive
+        stops, the redrive ends, and its state is lost."""
         return _progress(_dead_letters(engine, topic, group).latest_redrive())
 
     @router.delete(path, responses=answers)
     async def cancel_redrive(topic: TopicInPath, group: GroupInPath, response: Response) -> RedriveAnswer:
-        """Cancel the running redrive. Moved letters stay moved. The others stay dead letters."""
+        """Cancel the group's running redrive. Dead letters that were already moved are not moved back. The others
+        remain dead letters."""
         redrive = await _dead_letters(engine, topic, group).cancel()
         response.status_code = 202 if redrive.is_running else 200
         return _progress(redrive)
@@ -149,7 +151,8 @@ def _add_purges(router: APIRouter, engine: Engine) -> None:
     async def purge_dead_letters(
         topic: TopicInPath, group: GroupInPath, request: PurgeRequest | None = None
     ) -> PurgedLettersAnswer:
-        """Permanently delete dead letters: all, the named ones, or the old ones."""
+        """Permanently delete dead letters of a group: all of them, those that the request lists, or those older than a
+        given age."""
         request = request or PurgeRequest()
         choice = _choice(request.ids, request.message_ids)
         if request.older_than_seconds is not None:
@@ -166,7 +169,7 @@ def _add_purges(router: APIRouter, engine: Engine) -> None:
 
 
 def _choice(ids: list[str] | None, message_ids: list[str] | None) -> LetterChoice:
-    """Return the selection of dead letters. Raises: InvalidRequest."""
+    """Return the selection of dead letters. Raises: InvalidRequest if both ``ids`` and ``message_ids`` are given."""
     if ids is not None and message_ids is not None:
         raise InvalidRequest("give either ids or message_ids", field="message_ids")
     return LetterChoice(
@@ -176,7 +179,8 @@ def _choice(ids: list[str] | None, message_ids: list[str] | None) -> LetterChoic
 
 
 def _cut(message: Message, limit: int | None) -> Message:
-    """Return the message with a body of at most ``limit`` bytes. In a text, the last character is not split."""
+    """Return the message with its body cut to at most ``limit`` bytes (None: not cut). A text is never cut within a
+    character."""
     body = message.body
     if limit is None or len(body) <= limit:
         return message
@@ -195,8 +199,8 @@ def _is_text(body: bytes) -> bool:
 
 
 def _letter_json(shown: ListedLetter) -> orjson.Fragment:
-    """Return a letter as JSON. If it can't be encoded, it is shown without its contents, so that the page's other
-    letters are still shown."""
+    """Return a dead letter as JSON. If it can't be encoded, omit its contents, so that the other dead letters of the
+    page are still shown."""
     try:
         return orjson.Fragment(orjson.dumps(_letter(shown), default=str))
     except Exception as error:
@@ -248,5 +252,5 @@ def _progress(redrive: Redrive) -> RedriveAnswer:
 
 
 def _json(answer: dict[str, Any] | orjson.Fragment) -> Response:
-    """Return an answer that is encoded by orjson, because a page may have 32 MiB."""
+    """Return ``answer`` encoded by orjson, which is fast enough for a page of 32 MiB."""
     return Response(orjson.dumps(answer), media_type=JSON)

@@ -1,4 +1,5 @@
-"""Serves /docs: Swagger UI for /openapi.json, from files of this package. No other server is contacted."""
+"""Serves /docs, which shows /openapi.json in Swagger UI. All files of the page are in this package, so the browser
+contacts no other server."""
 
 from pathlib import Path
 
@@ -20,7 +21,7 @@ _HEADERS = {"content-security-policy": _POLICY, "x-content-type-options": "nosni
 
 
 def add_documentation(app: FastAPI) -> None:
-    """Serve the page and its files. Only the files in the table above can be opened."""
+    """Serve the page /docs and its files. No file that is missing in ``MEDIA_TYPES`` is served."""
 
     async def page() -> FileResponse:
         return FileResponse(FOLDER / "index.html", media_type="text/html; charset=utf-8", headers=_HEADERS)

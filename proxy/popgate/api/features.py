@@ -1,8 +1,8 @@
 """Hides disabled features of a server, so that it looks like an older version to clients.
 
 This module wraps the whole HTTP interface, but only if a feature is disabled. A request that uses a disabled feature is
-answered as if the server had never supported the feature: its paths and its fields are unknown, and its content type is
-not supported. Requests that other proxies forward are not affected.
+answered as if the server had never supported the feature: the feature's paths and fields are unknown, and its content
+type is not supported. Requests that other proxies forward are not affected.
 """
 
 import re
@@ -49,11 +49,12 @@ FIELDS: Mapping[Feature, tuple[str, str]] = {
     Feature.MIN_REPLICAS: (_ADMIN_GROUP, "min_replicas"),
     Feature.PAUSE: (_ADMIN_GROUP, "paused"),
 }
-"""The path and the name of a feature's field. In publish requests, the field is in each message."""
+"""For each feature that adds a field to requests: a pattern of the path, and the name of the field. In publish
+requests, each message has this field."""
 
 
 class FeatureFilter:
-    """Serves ``app`` to clients, without the features that are not in ``offered``."""
+    """Serves ``app`` to clients, but refuses requests that use a feature which is not in ``offered``."""
 
     def __init__(self, app: ASGIApp, offered: Collection[Feature]) -> None:
         off = [feature for feature in ALL_FEATURES if feature not in offered]
@@ -77,8 +78,8 @@ class FeatureFilter:
         await self._app(scope, receive, send)
 
     async def _as_before(self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> tuple[Scope, Receive]:
-        """Return the request if it uses no disabled feature. Raises: PopgateError, with which the client is
-        answered."""
+        """Return the request if it uses no disabled feature. Otherwise raise the error with which the client is
+        answered. Raises: PopgateError."""
         path: str = scope["path"]
         if any(pattern.fullmatch(path) for pattern in self._paths):
             raise NotFound(path)
@@ -98,8 +99,8 @@ class FeatureFilter:
 
 
 def _fields_of(body: bytes, *, packed: bool) -> Iterator[str]:
-    """Yield the fields of a request and of its messages. Yield nothing for an unreadable body, which is reported
-    elsewhere."""
+    """Yield the names of the fields of a request and of its messages. Yield nothing for an unreadable body, because
+    ``app`` reports the error."""
     try:
         request: Any = (msgspec.msgpack if packed else msgspec.json).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

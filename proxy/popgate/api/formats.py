@@ -1,4 +1,4 @@
-"""Chooses and reads the formats JSON and MessagePack, in which requests arrive and answers are written.
+"""Chooses the formats of a request and its answer, JSON or MessagePack, and reads requests in either format.
 
 Any content type that is not MessagePack is read as JSON, so that a plain ``curl -d`` works. An answer is written in the
 format of its request, unless ``accept`` prefers the other format.
@@ -19,7 +19,7 @@ from popgate.domain.errors import InvalidRequest
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
-"""A content type for the messages of a lease group only."""
+"""A content type in which only the messages of a lease group can be returned."""
 MSGPACK_TYPES = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
 REMEMBERED_MAX = 512
 
@@ -27,10 +27,10 @@ RequestT = TypeVar("RequestT", bound=Struct)
 
 
 class Format(NamedTuple):
-    """The format of one request (``packed``: MessagePack), and the format of its answer.
+    """The format of one request, and the format of its answer.
 
-    ``wants_arrow``: the client prefers Arrow to both formats. This applies only to answers that can be written as
-    Arrow.
+    ``packed``: the request is in MessagePack. ``answer_packed``: the answer must be in MessagePack. ``wants_arrow``:
+    the client prefers Arrow to JSON and MessagePack. This applies only to answers that can be written as Arrow.
     """
 
     packed: bool
@@ -41,7 +41,8 @@ class Format(NamedTuple):
 
 
 def as_text(value: Any) -> str:
-    """Convert a header value that neither format can express. Such values come from publishers on AMQP."""
+    """Convert a header value to text if neither JSON nor MessagePack can express it. Such values come from AMQP
+    publishers."""
     return str(value)
 
 
@@ -51,7 +52,8 @@ _remembered: dict[tuple[bytes, bytes], Format] = {}
 
 
 def negotiate(headers: Mapping[bytes, bytes]) -> Format:
-    """Return the formats for a request with these headers. Raises: UnsupportedMediaType for a compressed body."""
+    """Return the formats of a request with these headers, and of its answer. Raises: UnsupportedMediaType for a
+    compressed body."""
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise UnsupportedMediaType("popgate reads only uncompressed bodies; omit content-encoding")
     key = (headers.get(b"content-type", b""), headers.get(b"accept", b""))
@@ -72,7 +74,8 @@ def media_type(header: bytes) -> str:
 
 
 def _quality(accept: bytes) -> Mapping[str, float]:
-    """Return the preference of ``accept`` for each format, or 0 for a format that ``accept`` does not name."""
+    """Return the weight (``q``) that the ``accept`` header gives to each format. The weight of a format that the header
+    does not name is 0."""
     quality = {JSON: 0.0, MSGPACK: 0.0, ARROW: 0.0}
     for part in accept.decode("latin-1").lower().split(","):
         name, *parameters = [piece.strip() for piece in part.split(";")]
@@ -90,7 +93,7 @@ def _quality(accept: bytes) -> Mapping[str, float]:
 
 
 class Reader(Generic[RequestT]):
-    """Reads requests of one type. If a name occurs twice, the last value is used, as in most readers of JSON."""
+    """Decodes requests of one type. If a field occurs twice, the last value is used, as in most JSON decoders."""
 
     def __init__(self, request_type: type[RequestT]) -> None:
         self._type = request_type
@@ -98,7 +101,7 @@ class Reader(Generic[RequestT]):
         self._from_msgpack = msgspec.msgpack.Decoder(request_type).decode
 
     def read(self, body: bytes, packed: bool) -> RequestT:
-        """Read a request. Raises: InvalidRequest, which names the field."""
+        """Return the decoded request. Raises: InvalidRequest, which names the wrong field."""
         try:
             return self._from_msgpack(body) if packed else self._from_json(body)
         except (DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -106,10 +109,10 @@ class Reader(Generic[RequestT]):
 
 
 def check_json(body: bytes) -> None:
-    """Refuse JSON that the framework's reader would wrongly accept or misunderstand. Raises: InvalidRequest.
+    """Refuse JSON that FastAPI's decoder would wrongly accept or misunderstand. Raises: InvalidRequest.
 
-    The framework's reader guesses the encoding, although RFC 8259 allows only UTF-8. It accepts NaN, and uses the last
-    value of a repeated name. All other invalid JSON is rejected by that reader itself.
+    FastAPI's decoder guesses the encoding, although RFC 8259 allows only UTF-8. It accepts NaN, and uses the last value
+    of a repeated name. It rejects all other invalid JSON itself.
     """
 
     def check(pairs: list[tuple[str, Any]]) -> None:

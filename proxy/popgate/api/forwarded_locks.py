@@ -1,7 +1,7 @@
 """Forwards requests that contain a lock's token to the proxy that holds the lock.
 
-A proxy that is no longer a member of the cluster has lost its locks. In that case this proxy answers that the token
-belongs to no held lock.
+If that proxy is no longer a member of the cluster, it has lost its locks. This proxy then answers the request itself:
+the token is not the token of a held lock.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,9 +18,10 @@ from popgate.ports.peers import ForwardedAnswer, Peers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockPeers:
-    """The connection from the proxy ``me`` to the other proxies.
+    """Forwards requests about locks from the proxy ``me`` to the other proxies.
 
-    ``is_member`` asks the store in case of doubt. ``sent`` is called with the proxy to which a request is sent.
+    ``is_member`` returns whether a proxy is a member of the cluster; in case of doubt, it asks the store. ``sent`` is
+    called with the proxy to which a request is sent.
     """
 
     me: InstanceId
@@ -31,7 +32,7 @@ class LockPeers:
     async def answer(
         self, token: str, scope: Scope, body: bytes, connection: Connection | None
     ) -> ForwardedAnswer | None:
-        """Return the answer of the proxy that holds the lock of ``token``, or None if this proxy has to answer.
+        """Return the answer of the proxy that holds the lock of ``token``, or None if this proxy must answer.
 
         Raises: PeerUnavailable if the other proxy does not answer but may still hold the lock; StateUnavailable;
         ClientGone.

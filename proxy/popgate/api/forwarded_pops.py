@@ -1,8 +1,8 @@
 """Forwards pops to other proxies of a cluster, and answers forwarded pops.
 
-A pop is forwarded unchanged, except for its ``client_id``, and is answered with local messages only. If the answering
-proxy has no message, it reports how many messages have become ready so far (``ARRIVALS``). It is asked again only after
-that number has grown.
+A pop is forwarded unchanged, except for its ``client_id``. The other proxy answers the pop only with messages of the
+queues that it owns. If it has no message, it reports how many messages have become ready there so far (``ARRIVALS``).
+The pop is forwarded to that proxy again only after this number has grown.
 """
 
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ class _Given(Struct):
 
 
 class _Answer(Struct):
-    """The part of a pop's answer that the forwarding proxy reads."""
+    """The fields of an answer to a pop that the forwarding proxy reads."""
 
     messages: list[_Given]
 
@@ -45,10 +45,11 @@ _in_json, _packed = json.Decoder(_Answer).decode, msgpack.Decoder(_Answer).decod
 def forwarder(
     peers: Peers, scope: Scope, body: bytes, client_id: ClientId | None = None, retry_after_seconds: float = 1.0
 ) -> Callable[[InstanceId], Awaitable[PeerPop[ForwardedAnswer]]]:
-    """Return a function that lets another proxy answer the pop of ``scope`` without waiting."""
+    """Return a function that forwards the pop of ``scope`` to another proxy, which answers it without waiting for
+    messages."""
 
     async def forward(to: InstanceId) -> PeerPop[ForwardedAnswer]:
-        request = forwarded_request(scope, body, scope["headers"])  # only at this point: most pops are not forwarded
+        request = forwarded_request(scope, body, scope["headers"])  # created only now: most pops are not forwarded
         if client_id is not None:
             request = request._replace(client_id=client_id, body=_without_client(body, scope))
         answer = await peers.forward(to, request, wait_seconds=0.0)
@@ -67,14 +68,14 @@ def forwarder(
 
 
 def _without_client(body: bytes, scope: Scope) -> bytes:
-    """Return the pop without its ``client_id``, which is sent separately."""
+    """Return the body of the pop without the ``client_id``, which is sent separately."""
     form = negotiate(dict(scope["headers"]))
     asked = replace(POP.read(body, form.packed), client_id=UNSET)
     return msgpack.encode(asked) if form.packed else json.encode(asked)
 
 
 def nothing_here(form: Format, body: bytes, arrivals: int) -> ForwardedAnswer:
-    """Return the answer to a forwarded pop that found no message."""
+    """Return this proxy's answer to a forwarded pop for which it has no message."""
     return ForwardedAnswer(_OK, [form.content_type, (ARRIVALS, b"%d" % arrivals)], body)
 
 

@@ -32,12 +32,13 @@ class _Problem(Struct):
 _read_problem = json.Decoder(_Problem).decode
 
 TargetOf: TypeAlias = Callable[[Scope], InstanceId | None]
-"""Returns the other proxy that must answer a request, or None if this proxy answers. Raises: PopgateError, with which
-the client is answered."""
+"""Returns the peer proxy that must answer a request, or None if this proxy must answer. Raises: PopgateError; this
+error is the answer to the client."""
 
 
 def forwarded_request(scope: Scope, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> ForwardedRequest:
-    """Return the request of ``scope`` unchanged, with the given ``headers``, which are usually those of the scope."""
+    """Return the request of ``scope`` in the form in which it is forwarded. ``headers`` are usually the headers of the
+    scope."""
     path = scope.get("raw_path") or scope["path"].encode()
     return ForwardedRequest(scope["method"], path.decode("latin-1"), scope["query_string"], list(headers), body)
 
@@ -50,7 +51,8 @@ async def forward_request(
     wait_seconds: float | None = None,
     connection: Connection | None = None,
 ) -> ForwardedAnswer:
-    """Return the answer of ``to``. If the client disconnects, the request to ``to`` is cancelled immediately.
+    """Send the request to the proxy ``to``, and return its answer. If the client disconnects, cancel the request
+    immediately.
 
     Raises: PeerUnavailable; ClientGone if the client has disconnected.
     """
@@ -74,7 +76,8 @@ async def forward_request(
 
 
 def is_refused_for_now(answer: ForwardedAnswer) -> bool:
-    """Return whether the other proxy reported that it can't answer the request, or can't answer it yet."""
+    """Return whether the other proxy answered with ``PeerUnavailable``: it can't answer the request, or can't answer it
+    yet."""
     if answer.status != _UNAVAILABLE:
         return False
     try:
@@ -90,8 +93,8 @@ async def send_forwarded_answer(
     *,
     undo: Callable[[], None] | None = None,
 ) -> None:
-    """Send the answer to the client. If the client does not receive it, ``undo`` returns the leases (see
-    ``Connection``)."""
+    """Send another proxy's answer to the client. If the client does not receive the answer, ``undo`` is called to
+    return the leases (see ``Connection``)."""
     headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
     if connection is not None and undo is not None:
         connection.answering(undo)
@@ -99,10 +102,10 @@ async def send_forwarded_answer(
 
 
 class ForwardingMiddleware:
-    """ASGI middleware for either plane. If ``target_of`` returns a proxy, that proxy answers the request.
+    """ASGI middleware that forwards requests. If ``target_of`` returns a proxy, the request is forwarded to that proxy.
 
-    ``forwarding`` is the method of the ``PeerFace``. ``sent`` is called with the proxy to which a request is sent. For
-    a request that is not forwarded, this costs one call of ``target_of``. HEAD requests are never forwarded, because no
+    ``forwarding`` is the method of the ``PeerFace``. ``sent`` is called with the proxy to which a request is sent. A
+    request that is not forwarded costs only one call of ``target_of``. HEAD requests are never forwarded, because no
     forwarded path supports HEAD.
     """
 
@@ -130,7 +133,7 @@ class ForwardingMiddleware:
             to = await while_owners_change(partial(self._target, scope)) if may_forward else None
             given = dict(scope["headers"]) if to is not None else {}
             if to is None or self._forwarding_of(given) is not None:
-                await self._app(scope, receive, send)  # one hop: this proxy answers a forwarded request itself
+                await self._app(scope, receive, send)  # a forwarded request is not forwarded again
                 return
             self._sent(to)
             request = forwarded_request(scope, await read_body(receive, given, self._limit), scope["headers"])
@@ -142,7 +145,8 @@ class ForwardingMiddleware:
         await send_forwarded_answer(answer, send, connection)
 
     async def _target(self, scope: Scope) -> InstanceId | None:
-        """Return the other proxy that must answer. Raises: PeerUnavailable while no such proxy is known."""
+        """Return the peer proxy that must answer, or None for this proxy. Raises: PeerUnavailable while no proxy can
+        answer."""
         return self._target_of(scope)
 
 

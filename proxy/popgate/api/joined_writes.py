@@ -1,19 +1,20 @@
-"""The transport of a connection. It writes the head and the body of an answer together, and ends connections in
-order."""
+"""Defines the transport of a connection, which writes the head and the body of an answer together, and can end the
+connection without losing the answer."""
 
 import asyncio
 from typing import Any
 
 GOODBYE_SECONDS = 2.0
-"""Seconds that the client of a refused request has to read the reason."""
+"""Seconds for which a connection stays open after a refusal, so that the client can read the reason."""
 JOINED_BYTES_MAX = 64 * 1024
-"""Size of a body in bytes above which copying it costs more than a second system call."""
+"""Maximum size in bytes of a body that is copied behind its head. Copying a larger body costs more than a second system
+call."""
 
 
 class JoinedWrites:
     """Wraps asyncio's transport ``inner``, and counts the written bytes (``written``).
 
-    The head and the body of an answer cost one system call instead of two.
+    The head and the body of an answer are written with one system call instead of two.
     """
 
     __slots__ = ("_head", "inner", "is_corked", "is_ending", "written")
@@ -42,7 +43,7 @@ class JoinedWrites:
         self.inner.write(data)
 
     def uncork(self) -> None:
-        """Write a head that was held back and has no body."""
+        """Write the head that was held back, if no body has followed it."""
         self.is_corked = False
         if self._head:
             head, self._head = self._head, b""
@@ -53,10 +54,11 @@ class JoinedWrites:
         self.inner.close()
 
     def end(self) -> None:
-        """Send FIN after the written bytes, and discard incoming data for ``GOODBYE_SECONDS``.
+        """Send FIN after the written bytes, discard incoming data for ``GOODBYE_SECONDS``, and then close the
+        connection.
 
-        Without this, closing the connection with unread bytes would reset it, and the client might never receive the
-        last bytes.
+        If the connection was closed immediately while it had unread bytes, the kernel would reset it, and the client
+        might never receive the last bytes of the answer.
         """
         self.uncork()
         if self.is_closing():

@@ -1,7 +1,7 @@
 """Serves lease groups over HTTP (decision 12): form, read in slices, ack, extend, release, list.
 
-This module defines the paths below ``S/lease-groups``, and writes a slice part by part while it is read. It decides
-nothing.
+Below, ``S`` is ``/v1/topics/{topic}/groups/{group}``. This module defines the paths below ``S/lease-groups``, and
+writes a slice part by part while the slice is read. It makes no decisions: the engine does.
 """
 
 import re
@@ -43,7 +43,7 @@ _DIGITS = re.compile(r"[0-9]{1,19}")
 
 
 class LeaseGroupHandlers:
-    """The handlers for one engine."""
+    """The handlers for the lease groups of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -88,8 +88,8 @@ class LeaseGroupHandlers:
             _whole_text(epoch, "epoch", EPOCH_MAX),
             _whole_text(number, "slice", EPOCH_MAX),
         )
-        # An error can be answered properly only before the first part. This is a list, because CPython 3.11 fails with
-        # a tuple here.
+        # An error can be answered with its own status only before the first part is sent, so the first part is read
+        # here. The default is a list, because CPython 3.11 fails with a tuple.
         nothing: list[GroupMessage] = []
         first = await anext(found.parts, nothing)
         failed = partial(self._engine.message_failed, topic, group)

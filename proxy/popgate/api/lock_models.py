@@ -1,4 +1,4 @@
-"""The bodies of requests and answers about locks: names, types and limits. Times are Unix seconds."""
+"""Defines the bodies of requests and answers about locks: field names, types and limits. Times are Unix seconds."""
 
 from typing import Annotated, Literal, TypeAlias
 

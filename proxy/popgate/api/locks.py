@@ -1,7 +1,7 @@
-"""Serves locks over HTTP (decision 1): define, acquire, verify, renew, release. It decides nothing.
+"""Serves locks over HTTP (decision 1): define, acquire, verify, renew, release.
 
-A client that disconnects while it waits leaves the line of waiting clients. A lock whose answer was not delivered is
-released (see ``connection``).
+A client that disconnects while it waits for a lock no longer waits for it. If the answer to an acquire was not
+delivered, the lock is released (see ``connection``). This module makes no decisions: ``HostedLocks`` does.
 """
 
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ _FORCE_RELEASE = Reader(models.LockForceReleaseRequest)
 
 
 class LockHandlers:
-    """The handlers for the locks of one proxy. ``peers`` are the other proxies of a cluster, which hold locks as
-    well."""
+    """The handlers for locks. This proxy holds ``locks``. ``peers`` forwards requests about locks that other proxies of
+    the cluster hold."""
 
     def __init__(self, locks: HostedLocks, peers: LockPeers | None = None) -> None:
         self._locks = locks
@@ -119,7 +119,7 @@ class LockHandlers:
         return there or form.encode(models.LockReleased(await self._locks.release(name, asked.token)))
 
     async def _elsewhere(self, token: str, call: Call) -> ForwardedAnswer | None:
-        """Return the answer of the proxy that holds the lock, or None if this proxy answers."""
+        """Return the answer of another proxy that holds the lock, or None if this proxy must answer."""
         if call.scope is None or self._peers is None:
             return None
         return await self._peers.answer(token, call.scope, call.body, call.connection)

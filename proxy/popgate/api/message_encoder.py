@@ -1,9 +1,9 @@
-"""Encodes messages in answers. A message that can't be encoded is shown without its contents, so that the others can be
-shown.
+"""Encodes messages in answers. A message that can't be encoded is shown without its contents, and all others are shown
+whole.
 
-The formats can express every header that the brokers' adapters accept. This module handles headers that the adapters
-have overlooked. Otherwise one message would fail each pop that takes it, and with the pop, the leases of all messages
-in the batch.
+JSON and MessagePack can express every header that the brokers' adapters accept. This module handles headers that the
+adapters have overlooked. Otherwise one such message would make each pop fail that leases it, and the client would not
+get the other messages of the same pop.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from popgate.domain.dead_letter import bare
 from popgate.domain.message import Message
 
 Failed = Callable[[int, Message, Exception], None]
-"""Called with the queue's number, the message, and the error."""
+"""A function that is called with the number of the queue, the message that can't be encoded, and the error."""
 
 
 class _HasMessage(Protocol):
@@ -28,8 +28,8 @@ OneT = TypeVar("OneT", bound=_HasMessage)
 
 
 class MessageEncoder:
-    """Encodes messages. ``show`` converts a message for ``encode``. ``failed`` is called for messages that can't be
-    encoded."""
+    """Encodes messages. ``show`` converts a message to the object that ``encode`` encodes. ``failed`` is called for
+    messages that can't be encoded."""
 
     def __init__(self, show: Callable[[Any], Any], encode: Callable[[Any], bytes], failed: Failed) -> None:
         self._show = show
@@ -37,7 +37,7 @@ class MessageEncoder:
         self._failed = failed
 
     def many(self, found: Sequence[_HasMessage], answer: Callable[[list[Any]], Any]) -> bytes:
-        """Return the encoded answer that ``answer`` creates from all messages."""
+        """Convert the messages, pass them to ``answer``, and return its result encoded."""
         try:
             return self._encode(answer([self._show(one) for one in found]))
         except Exception:

@@ -1,7 +1,7 @@
 """Serves /metrics: counters and gauges of the process in Prometheus' text format.
 
-The event counters, the engine and the locks are read at each scrape, and no value is stored twice. Each application has
-its own registry, so that two applications in one process don't conflict.
+The values are read from the event counters, the engine and the locks at each scrape, so no value is stored twice. Each
+application has its own registry, so that two applications in one process don't conflict.
 """
 
 from collections import Counter
@@ -107,7 +107,8 @@ class EngineCollector(Collector):
         yield from (ready, in_flight, delayed, blocked, held_bytes, parked, stuck, oldest_lease)
 
     def _named_gauges(self) -> Iterator[SubscriptionGauges]:
-        """Yield the gauges of groups that have their own rows, and the sum of the gauges of all other groups."""
+        """Yield the gauges of each group that has its own labels, and then the sum of the gauges of all other
+        groups."""
         others: SubscriptionGauges | None = None
         for one in self._engine.gauges():
             if self._counters.named(Subscription(one.topic, one.group)) != OTHER:
@@ -162,8 +163,8 @@ class LockCollector(Collector):
 
 
 class ReplicaCollector(Collector):
-    """Metrics of this proxy's replica keeper, read at scrape time. While the keeper is active, they include its latest
-    survey."""
+    """Metrics of this proxy's replica keeper, read at scrape time. While the keeper is active, the metrics include its
+    latest survey."""
 
     def __init__(self, keeper: ReplicaKeeper) -> None:
         self._keeper = keeper

@@ -1,4 +1,4 @@
-"""The data plane: publish, pop, ack, release, extend, reject, and the state of a subscription (decision 1).
+"""Serves the data plane: publish, pop, ack, release, extend, reject, and the state of a subscription (decision 1).
 
 Each handler reads a body, calls the engine once and encodes the result. Only ``app`` handles ASGI.
 """
@@ -73,7 +73,7 @@ class Native:
             if connection is not None:
                 connection.presence = None
         if connection is not None and found and request.attempt_id is None:
-            # Until a later request proves that the answer was read, only the receipts are kept, not the bodies.
+            # Until a later request proves that the answer was read, its receipt handles stay in memory, not its bodies.
             connection.answering(partial(self._engine.abandon_soon, topic, group, _receipts(found, form)))
         if isinstance(found, ForwardedAnswer):
             return found
@@ -151,8 +151,8 @@ def popped_in_json(one: Leased) -> answers.PoppedMessage:
 def popped_packed(one: Leased) -> answers.PoppedMessage:
     message = one.message
     return answers.PoppedMessage(
-        # The engine gives a message without an id a name that is valid only until its channel closes. So clients must
-        # not see this name as an id.
+        # A message without an id has a temporary name in the engine, which is valid only until the AMQP channel closes.
+        # This name is not an id for clients.
         message_id=message.message_id or UNSET,
         receipt_handle=one.receipt_handle,
         body=message.body,

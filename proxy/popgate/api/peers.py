@@ -1,11 +1,11 @@
-"""Answers other proxies at ``/v1/peers``: their messages, and whether this proxy is alive. It decides nothing.
+"""Answers the other proxies at ``/v1/peers``: their messages, and their question whether this proxy is alive.
 
     POST   a message (``wire``) -> its answer, or its error, both as 200
     GET    answers 200 at once, and ends the answer when this proxy begins to stop: if the connection ends without
            that, the proxy was killed
 
-A request with another secret is answered with 401, before its body is read. A request for another instance, which had
-this address before, is answered with 421.
+A request with a token of another secret is answered with 401, before its body is read. A request that is addressed to
+another instance, which used this address before, is answered with 421.
 """
 
 import asyncio
@@ -45,7 +45,8 @@ _log = logging.getLogger(__name__)
 
 
 class Forwarding(NamedTuple):
-    """A client's request that another proxy forwarded. This proxy answers the request, and does not forward it again.
+    """Describes how another proxy, ``by``, forwarded a client's request. This proxy answers the request, and does not
+    forward it again.
 
     ``wait_seconds`` overrides the request's own value, unless it is None. ``client_id`` is the client of a pop, or
     None.
@@ -57,8 +58,8 @@ class Forwarding(NamedTuple):
 
 
 class PeerFace:
-    """Answers the peers of the proxy ``me``. All peers have the same ``secret``. ``codec`` defines the supported
-    versions."""
+    """Answers requests that the peers of the proxy ``me`` send to it. All peers have the same ``secret``. ``codec``
+    reads and writes the supported protocol versions."""
 
     def __init__(self, me: InstanceId, secret: bytes, answers: PeerAnswers, codec: Codec = CODEC) -> None:
         self._me = me
@@ -108,7 +109,8 @@ class PeerFace:
         return status
 
     def _let_in(self, headers: Mapping[bytes, bytes]) -> None:
-        """Check the token and the addressed instance. Raises: NotAPeer, WrongInstance."""
+        """Check the token of the headers, and that the request is addressed to this instance. Raises: NotAPeer,
+        WrongInstance."""
         if not is_peer(headers, self._token):
             raise NotAPeer
         to = headers.get(TO, b"").decode("latin-1")
@@ -116,7 +118,8 @@ class PeerFace:
             raise WrongInstance(to, self._me)
 
     async def _answer(self, body: bytes) -> bytes:
-        """Return the encoded answer, or the encoded error. Raises: HttpError if the message can't be read."""
+        """Return the encoded answer to a peer's message, or the encoded error. Raises: HttpError if the message can't
+        be decoded."""
         try:
             version, sender, message = self._codec.decode_message(body)
         except NotUnderstood as error:

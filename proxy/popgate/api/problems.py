@@ -1,7 +1,7 @@
 """Converts errors to HTTP answers: RFC 9457 problem documents with a stable ``code``.
 
-One table maps errors to statuses, for both the data plane and the admin interface. An external failure is answered with
-its own text. A bug of popgate is logged once, and answered without details.
+One table maps errors to statuses, for both the data plane and the admin interface. If an external system has failed,
+the answer contains the text of the error. A bug of popgate is logged once, and answered without details.
 """
 
 import logging
@@ -185,7 +185,8 @@ TABLE: dict[type[PopgateError], _Kind] = {
 
 
 def kind_of(error: PopgateError) -> _Kind:
-    """Return the table's row for the error's nearest class. An error without a row is a 500."""
+    """Return the row of the table for the error's class, or for its nearest base class in the table. The row of the
+    root class has status 500."""
     for family in type(error).__mro__:
         kind = TABLE.get(family)
         if kind is not None:
@@ -194,7 +195,7 @@ def kind_of(error: PopgateError) -> _Kind:
 
 
 class ProblemAnswer(NamedTuple):
-    """An answer that is ready to be sent."""
+    """The HTTP answer for an error, ready to be sent."""
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]
@@ -231,7 +232,7 @@ def problem_answer(error: PopgateError) -> ProblemAnswer:
 
 
 def internal_problem(error: BaseException, *, operation: str) -> ProblemAnswer:
-    """Log a bug of popgate with its traceback, and return the answer."""
+    """Log a bug of popgate with its traceback, and return the answer to the client, which contains no details."""
     _log.error("a request failed unexpectedly", exc_info=error, extra={"operation": operation})
     return problem_answer(InternalError())
 

@@ -13,8 +13,8 @@ passed, because each waiting request takes a hundred times the memory of its byt
 ``_held``, and reading stops.
 
 The parser treats data after a head with ``Upgrade`` as another protocol. popgate supports no other protocol, but some
-clients offer one with each request, including those with bodies. Such a head is parsed a second time, without the
-offer.
+clients offer one in each request, even in requests with bodies. Such a head is parsed a second time, without
+``Upgrade``.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ from popgate.api.problems import HeadTooLarge, HttpError, problem_answer
 from popgate.domain.errors import PopgateError
 
 SLICE_BYTES = 1024
-"""Maximum number of bytes that are parsed at a time, because they may contain many requests. For a body of known
-length, all of its remaining bytes are parsed at once."""
+"""Maximum number of bytes that are passed to the parser at once, because they may contain many requests. If the length
+of a body is known, all of its remaining bytes are passed at once."""
 
 
 class Stage(IntEnum):
@@ -73,7 +73,7 @@ class HeldFlow(FlowControl):
 
 class WatchedProtocol(HttpToolsProtocol):
     """The protocol of one connection. Pass the class as ``http=`` to uvicorn.Config, or create an instance with the
-    ``limiter`` of its connection."""
+    ``limiter`` that tracks its connection."""
 
     _connection: Connection
     _extensions: dict[str, Any]
@@ -145,7 +145,8 @@ class WatchedProtocol(HttpToolsProtocol):
         self._take(data)
 
     def _take(self, data: bytes) -> None:
-        """Parse ``data``. Hold all data that follows a request which has to wait."""
+        """Parse ``data``. If a request must wait for the answer to an earlier one, store the data that follows it, and
+        stop reading."""
         taken = 0
         while taken < len(data) and not self.transport.is_closing():
             if self.pipeline:
@@ -247,7 +248,7 @@ class WatchedProtocol(HttpToolsProtocol):
             self._limiter.began_head(self)
 
     def _is_answering(self) -> bool:
-        cycle = cast("RequestResponseCycle | None", self.cycle)  # there is none before the first head
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first head
         return cycle is not None and not cycle.response_complete
 
     def _too_long(self, path_bytes: int) -> HeadTooLarge:
@@ -258,7 +259,7 @@ class WatchedProtocol(HttpToolsProtocol):
             return HeadTooLarge(f"there are more than {limits.head_fields_max} headers; send fewer")
         return HeadTooLarge(f"the headers are larger than {limits.head_bytes_max} bytes; send less")
 
-    # -- what the limiter asks for ------------------------------------------------------------------------------------
+    # -- called by the limiter -----------------------------------------------------------------------------------------
 
     @property
     def reads(self) -> bool:
@@ -267,7 +268,8 @@ class WatchedProtocol(HttpToolsProtocol):
     def refuse(self, error: PopgateError) -> None:
         """Answer with ``error``, and close the connection.
 
-        If an earlier answer is due or has begun, close the connection without this answer.
+        Close the connection without this answer if an earlier request has not been answered, or if the request's own
+        answer has begun.
         """
         if self.transport.is_closing():
             return

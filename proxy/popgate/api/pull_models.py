@@ -1,5 +1,5 @@
-"""Defines the requests and answers of pull clients. One definition determines the readers, the answers and the OpenAPI
-schema."""
+"""Defines the bodies of pull clients' requests and of the answers. One definition determines decoding, encoding and the
+OpenAPI schema."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
@@ -12,7 +12,7 @@ from popgate.domain.message import BATCH_COUNT_MAX
 from popgate.domain.names import NAME_PATTERN
 
 GENERATION_MAX = 2**53 - 1
-"""The largest number that every reader of JSON represents exactly."""
+"""Maximum generation: the largest integer that every JSON decoder represents exactly."""
 
 ClientName: TypeAlias = Annotated[
     str,

@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"[0-9]{1,3}")
 
 
 class PullHandlers:
-    """The handlers for one engine. ``peers`` are the other proxies of a cluster."""
+    """The handlers for the pull clients of one engine. ``peers`` sends requests to the other proxies of a cluster."""
 
     def __init__(self, engine: Engine, peers: Peers | None) -> None:
         self._engine = engine
@@ -126,8 +126,8 @@ class PullHandlers:
     async def _answered(
         self, call: Call, number: int, here: Callable[[float], Awaitable[bytes]], wait_seconds: float = 0.0
     ) -> bytes | ForwardedAnswer:
-        """Return the answer of the owner of queue ``number``, which may be this proxy. ``here`` receives the time, in
-        seconds, that it may wait."""
+        """Return the answer of the owner of queue ``number``, which may be this proxy. ``here`` answers at this proxy;
+        its argument is the maximum number of seconds to wait."""
         scope, peers, until = call.scope, self._peers, self._engine.monotonic() + wait_seconds
         topic, group, *_ = call.path
         if scope is None or peers is None:

@@ -1,6 +1,7 @@
 """Converts the bytes of a data plane request to the engine's types, and checks all untrusted input once.
 
-The readers check names, types and limits. The functions below check the rules that a type can't express.
+Objects of the class ``Reader`` check field names, types and limits. The functions of this module check the rules that a
+type can't express.
 """
 
 from base64 import b64decode
@@ -47,8 +48,8 @@ _INTEGER_LIMIT = 2**63
 
 
 def new_messages(request: PublishRequest, quotas: Quotas) -> list[NewMessage]:
-    """Return the messages to publish. Raises: InvalidRequest, MessageTooLarge. If this raises, no message is
-    published."""
+    """Return the messages of a publish request. Raises: InvalidRequest, MessageTooLarge. One invalid message refuses
+    the whole request."""
     return [_new_message(entry, place, quotas) for place, entry in enumerate(request.messages)]
 
 
@@ -75,7 +76,7 @@ def _new_message(entry: PublishEntry, place: int, quotas: Quotas) -> NewMessage:
 
 
 def _unusual_body(entry: PublishEntry, place: int) -> bytes:
-    """Return the body from base64. Raises: InvalidRequest, MessageTooLarge."""
+    """Decode a body that is given in base64. Raises: InvalidRequest, MessageTooLarge."""
     field = f"messages[{place}].body"
     encoded = entry.body_base64
     if entry.body is UNSET and encoded is UNSET:
@@ -149,7 +150,7 @@ def _bad_header(field: str, name: str, requirement: str) -> InvalidRequest:
 
 
 def pop_request(request: PopRequestBody, quotas: Quotas, *, packed: bool) -> PopRequest:
-    """Return the request for the engine. ``packed``: the answer is written in MessagePack. Raises: InvalidRequest."""
+    """Return a pop in the engine's form. ``packed``: the answer is written in MessagePack. Raises: InvalidRequest."""
     max_messages = request.max_messages or 1.0
     if not max_messages.is_integer():  # JSON has only one type of number: 2.0 is a whole number, like 2
         raise InvalidRequest("max_messages must be a whole number", field="max_messages")

@@ -1,6 +1,7 @@
-"""``GET /v1/admin/replicas``: shows the replicas of each quorum queue and stream, and the groups' own settings.
+"""Serves ``GET /v1/admin/replicas``: the replicas of each quorum queue and stream, and the settings of the groups.
 
-The answer contains the present and wanted replicas, and the planned changes. This module decides nothing.
+The answer contains the present and wanted replicas, and the planned changes. This module makes no decisions: the
+replica keeper does.
 """
 
 from fastapi import APIRouter
@@ -23,10 +24,11 @@ class ReplicaChangeAnswer(BaseModel):
 
 
 class ReplicaQueueAnswer(BaseModel):
-    """A queue.
+    """A quorum queue or stream, and its replicas.
 
-    ``asked`` is the number of replicas that ``source`` asks for. ``wanted`` is the same, limited to the number of
-    nodes. ``verdict`` is the decision, and ``reason`` its reason. ``change`` is the change that would be made now.
+    ``asked`` is the number of replicas that ``source`` asks for. ``wanted`` is ``asked``, limited to the number of
+    nodes. ``verdict`` is the keeper's decision about the queue, and ``reason`` explains it. ``change`` is the change
+    that the keeper would make now.
     """
 
     queue: str
@@ -78,7 +80,7 @@ class ReplicasAnswer(BaseModel):
 
     ``keeps`` is true if this proxy has a keeper (--replica-keeper). Without a keeper, all lists are empty.
     ``is_at_work`` is true if this proxy's keeper is the active one. ``at_work`` is the active keeper, on any proxy.
-    ``under_way`` and ``events`` belong to this proxy.
+    ``under_way`` and ``events`` list the changes and events of this proxy's keeper only.
     """
 
     keeps: bool
@@ -92,8 +94,8 @@ class ReplicasAnswer(BaseModel):
 
 
 class GroupReplicasAnswer(BaseModel):
-    """A group whose policy has a ``min_replicas``. ``queues`` lists its queues on the broker, including its dead-letter
-    queue."""
+    """A group whose policy has a ``min_replicas``. ``queues`` lists the group's queues on the broker, including its
+    dead-letter queue."""
 
     topic: str
     group: str
@@ -102,8 +104,8 @@ class GroupReplicasAnswer(BaseModel):
 
 
 class ReplicaGroupsAnswer(BaseModel):
-    """The groups with a ``min_replicas``. ``vhost`` is the virtual host of their queues. It is null on the embedded
-    store, whose queues have no replicas."""
+    """The groups with a ``min_replicas``. ``vhost`` is the virtual host of the groups' queues. It is null on the
+    embedded store, whose queues have no replicas."""
 
     vhost: str | None
     groups: list[GroupReplicasAnswer]

@@ -1,7 +1,7 @@
 """Defines the bodies of data plane requests: field names, types and limits.
 
-One definition determines JSON, MessagePack and the OpenAPI schema. ``reading`` checks the rules that a type can't
-express (bytes of a text, one of two fields, header values).
+One definition determines decoding from JSON, decoding from MessagePack, and the OpenAPI schema. ``reading`` checks the
+rules that a type can't express (the size of a text in bytes, exactly one of two fields, header values).
 """
 
 from typing import Annotated, Any, TypeAlias

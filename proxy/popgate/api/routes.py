@@ -1,4 +1,5 @@
-"""Defines the table of the data plane: which handler answers which method and path, and the arguments of a handler."""
+"""Defines the routing table of the data plane, which maps a method and a path to a handler, and the arguments of a
+handler."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,13 +19,13 @@ LOCKS = "/v1/locks"
 
 
 class Call(NamedTuple):
-    """A request for a handler.
+    """A request, as its handler receives it.
 
-    ``path`` contains the parameters in the path, in order. They begin with the topic and the group, or with the lock.
-    ``query`` contains the values in the query that the route reads.
+    ``path`` contains the values of the parameters in the path, in order: first the topic and the group (if the path
+    contains one), or the lock. ``query`` contains the values in the query that the route reads.
 
     In a cluster, ``forwarding`` is set if another proxy has forwarded the request. ``scope`` is set if this proxy may
-    forward it.
+    forward the request.
     """
 
     path: tuple[str, ...]
@@ -38,21 +39,22 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """An answer of unknown length. If ``parts`` raises, the answer must not be ended properly."""
+    """An answer of unknown length, which is sent part by part. If ``parts`` raises, the answer must not be ended
+    properly, so that the client notices the interruption."""
 
     content_type: tuple[bytes, bytes]
     parts: AsyncGenerator[bytes]
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[bytes | ForwardedAnswer | Streamed]]
-"""Returns the encoded body of a 200, another proxy's whole answer, or the parts of an answer."""
+"""Returns the encoded body of an answer with status 200, another proxy's whole answer, or the parts of an answer."""
 
 
 class Route(NamedTuple):
-    """One row of the table. ``operation`` is its name in the metrics. ``template`` is a path with {} for each
-    parameter.
+    """One row of the routing table. ``operation`` is the name of the route in the metrics. ``template`` is the path,
+    with {} in place of each parameter.
 
-    ``query`` lists the names that are read in the query. If it is None, the query is ignored.
+    ``query`` lists the permitted names in the query. If ``query`` is None, the query of a request is ignored.
     """
 
     operation: str
@@ -63,7 +65,8 @@ class Route(NamedTuple):
 
 
 class _Node:
-    """The routes that share a beginning of a path, by its next part. The key None stands for a parameter."""
+    """The routes whose paths begin with the same parts. ``below`` contains the longer paths by their next part; the key
+    None stands for a parameter."""
 
     __slots__ = ("below", "routes")
 
@@ -73,7 +76,7 @@ class _Node:
 
 
 class Routes:
-    """The table, as a tree of the parts of the paths. A literal part takes precedence over a parameter."""
+    """The routing table, as a tree of path segments. A literal segment takes precedence over a parameter."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._root = _Node()

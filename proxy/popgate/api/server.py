@@ -1,4 +1,4 @@
-"""Serves the application with uvicorn, and with the protocol that notices when clients disconnect."""
+"""Configures uvicorn for the application, with the protocol that notices when clients disconnect."""
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -8,10 +8,10 @@ from popgate.api.protocol import WatchedProtocol
 
 
 def server_config(app: ASGIApp, *, host: str, port: int, shutdown_seconds: int = 1) -> uvicorn.Config:
-    """Return the configuration for ``app``. It uses asyncio's own loop, whose transports report when a peer
-    disconnects.
+    """Return uvicorn's configuration for ``app``. It selects asyncio's own event loop, whose transports report when a
+    peer disconnects.
 
-    Logging is left to the process. Requests are not logged, but counted (/metrics).
+    The process configures logging, not uvicorn. Requests are not logged, but counted (/metrics).
     """
     return uvicorn.Config(
         app,
