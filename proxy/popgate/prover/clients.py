@@ -1,6 +1,7 @@
-"""One client of the lock in a worker process. It reconnects after a failure, and prints every call before and after it.
+"""Defines a client of the lock in a worker process. It reconnects after a failure, and prints a line before and after
+each call.
 
-This module owns the format of the lines that the parent reads, and chooses the broker's node.
+This module defines the format of the lines that the parent process reads, and chooses the node of the broker.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 
 class Lines:
-    """Writes the lines that the parent reads: one JSON object per line. A line is complete even if the process is
+    """Writes the lines that the parent process reads, one JSON object per line. No line is cut off if the process is
     killed."""
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class Lines:
         self._lock = threading.Lock()
 
     def say(self, what: str, **fields: Any) -> None:
-        """Write a line. Safe to call from any thread."""
+        """Write a line of kind ``what``. Safe to call from any thread."""
         line = json.dumps({"what": what, **fields}, separators=(",", ":"))
         with self._lock:
             os.write(1, line.encode() + b"\n")
@@ -47,7 +48,8 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The answer to a call, and its cost. ``error`` is empty if the call was answered."""
+    """The result of one call of the lock implementation, and what the call cost. If the call was answered, ``error`` is
+    empty."""
 
     outcome: OperationOutcome
     held: Held | None = None
@@ -58,15 +60,15 @@ class Call:
 
 
 class LockClient:
-    """A client of one lock; ``name`` identifies it in the history."""
+    """A client that uses one lock. ``name`` identifies the client in the recorded history."""
 
     def __init__(
         self, name: str, connect: Connect, urls: Sequence[str], lock: str, kind: LockKind, lines: Lines
     ) -> None:
         """Create a client that is not connected yet.
 
-        ``urls`` are the URLs of the broker's nodes, the preferred one first. An entry may contain several URLs with
-        commas between them, all of which the client uses at the same time.
+        ``urls`` are the URLs of the broker's nodes, the preferred node first. An entry may contain several URLs,
+        separated by commas. The client then uses all URLs of the entry at the same time.
         """
         self.name = name
         self._connect = connect
@@ -77,7 +79,7 @@ class LockClient:
         self._relays = [Relay(url, self._on_lost) for url in urls[0].split(",")]
         self._target: LockTarget | None = None
         self._ends_by_time = False
-        """Whether this client's locks end after a time instead of with its connection."""
+        """Whether this client's locks end after a time to live, and not with its connection."""
 
     @property
     def is_connected(self) -> bool:
@@ -86,7 +88,7 @@ class LockClient:
     async def connect(self) -> None:
         """Connect to the first node that accepts the connection.
 
-        Raises: any exception of the implementation, from the last node that was tried.
+        Raises: the implementation's exception (of any type) for the last node that was tried.
         """
         for _ in range(len(self._urls) - 1):
             with contextlib.suppress(Exception):
@@ -94,7 +96,7 @@ class LockClient:
         return await self._connect_to_first()
 
     async def connect_again(self) -> None:
-        """Retry until connected."""
+        """Try to connect until the client is connected. Return immediately if it is connected already."""
         while not self.is_connected:
             with contextlib.suppress(Exception):
                 await self.connect()
@@ -125,7 +127,7 @@ class LockClient:
         self._cut()
 
     def cut(self) -> None:
-        """Cut the client's connections, and report the time of the cut."""
+        """Abort the client's connections, and print a line with the time of the abort."""
         start = time.monotonic()
         self._cut()
         how = CUT_OFF if self._ends_by_time else "connection cut"
@@ -136,7 +138,7 @@ class LockClient:
             relay.cut()
 
     def _traffic(self) -> Traffic:
-        """Return the traffic of all connections."""
+        """Return the traffic of all of this client's connections so far."""
         return sum((relay.traffic for relay in self._relays), Traffic())
 
     def _on_lost(self, at: float) -> None:
@@ -162,8 +164,8 @@ class LockClient:
         return await self._call(Action.SET_SLOTS, lambda target: target.set_slots(slots), _done, number=slots)
 
     async def count_held(self, *, patience_seconds: float) -> Call:
-        """Count the held slots repeatedly, until none is held or ``patience_seconds`` have passed. Return the last
-        number."""
+        """Count the held slots repeatedly, until no slot is held or ``patience_seconds`` have passed. Return the last
+        count."""
 
         async def count(target: LockTarget) -> int:
             deadline = time.monotonic() + patience_seconds
@@ -181,7 +183,8 @@ class LockClient:
             await self._target.remove()
 
     async def write(self, held: Held, ask: Callable[[int], Awaitable[bool]]) -> bool:
-        """Write to the protected resource. ``ask`` waits for its answer to the operation with the given number."""
+        """Write to the protected resource, and return whether it accepted the write. ``ask`` gets the number of the
+        operation, and returns the answer of the resource."""
         number = self._begin(Action.WRITE, held)
         admitted = await ask(number)
         self._end(number, Call(OperationOutcome.DONE if admitted else OperationOutcome.REFUSED, held))

@@ -1,7 +1,7 @@
-"""Controls the worker processes from their parent: starts, instructs, stops, kills and replaces them.
+"""Controls the worker processes from their parent process: starts, instructs, stops, kills and replaces them.
 
-A worker works at a numbered place. After a kill, the new worker at the place has another name, so that a history
-distinguishes the two.
+Each worker has a numbered place. If a worker is killed, its replacement at the same place has another name, so that a
+history shows which of the two workers acted.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from popgate.prover.worker import WAIT_SECONDS_MAX, WorkerSettings, settings_lin
 
 READY_SECONDS = 60.0
 REST_SECONDS = WAIT_SECONDS_MAX + 20.0
-"""Seconds that a worker may take to finish its work. After that, it is considered hanging in an operation, which the
-history shows."""
+"""Maximum seconds that a worker may take to stop using the lock after ``rest``. After that, it is killed. In the
+history, its last operation has no answer."""
 END_SECONDS = 5.0
 STOPPED, CUT = "stopped", "connection cut"
 STDERR_LINES = 15
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """One worker process."""
+    """One worker process, as its parent sees it."""
 
     def __init__(self, settings: WorkerSettings, record: Record, fork_server: ForkServer) -> None:
         self.name = settings.client
@@ -42,7 +42,7 @@ class Worker:
         self._settings = settings
         self._record = record
         self._said: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # kept as long as the process
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process
         self._fork_server = fork_server
         self._process: Child | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -58,7 +58,8 @@ class Worker:
         self._write({"do": do, **fields})
 
     async def hear(self, what: str, seconds: float) -> dict[str, Any]:
-        """Wait for the next line of kind ``what``. Raises: ProverFailed, TimeoutError."""
+        """Wait until the worker prints a line of kind ``what``, and return the line. Raises: ProverFailed,
+        TimeoutError."""
         async with asyncio.timeout(seconds):
             while True:
                 line = await self._said.get()
@@ -80,7 +81,7 @@ class Worker:
         self.is_stopped = False
 
     async def kill(self) -> None:
-        """Kill the process. Return when it is dead and all of its output has been read."""
+        """Kill the process. Return when the process is dead and all of its output has been read."""
         if self._process is not None:
             await self._process.kill()
         if self._listening is not None:
@@ -88,7 +89,7 @@ class Worker:
         self._stderr.close()
 
     async def end(self) -> None:
-        """End the process by closing its input. Kill it if it does not end in time."""
+        """Close the process's input, so that it ends. Kill the process if it does not end in time."""
         if self._process is not None and self._listening is not None:
             self._process.end_input()
             await asyncio.wait([self._listening], timeout=END_SECONDS)
@@ -104,7 +105,7 @@ class Worker:
 
     async def _listen(self, process: Child) -> None:
         async for line in process.said:
-            with contextlib.suppress(json.JSONDecodeError):  # the implementation printed something
+            with contextlib.suppress(json.JSONDecodeError):  # the lock implementation printed a line
                 self._hear(json.loads(line))
         self._said.put_nowait(None)
 
@@ -127,7 +128,7 @@ class Worker:
 
 
 class Crew:
-    """The workers at their places, and an administrator, which is another worker process."""
+    """All workers of a proof, and an additional worker process, the administrator, which changes and counts slots."""
 
     def __init__(
         self,
@@ -138,8 +139,8 @@ class Crew:
         fork_server: ForkServer,
         chance: random.Random,
     ) -> None:
-        """Create a crew of ``size`` workers. ``made`` returns the settings of a worker for a name, a place (from 0) and
-        a seed."""
+        """Create a crew of ``size`` workers. ``made`` returns the settings of a worker. Its arguments are the worker's
+        name, place (from 0) and seed."""
         self.record = record
         self._made = made
         self._fork_server = fork_server
@@ -149,10 +150,10 @@ class Crew:
         self.workers: list[Worker] = [self._worker(place) for place in range(size)]
         self.administrator = Worker(made("admin", size, 0), record, fork_server)
         self.busy: set[int] = set()
-        """The places whose worker is currently being disturbed."""
+        """The places of the workers into which a fault is currently being injected."""
 
     async def start(self) -> None:
-        """Start all processes. Raises: ProverFailed."""
+        """Start all worker processes. Raises: ProverFailed."""
         await _all([worker.start() for worker in (*self.workers, self.administrator)])
 
     def work(self) -> None:
@@ -160,8 +161,8 @@ class Crew:
             worker.tell("work")
 
     async def rest(self) -> None:
-        """Let all workers release their locks and pause. A worker that hangs is killed, and its operation stays
-        unanswered.
+        """Let all workers release the lock and stop using it. Return when all of them have done so. A worker that hangs
+        is killed and replaced, and its last operation stays unanswered.
 
         Raises: ProverFailed.
         """
@@ -175,17 +176,17 @@ class Crew:
         self.administrator.tell(do, request=self._requests, **fields)
         async with asyncio.timeout(seconds):
             while (done := await self.administrator.hear("done", seconds))["request"] != self._requests:
-                pass  # a late answer to an earlier request, for which the crew no longer waits
+                pass  # a late answer to an earlier request, which timed out
         return done
 
     async def end(self) -> None:
-        """End every process. Idempotent."""
+        """End every worker process. Idempotent."""
         for worker in self.workers:
             worker.go_on()
         await _all([worker.end() for worker in (*self.workers, self.administrator)])
 
     async def replace(self, place: int, *, is_fault: bool = True) -> None:
-        """Kill the worker at ``place``, and start another one there."""
+        """Kill the worker at ``place``, and start a replacement. ``is_fault``: record the kill as an injected fault."""
         killed, at = self.workers[place], time.monotonic()
         await killed.kill()
         if is_fault:
@@ -194,7 +195,7 @@ class Crew:
         await worker.start()
 
     async def stop(self, place: int, seconds: float) -> None:
-        """Pause a worker for ``seconds``."""
+        """Pause the process of the worker at ``place`` for ``seconds`` (SIGSTOP, SIGCONT)."""
         worker, at = self.workers[place], time.monotonic()
         worker.stop()
         try:
@@ -204,7 +205,7 @@ class Crew:
             self.record.disturb(worker.name, STOPPED, at)
 
     def cut(self, place: int) -> None:
-        """Cut a worker's connection. The worker itself reports the time."""
+        """Tell the worker at ``place`` to abort its connection. The worker itself reports the time of the abort."""
         self.workers[place].tell("cut")
 
     def _worker(self, place: int) -> Worker:
@@ -221,7 +222,7 @@ class Crew:
 
 
 async def _all(work: Sequence[Awaitable[T]]) -> None:
-    """Wait for all. After that, raise the first failure."""
+    """Wait until all of ``work`` has ended. After that, raise the first exception of a part that failed."""
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

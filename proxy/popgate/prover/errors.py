@@ -1,10 +1,11 @@
-"""Failures of a proof, apart from its findings."""
+"""Defines the errors with which a proof ends without a result."""
 
 from popgate.domain.errors import PopgateError
 
 
 class ProverFailed(PopgateError):
-    """Nothing can be proven, because the implementation does not work undisturbed, or a process failed."""
+    """Nothing can be proven, because the lock implementation does not work even without faults, or because a process
+    failed."""
 
     code = "prover_failed"
 

@@ -1,12 +1,12 @@
-"""Starts workers: one process imports the modules that they need, and forks each of them.
+"""Starts workers quickly: one process imports the modules that all workers need, and forks each worker.
 
-Theory of operation. A start of Python with an import of an AMQP client takes longer than most of a worker's tasks. A
-proof starts dozens of workers. So the parent starts one **fork server** (``python -m popgate.prover.fork_server``),
-which runs no thread and no event loop. To get a worker, the parent sends the fork server a request with three
-descriptors, which become the worker's standard streams. The answer is the worker's process id. Each worker is a
-separate process with its own connections, and can be stopped and killed. The fork server imports no implementation
-except popgate's. So a value that a module of an implementation sets at import, such as an identity, is set separately
-in each worker.
+Theory of operation. Starting Python and importing an AMQP client takes longer than most of a worker's tasks, and a
+proof starts dozens of workers. So the parent process starts one **fork server** (``python -m
+popgate.prover.fork_server``), which runs no thread and no event loop. To get a worker, the parent sends the fork server
+a request with three descriptors, which become the worker's standard streams. The answer is the worker's process id.
+Each worker is a separate process with its own connections, and can be stopped and killed. The fork server imports no
+implementation except popgate's. So if a module of another implementation sets a value during its import, such as a
+random identity, each worker has its own value.
 
     parent --"fork", 3 descriptors--> fork server --fork--> worker
       <------------- pid ---------------|                    |
@@ -34,14 +34,14 @@ from popgate.prover.worker import main
 
 FORK, REAP = 1, 2
 REQUEST = struct.Struct("=Bq")
-"""The kind of request, and the process id to reap."""
+"""A request to the fork server: its kind, and the process id to reap."""
 ANSWER = struct.Struct("=q")
 STREAMS = 3
 READY_SECONDS = 60.0
 
 
 class Child:
-    """A worker's process, as its parent sees it. ``said`` is its standard output."""
+    """A worker's process, as its parent sees it. ``said`` reads the standard output of the process."""
 
     def __init__(
         self, pid: int, said: asyncio.StreamReader, told: asyncio.WriteTransport, fork_server: "ForkServer"
@@ -56,7 +56,7 @@ class Child:
         self._told.write(line)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless the process has been reaped."""
+        """Send a signal to the process. Do nothing if the process has been reaped."""
         if not self._is_reaped:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, number)
@@ -65,7 +65,7 @@ class Child:
         self._told.close()
 
     async def kill(self) -> None:
-        """Kill the process. Return when it is dead. Idempotent. Raises: ProverFailed."""
+        """Kill the process. Return when the process is dead. Idempotent. Raises: ProverFailed."""
         self.signal(signal.SIGKILL)
         self._told.close()
         if not self._is_reaped:
@@ -92,7 +92,8 @@ class ForkServer:
         await self.end()
 
     async def start(self) -> None:
-        """Start the process. It may not be ready when this returns. The first ``fork`` waits for it."""
+        """Start the fork server. It may not be ready when this method returns; the first ``fork`` waits until it is
+        ready."""
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         with theirs:
@@ -106,7 +107,8 @@ class ForkServer:
             )
 
     async def fork(self, stderr: int) -> Child:
-        """Fork a worker. Its standard error is written to the descriptor ``stderr``. Raises: ProverFailed."""
+        """Fork a worker, and return its process. The worker's standard error is written to the descriptor ``stderr``.
+        Raises: ProverFailed."""
         loop = asyncio.get_running_loop()
         input_theirs, input_ours = os.pipe()
         output_ours, output_theirs = os.pipe()
@@ -117,7 +119,7 @@ class ForkServer:
             try:
                 pid = await self._ask(FORK, 0, (input_theirs, output_theirs, stderr))
             except BaseException:
-                told.close()  # the end of its input ends a worker that may have been forked
+                told.close()  # a worker that may have been forked ends with its input
                 raise
         finally:
             os.close(input_theirs)
@@ -129,19 +131,20 @@ class ForkServer:
         await self._ask(REAP, pid)
 
     async def end(self) -> None:
-        """End the process. Workers continue as long as their input is open. Idempotent, and safe before ``start``."""
+        """End the fork server. A worker continues to run until its input is closed. Idempotent, and safe before
+        ``start``."""
         if self._socket is not None:
             self._socket.close()
         process, self._process = self._process, None
         if process is not None:
             with suppress(ProcessLookupError):
-                process.kill()  # it has no state to lose
+                process.kill()  # the fork server has no state to lose
             await process.wait()
 
     async def _ask(self, what: int, pid: int, descriptors: tuple[int, ...] = ()) -> int:
-        """Send a request and return its answer.
+        """Send a request to the fork server, and return the answer.
 
-        If the caller is cancelled, the answer is still read. Otherwise the next request would receive it.
+        Even if the caller is cancelled, the answer is read. Otherwise the next request would receive this answer.
         """
         asking = asyncio.create_task(self._asked(what, pid, tuple(os.dup(one) for one in descriptors)), name="fork")
         self._asking.add(asking)
@@ -169,7 +172,7 @@ class ForkServer:
 
 
 def serve(connection: socket.socket) -> None:
-    """Serve the parent's requests until it ends."""
+    """Answer the requests of the parent process until it ends."""
     load(BUILT_IN)  # loads the modules that the forked workers share
     while True:
         request, descriptors, _, _ = socket.recv_fds(connection, REQUEST.size, STREAMS)

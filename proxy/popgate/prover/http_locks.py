@@ -1,8 +1,9 @@
-"""Locks over HTTP for the prover: through one proxy, or through several proxies in turn.
+"""Offers locks over HTTP to the prover. A client uses one proxy, or several proxies in turn.
 
-A held lock is renewed in the background. The client trusts the lock for its time to live, measured from the moment when
-it sent the last successful renewal. If this time passes without another successful renewal, the client reports the lock
-as doubtful. No request is sent twice, because the handling of lost answers is part of the proof.
+A held lock is renewed in the background. The client trusts the lock during its time to live, measured from the moment
+when the client sent the last successful renewal. If this time passes without another successful renewal, or a renewal
+is refused, the client reports the lock as doubtful. The client never repeats a request whose answer was lost, because
+the handling of lost answers is part of the proof.
 """
 
 import asyncio
@@ -25,11 +26,11 @@ HOLDER = "prover"
 
 
 class HttpError(Exception):
-    """A proxy answered with an error, or did not answer."""
+    """A proxy answered with an unexpected status, or closed the connection without an answer."""
 
 
 class HttpLock:
-    """One client of one lock.
+    """A client that uses one lock through proxies.
 
     ``urls`` are the URLs of the proxies. ``on_doubt`` is called when a renewal is refused, or when the time to live
     passes without a successful renewal.
@@ -46,10 +47,11 @@ class HttpLock:
         self._renewing: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
-        """Create a mutex, or check that the proxy answers. Raises: OSError, HttpError."""
+        """Create the lock if it is a mutex. For other kinds, only check that a proxy answers. Raises: OSError,
+        HttpError."""
         if self._kind is LockKind.MUTEX:
             await self._ask("PUT", "", kind=self._kind)
-        else:  # the prover sets its slots
+        else:  # the prover creates the lock when it sets the slots
             await self._ask("GET", "", accept=HTTPStatus.NOT_FOUND)
 
     async def acquire(self, wait_seconds: float) -> Held | None:
@@ -83,7 +85,7 @@ class HttpLock:
         await self._ask("DELETE", "", accept=HTTPStatus.NOT_FOUND)
 
     async def close(self) -> None:
-        """Release all held locks if a proxy answers. A lock that can't be released ends after its time to live."""
+        """Release all held locks. If no proxy answers, a lock ends after its time to live."""
         for token in list(self._renewing):
             self._stop_renewing(token)
             with contextlib.suppress(OSError, HttpError):
@@ -92,9 +94,10 @@ class HttpLock:
             proxy.close()
 
     async def _keep(self, token: str, believed_from: float) -> None:
-        """Renew the lock until it is lost, or until its time to live passes without an answer."""
+        """Renew the lock until a renewal is refused, or until the lock's time to live passes without a successful
+        renewal."""
         while True:
-            if time.monotonic() < believed_from + RENEW_SECONDS:  # not after a long wait, which has used up time
+            if time.monotonic() < believed_from + RENEW_SECONDS:  # renew at once if the acquire took long
                 await asyncio.sleep(RENEW_SECONDS)
             sent_at = time.monotonic()
             try:
@@ -117,7 +120,7 @@ class HttpLock:
             renewing.cancel()
 
     async def _ask(self, method: str, verb: str, *, accept: HTTPStatus = HTTPStatus.OK, **fields: object) -> Any:
-        """Send a request to the next proxy, and return its answer. Raises: OSError, HttpError."""
+        """Send a request to the next proxy in turn, and return the answer. Raises: OSError, HttpError."""
         body = orjson.dumps(fields) if fields else b""
         status, answer = await next(self._turns).ask(method, self._path + verb, body)
         if status not in (HTTPStatus.OK, HTTPStatus.CREATED, accept):
@@ -126,14 +129,14 @@ class HttpLock:
 
 
 class _Proxy:
-    """The connections to one proxy, each used by one request at a time."""
+    """The connections to one proxy. Each connection is used by one request at a time."""
 
     def __init__(self, url: str) -> None:
         self._parts = urlsplit(url)
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def ask(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
-        """Return the status and the decoded answer. Raises: OSError, HttpError."""
+        """Send a request, and return the status and the decoded body of the answer. Raises: OSError, HttpError."""
         reader, writer = await self._connection()
         head = f"{method} {path} HTTP/1.1\r\nhost: {self._parts.netloc}\r\ncontent-type: application/json\r\n"
         try:
@@ -169,7 +172,7 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
 
 
 async def connect(urls: str, lock: str, kind: LockKind) -> HttpLock:
-    """Return a client of the proxies whose URLs are in ``urls``, with commas between them."""
+    """Return a client of the proxies whose URLs are in ``urls``, separated by commas. Raises: OSError, HttpError."""
     made = HttpLock(urls.split(","), lock, kind)
     await made.start()
     return made

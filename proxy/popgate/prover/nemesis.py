@@ -1,7 +1,7 @@
-"""Injects faults into a lock and its holders. The seed determines the schedule.
+"""Injects faults into the clients of a lock, its slots and the broker's nodes. The seed determines the schedule.
 
-This module decides when a fault happens, and to which worker. It never disturbs more than half of the workers at the
-same time, so that the others can show whether the lock still excludes.
+This module decides when a fault happens, and which worker it affects. It never disturbs more than half of the workers
+at the same time, so that the other workers can show whether the lock still excludes.
 """
 
 import asyncio
@@ -19,11 +19,12 @@ class Fault(StrEnum):
     KILL = "kill"
     """A worker is killed with SIGKILL."""
     STOP = "stop"
-    """A worker is paused (SIGSTOP), in most cases for longer than the broker waits for its heartbeats."""
+    """A worker is paused (SIGSTOP), in most cases for so long that the broker closes its connection because of missing
+    heartbeats."""
     CUT = "cut"
-    """A worker's connection is aborted."""
+    """A worker's connection to the broker or proxy is aborted."""
     ADMIN = "admin"
-    """Slots are removed and added again."""
+    """Slots of the lock are removed and added again."""
     NODE = "node"
     """A node of the broker is killed and restarted."""
 
@@ -33,20 +34,21 @@ ADMIN_PAUSE_SECONDS = 0.05, 1.5
 FEWER_SECONDS = 0.02, 0.4
 ADMIN_SECONDS_MAX = 30.0
 HOLDER_SHARE = 0.7
-"""Probability of choosing a worker that holds the lock, if there is one."""
+"""Probability that a victim is chosen only among the workers that hold the lock, if any. Otherwise it is chosen among
+all workers."""
 STALLS = 3.2
-"""Minimum length of a long stop of a worker, in heartbeat intervals. Over HTTP, this is longer than the lock's time to
-live."""
+"""Minimum duration of a long stop of a worker, in heartbeat intervals or, over HTTP, in ``STALL_SECONDS``. Over HTTP,
+the stop is then longer than the lock's time to live."""
 LONG_STOP_SHARE = 0.7
 SHORT_STOP_SECONDS = 0.1, 1.0
 NODE_LOST = "node killed"
 NODE_LOST_SECONDS = 3.0
-"""Seconds after which the other nodes have noticed the loss of a node."""
+"""Maximum seconds until the other nodes of the cluster have noticed that a node was killed."""
 NODE_DOWN_SECONDS = 1.0, 5.0
 NODE_BACK_SECONDS = 5.0
 SETTLED_SECONDS = 1.0
-"""Seconds to wait before and after the loss of a node. RabbitMQ 3.10 permanently loses a quorum queue if its node is
-killed within half a second of its declaration."""
+"""Seconds to wait before a node is killed, and after it was restarted. RabbitMQ 3.10 permanently loses a quorum queue
+if its node is killed within half a second of its declaration."""
 WEIGHTS = {Fault.KILL: 3, Fault.STOP: 2, Fault.CUT: 4}
 
 
@@ -72,7 +74,7 @@ class Nemesis:
         self._administering = asyncio.Lock()
 
     async def disturb(self, seconds: float, stopping: asyncio.Event) -> None:
-        """Inject faults for ``seconds``, or until ``stopping`` is set. Return when everything works again.
+        """Inject faults for ``seconds``, or until ``stopping`` is set. Return when all workers and nodes work again.
 
         Raises: ProverFailed.
         """
@@ -97,8 +99,8 @@ class Nemesis:
             tasks.create_task(self._disturb(place, fault), name=f"{fault} at {place}")
 
     def _victim(self) -> int | None:
-        """Choose a worker that is not being disturbed, preferably a holder. Return None while too many workers are
-        disturbed."""
+        """Return the place of a worker that is not being disturbed, preferably of one that holds the lock. Return None
+        while half of the workers are being disturbed."""
         crew = self._crew
         if len(crew.busy) >= max(1, len(crew.workers) // 2):
             return None
@@ -126,8 +128,8 @@ class Nemesis:
         return self._chance.uniform(*SHORT_STOP_SECONDS)
 
     async def _change_slots(self, ending: asyncio.Event) -> None:
-        """Change the number of slots. Most of the time, all slots exist, because without slots no worker would hold a
-        lock."""
+        """Change the number of slots repeatedly, at random. Keep fewer slots only briefly, because without slots no
+        worker would hold a lock."""
         most = self._slots + 1 if self._kind is LockKind.SEMAPHORE else 1
         pause, number = ADMIN_PAUSE_SECONDS, self._slots
         while not await _wait(ending, self._chance.uniform(*pause)):
@@ -136,7 +138,7 @@ class Nemesis:
             async with self._administering:
                 try:
                     await self._crew.administer("set_slots", ADMIN_SECONDS_MAX, number=number)
-                except TimeoutError:  # the history shows that there was no answer
+                except TimeoutError:  # in the history, this change has no answer
                     return
             self._crew.record.faults["slots changed"] += 1
 

@@ -17,7 +17,7 @@ class Nodes(Protocol):
     def count(self) -> int: ...
 
     async def kill(self, node: int) -> None:
-        """Kill a node. Return when it has ended."""
+        """Kill a node. Return when its process has ended."""
         ...
 
     async def start(self, node: int) -> None:

@@ -1,4 +1,5 @@
-"""Offers popgate's own locks to the prover: through their public interface, with one plain connection per client."""
+"""Offers popgate's own locks on RabbitMQ to the prover, through their public interface. Each client has one plain
+connection."""
 
 import aio_pika
 from aio_pika.abc import AbstractConnection
@@ -7,12 +8,12 @@ from popgate.amqp_locks import Grant, Lock, LockKind, LockLost, LockNotFound, Lo
 from popgate.prover.target import Connect, Held, LockTarget
 
 RENEW_SECONDS = 0.5
-"""Seconds between two renewals. This is short, so that the history contains renewals. In normal use, renewals are ten
-minutes apart."""
+"""Seconds between two renewals of a lock. This is short, so that the history contains renewals. In normal use, a lock
+is renewed every ten minutes."""
 
 
 class OwnLock:
-    """One client of one fenced lock."""
+    """A client that uses one fenced lock."""
 
     def __init__(self, connection: AbstractConnection, lock: str, kind: LockKind) -> None:
         self.connection = connection
@@ -24,7 +25,7 @@ class OwnLock:
     async def acquire(self, wait_seconds: float) -> Held | None:
         try:
             grant = await self.lock.acquire(wait_seconds)
-        except LockNotFound:  # it has no slots at the moment
+        except LockNotFound:  # the lock has no slots at the moment
             return None
         return None if grant is None else Held(grant.slot.number, grant.fencing_token, grant)
 
@@ -66,13 +67,13 @@ class OwnLock:
 
 
 def granted(held: Held) -> Grant:
-    """Return the grant of ``held``, which ``acquire`` returned."""
-    grant: Grant = held.grant  # type: ignore[assignment]  # acquire put it there
+    """Return the ``Grant`` that ``acquire`` stored in ``held``."""
+    grant: Grant = held.grant  # type: ignore[assignment]  # `acquire` stored it
     return grant
 
 
 async def connect(amqp_url: str, lock: str, kind: LockKind) -> OwnLock:
-    """Return a client with its own connection."""
+    """Return a client with its own connection to the broker."""
     return OwnLock(await aio_pika.connect(amqp_url), lock, kind)
 
 

@@ -1,6 +1,6 @@
-"""Combines the workers' output and the injected faults into a history, and acts as the protected resource.
+"""Records the workers' operations and the injected faults as one history, and acts as the protected resource.
 
-This module does not deal with processes: it receives lines and faults.
+This module does not control processes: it receives the lines that workers print, and the faults.
 """
 
 import re
@@ -15,13 +15,13 @@ from popgate.domain.lock_history import AWAY, KILLED, Action, Disturbance, Opera
 from popgate.locks.fence import Fence
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|(?<=:)\d{4,5}\b")
-"""Matches the numbers in which otherwise equal error texts differ."""
+"""Matches numbers, such as ports and addresses, that differ between otherwise equal error texts."""
 ERRORS_MAX = 50
-"""Maximum number of different error texts that are counted."""
+"""Maximum number of different error texts that are counted. Further error texts are ignored."""
 
 
 class Record:
-    """The history of one lock so far."""
+    """The history of one lock, from the start of the proof until now."""
 
     def __init__(self) -> None:
         self.disturbances: list[Disturbance] = []
@@ -29,7 +29,7 @@ class Record:
         """Number of faults and other disturbances, by name."""
         self.errors: Counter[str] = Counter()
         self.holders: set[str] = set()
-        """The clients that believe that they hold the lock, according to the lines that they have printed."""
+        """The clients that believe that they hold the lock, as far as the lines that they have printed show."""
         self._completed: list[Operation] = []
         self._open: dict[tuple[str, int], Operation] = {}
         self._fences: dict[int, Fence] = {}
@@ -43,7 +43,7 @@ class Record:
         return sum(one.action is Action.ACQUIRE and one.outcome is OperationOutcome.DONE for one in self._completed)
 
     def operations(self) -> list[Operation]:
-        """Return all operations, including unanswered ones."""
+        """Return all operations, including those without an answer."""
         return [*self._completed, *self._open.values()]
 
     def outcomes(self) -> dict[str, dict[str, int]]:
@@ -67,7 +67,8 @@ class Record:
             self.holders.discard(client)
 
     def admit(self, line: Mapping[str, Any]) -> bool:
-        """Return the protected resource's answer to a worker's write."""
+        """Return whether the protected resource accepts the write that a worker has begun. It refuses an outdated
+        fencing token."""
         try:
             self._fences.setdefault(line["slot"], Fence()).admit(line["token"])
         except LockLost:
@@ -109,7 +110,8 @@ class Record:
             self.errors[error] += 1
 
     def slots_set(self) -> int | None:
-        """Return the number of slots that was set last, -1 if the last change failed, or None if it was never set."""
+        """Return the number of slots that was set last. Return -1 if the last change failed or was not answered, or
+        None if there was no change."""
         changes = [one for one in self.operations() if one.action is Action.SET_SLOTS]
         last = max(changes, key=lambda change: change.invoked, default=None)
         if last is None:
@@ -117,7 +119,7 @@ class Record:
         return last.number if last.outcome is OperationOutcome.DONE else -1
 
     def waits(self) -> Iterator[float]:
-        """Yield the duration, in seconds, of each successful acquire that was allowed to wait."""
+        """Yield the duration, in seconds, of each successful acquire with a positive ``wait_seconds``."""
         for one in self._completed:
             if one.action is Action.ACQUIRE and one.outcome is OperationOutcome.DONE and one.wait_seconds:
                 yield one.completed - one.invoked

@@ -1,8 +1,9 @@
-"""Relays data between one client and the broker or a proxy, counts the round trips, and cuts the connections on demand.
+"""Relays data between one client and the broker or a proxy. A relay counts round trips, and aborts connections on
+demand.
 
-This module runs a thread with its own event loop, so that it can also relay for an implementation that blocks. It reads
-the frames of AMQP 0-9-1, which show round trips and new channels with any client library. For HTTP, it treats each
-piece of data as a request or an answer. Only plain TCP is supported.
+This module runs a thread with its own event loop, so that it also works for a lock implementation that blocks its
+thread. It reads the frames of AMQP 0-9-1, so that it can count round trips and new channels of any client library. For
+HTTP, it treats each received piece of data as a whole request or answer. Only plain TCP is supported.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ CONNECTION_CLOSE = (b"\x00\x0a\x00\x32", b"\x00\x0a\x00\x33")
 
 @dataclass(slots=True)
 class Traffic:
-    """The traffic so far. A round trip is counted when the broker sends data after the client has sent data."""
+    """The number of round trips and of opened channels. A round trip is counted when the broker sends data for the
+    first time after the client has sent data."""
 
     round_trips: int = 0
     channels: int = 0
@@ -42,10 +44,10 @@ class Traffic:
 
 
 class Relay:
-    """Relays every connection to ``broker_url``. ``lead_to`` changes this URL.
+    """Relays every connection to ``broker_url``, which ``lead_to`` can change.
 
-    If the broker ends an AMQP connection without closing it properly, ``on_lost`` is called with the time, in the
-    relay's thread.
+    If the broker ends an AMQP connection without a close method, ``on_lost`` is called in the relay's thread, with the
+    monotonic time.
     """
 
     def __init__(self, broker_url: str, on_lost: Callable[[float], None]) -> None:
@@ -61,17 +63,17 @@ class Relay:
             raise StartupError("the relay to the broker did not start")
 
     def lead_to(self, broker_url: str) -> None:
-        """Relay the next connections to this URL."""
+        """Relay new connections to this URL. Existing connections do not change."""
         self._broker = urlsplit(broker_url)
 
     @property
     def url(self) -> str:
-        """The URL at which this relay stands for the broker."""
+        """The URL that a client must use in place of the broker's URL, so that it connects to this relay."""
         credentials, at, _ = self._broker.netloc.rpartition("@")
         return urlunsplit(self._broker._replace(netloc=f"{credentials}{at}127.0.0.1:{self._port}"))
 
     def cut(self) -> None:
-        """Abort all connections. Return when this is done."""
+        """Abort all relayed connections. Return when they are aborted."""
 
         async def cut() -> None:
             for link in list(self._links):
@@ -167,7 +169,7 @@ class _Link:
 
 
 class Pieces:
-    """Treats each piece of received data as one frame."""
+    """Calls ``on_frame`` for each piece of received data, as if the piece was one frame."""
 
     def __init__(self, on_frame: Callable[[int, bytes], None]) -> None:
         self._on_frame = on_frame
@@ -179,8 +181,8 @@ class Pieces:
 class Frames(Pieces):
     """Splits a stream of bytes into AMQP frames.
 
-    ``on_frame`` receives each frame's type and the first bytes of its payload. In a method frame, these bytes are the
-    class and the method.
+    ``on_frame`` is called with each frame's type and the first bytes of its payload. In a method frame, these bytes are
+    the ids of the class and the method. ``after_header``: the stream begins with the protocol header.
     """
 
     def __init__(self, on_frame: Callable[[int, bytes], None], *, after_header: bool = False) -> None:

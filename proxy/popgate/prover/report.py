@@ -1,6 +1,6 @@
 """Reports a proof: the verdict, its evidence, and the smallest excerpt of the history that shows a violation.
 
-This module defines the texts and the JSON form. It prints nothing.
+This module creates the text and the JSON form of a report. It prints nothing.
 """
 
 from collections import Counter
@@ -22,12 +22,13 @@ class Verdict(StrEnum):
     PASS = "pass"
     VIOLATIONS = "violations"
     NOTHING = "nothing proven"
-    """No client ever acquired the lock, or the run ended before there was a result."""
+    """No client acquired the lock, or the run ended before the first round was checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The cost of one operation on an uncontended lock: the medians, and the slowest call."""
+    """The cost of one kind of operation on an uncontended lock. ``milliseconds_max`` is the maximum of all calls, and
+    the other values are medians."""
 
     milliseconds: float
     milliseconds_max: float
@@ -36,7 +37,8 @@ class Cost:
 
     @classmethod
     def of(cls, calls: Sequence[tuple[float, int, int]]) -> "Cost":
-        """Summarize ``calls``, which contain the seconds, round trips and channels of each call."""
+        """Summarize ``calls``. Each entry contains the duration in seconds, the round trips and the opened channels of
+        one call."""
         return cls(
             milliseconds=round(1000 * median(call[0] for call in calls), 2),
             milliseconds_max=round(1000 * max(call[0] for call in calls), 2),
@@ -47,7 +49,8 @@ class Cost:
 
 @dataclass(slots=True, kw_only=True)
 class KindReport:
-    """The results for one kind of lock. ``started`` is the monotonic time that excerpts show as 0."""
+    """The results for one kind of lock. ``started`` is the monotonic time from which excerpts of the history count
+    their times."""
 
     kind: LockKind
     slots: int
@@ -55,7 +58,7 @@ class KindReport:
     seconds: float = 0.0
     rounds: int = 0
     is_whole: bool = False
-    """Whether the proof ran for its full time, or until a violation was found."""
+    """Whether the proof of this kind ran for its full time, or ended early because it found a violation."""
     operations: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     faults: Mapping[str, int] = field(default_factory=Counter[str])
     errors: Mapping[str, int] = field(default_factory=Counter[str])
@@ -102,7 +105,7 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def round_line(kind: KindReport) -> str:
-    """Describe the state after a round, in one line."""
+    """Describe the results so far in one line, after a round."""
     found = f"{len(kind.violations)} violations" if kind.violations else "nothing found"
     faults = ", ".join(f"{count} {what}" for what, count in sorted(kind.faults.items()))
     return f"{kind.kind}, round {kind.rounds}, {kind.seconds:.0f} s: {kind.grants} grants, {faults}: {found}"
@@ -157,7 +160,8 @@ def _one_line(one: Operation | Disturbance, started: float) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return the report for programs. Times are in seconds since the proof of their kind of lock started."""
+    """Return the report in a form for programs. Times are in seconds since the start of the proof of the same kind of
+    lock."""
     return {
         "verdict": report.verdict,
         "interrupted": report.was_interrupted,

@@ -1,5 +1,5 @@
-"""Runs one proof. For each kind of lock, the proof consists of rounds in which workers are disturbed. Each round ends
-with a count of the slots and a check of the whole history."""
+"""Runs one proof. For each kind of lock, the proof consists of rounds, in which faults are injected into the workers.
+After each round, the slots are counted, and the whole history is checked."""
 
 import asyncio
 import contextlib
@@ -24,13 +24,13 @@ from popgate.prover.target import load
 from popgate.prover.worker import WorkerSettings
 
 ROUND_SECONDS, ROUND_SECONDS_MAX = 4.0, 30.0
-"""Seconds of the first round, and of the longest one. Each round is twice as long as the previous one, because serious
-faults show in a short round."""
+"""Duration in seconds of the first round, and of the longest round. Each round is twice as long as the previous one,
+because serious faults show in a short round."""
 ROUND_SECONDS_MIN = 1.0
 HEARTBEAT_SECONDS = 2.0
 STALL_SECONDS = 1.0
-"""Seconds that a client over HTTP may be paused without a report, well below a lock's time to live. On AMQP, the
-heartbeat interval is used instead."""
+"""Seconds that a client over HTTP may be paused without a report, which are much less than a lock's time to live. For
+clients over AMQP, the heartbeat interval is the limit."""
 MEASURE_SECONDS_MAX = 120.0
 ADMIN_SECONDS_MAX = 60.0
 ADMIN_ATTEMPTS_MAX = 10
@@ -60,8 +60,8 @@ class ProveOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressListener:
-    """Callbacks for progress. ``counted`` receives the number of operations every half second. ``round_ended`` receives
-    the report after each round."""
+    """Functions that are called during a proof. ``counted`` is called every half second with the number of completed
+    operations. ``round_ended`` is called after each round with the report so far."""
 
     counted: Callable[[int], None]
     round_ended: Callable[[KindReport], None]
@@ -70,11 +70,11 @@ class ProgressListener:
 async def prove(
     options: ProveOptions, nodes: Nodes | None, listener: ProgressListener, stopping: asyncio.Event
 ) -> Report:
-    """Run the proof and return the report. If ``stopping`` is set before the end, the report covers the time until
-    then.
+    """Run the proof and return the report. If ``stopping`` is set, the proof ends early, and the report covers the time
+    until then.
 
-    Raises: StartupError for invalid options; BrokerMissing; ProverFailed if the implementation fails undisturbed, or if
-    a node does not restart.
+    Raises: StartupError for invalid options; BrokerMissing; ProverFailed if the implementation fails without faults, or
+    if a node does not restart.
     """
     report = Report(implementation=options.implementation, seed=options.seed)
     async with ForkServer() as fork_server:
@@ -100,9 +100,10 @@ async def prove(
 
 
 def client_urls(urls: Sequence[str], *, over_http: bool) -> list[str]:
-    """Return the URLs for the clients, the preferred one first. Raises: StartupError.
+    """Return the entries of URLs for the clients, the preferred entry first. Raises: StartupError.
 
-    A client uses one node of a broker, or all proxies in turn. The clients start with different proxies.
+    Each entry is one node of the broker or, if ``over_http``, all proxies. In each entry, another proxy comes first, so
+    that the clients start with different proxies.
     """
     if not over_http:
         return [broker_url(url) for url in urls]
@@ -111,7 +112,8 @@ def client_urls(urls: Sequence[str], *, over_http: bool) -> list[str]:
 
 
 def broker_url(url: str) -> str:
-    """Return the URL with a heartbeat interval, so that the broker closes the connection of a paused client.
+    """Return the URL with a short heartbeat interval, unless it contains one, so that the broker closes the connection
+    of a paused client.
 
     Raises: StartupError.
     """
@@ -183,7 +185,7 @@ class _Proof:
         self.report = KindReport(kind=kind, slots=self._slots, started=time.monotonic())
 
     async def run(self) -> PopgateError | None:
-        """Run the proof. Return the failure instead of raising it, because a task group would wrap it."""
+        """Run the proof. Return the error instead of raising it, because a task group would wrap the error."""
         try:
             await self._prepare()
             await self._rounds()
@@ -235,8 +237,8 @@ class _Proof:
         await self._nemesis.disturb(seconds, self._stopping)
         await self._crew.rest()
         if self._record.slots_set() not in (None, self._slots):
-            await self._set_slots()  # only after a change: setting them again would repair lost ones
-        with contextlib.suppress(TimeoutError):  # the history then shows that there was no answer
+            await self._set_slots()  # only if changed: setting the slots again would restore lost slots
+        with contextlib.suppress(TimeoutError):  # in the history, the count then has no answer
             await self._crew.administer("count_held", ADMIN_SECONDS_MAX, patience_seconds=FREED_SECONDS)
             await self._administer("count_free")
         record = self._record
@@ -250,7 +252,8 @@ class _Proof:
         report.violations = await asyncio.to_thread(check, operations, record.disturbances, slots=self._slots)
 
     async def _set_slots(self) -> None:
-        """Set the proper number of slots at the start, and after a round that changed it."""
+        """Set the configured number of slots, at the start and after a round that changed the number. Raises:
+        ProverFailed."""
         if self._kind is LockKind.MUTEX:
             return
         try:
@@ -261,9 +264,10 @@ class _Proof:
             raise ProverFailed(f"the slots could not be set: {error}")
 
     async def _administer(self, do: str) -> str:
-        """Run ``do`` with the proper number of slots. Retry if it fails, because a node may be restarting.
+        """Let the administrator carry out ``do`` with the configured number of slots. Retry if it fails, because a node
+        may be restarting.
 
-        Return the last attempt's error, or an empty text. Raises: TimeoutError.
+        Return the error of the last attempt, or an empty text if it succeeded. Raises: TimeoutError.
         """
         error = ""
         for attempt in range(ADMIN_ATTEMPTS_MAX):

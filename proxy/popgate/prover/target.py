@@ -1,12 +1,12 @@
-"""The interface of a lock implementation that is to be proven: a small protocol, and a function that creates its
-clients.
+"""Defines the interface that a lock implementation must have for a proof: a function that creates clients, and their
+protocol.
 
     async def connect(amqp_url: str, lock: str, kind: LockKind) -> LockTarget: ...
 
     popgate prove locks --implementation my_locks:connect
 
-Several processes call the function, and each of them acts as one client. The URL leads through a relay, which counts
-the traffic and may cut the connection at any moment.
+Several processes call the function, and each of them acts as one client. The URL is the URL of a relay, which counts
+the traffic and may abort the connection at any moment.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from popgate.domain.locks import LockKind
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A held lock. ``slot`` is at least 1. ``token`` is its fencing token, or None if the lock has none.
+    """A held lock. ``slot`` is at least 1. ``token`` is the fencing token, or None if the lock has no fencing tokens.
 
     ``grant`` is any object by which the implementation recognizes this held lock.
     """
@@ -33,14 +33,14 @@ class Held:
 
 
 class LockTarget(Protocol):
-    """One client of one lock, with its own connection.
+    """A client that uses one lock, with its own connection.
 
-    Only one method is called at a time. A call that raises has an unknown outcome. After it, the client is closed and
-    replaced.
+    The prover calls only one method at a time. If a call raises, its outcome is unknown. The prover then closes the
+    client and replaces it.
     """
 
     async def acquire(self, wait_seconds: float) -> Held | None:
-        """Return the lock, or None if it was not available within ``wait_seconds``."""
+        """Acquire the lock and return it. Return None if it was not available within ``wait_seconds``."""
         ...
 
     async def verify(self, held: Held) -> bool:
@@ -52,7 +52,7 @@ class LockTarget(Protocol):
         ...
 
     async def set_slots(self, slots: int) -> None:
-        """Set the number of slots. Never called for a mutex."""
+        """Set the number of slots of the lock. The prover never calls this method for a mutex."""
         ...
 
     async def count_held(self) -> int:
@@ -64,7 +64,7 @@ class LockTarget(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the connection. This releases all locks of this client. The call may be cancelled."""
+        """Close the connection, which releases all locks of this client. The prover may cancel this call."""
         ...
 
 
@@ -73,10 +73,10 @@ class Doubting(Protocol):
     """The additional interface of a target whose locks end after a time to live, and not with its connection."""
 
     on_doubt: Callable[[float], None]
-    """The target must call this when it no longer renews a lock.
+    """The target must call this function when it no longer renews a lock.
 
     The argument is a monotonic time. If a renewal was refused, it is the time at which that renewal was sent. If no
-    renewal was answered in time, it is the time of the last successful one.
+    renewal was answered in time, it is the time at which the last successful renewal was sent.
     """
 
 
@@ -84,12 +84,12 @@ Connect: TypeAlias = Callable[[str, str, LockKind], Awaitable[LockTarget]]
 
 BUILT_IN = "popgate.prover.own_locks:connect"
 OVER_HTTP = "popgate.prover.http_locks:connect"
-"""popgate's own locks, as proxies hold them. The URLs are those of proxies."""
+"""The client of popgate's own locks over HTTP, which proxies hold. Its URLs are the URLs of proxies."""
 
 
 def load(implementation: str) -> Connect:
-    """Import the function ``module:function``. Modules are also searched in the current folder. Raises:
-    StartupError."""
+    """Import the function that ``module:function`` names, and return it. The module may be in the current folder.
+    Raises: StartupError."""
     module_name, colon, name = implementation.partition(":")
     if not module_name or not colon or not name:
         raise StartupError(f"--implementation: must be module:function, not {implementation!r}")
@@ -105,4 +105,4 @@ def load(implementation: str) -> Connect:
     connect: object = getattr(module, name, None)
     if not callable(connect):
         raise StartupError(f"--implementation: {module_name} has no function {name}")
-    return cast("Connect", connect)  # the proof shows whether it behaves as a `Connect` must
+    return cast("Connect", connect)  # the proof shows whether the function is a `Connect`

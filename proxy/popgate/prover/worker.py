@@ -1,7 +1,8 @@
-"""Runs in a worker process. The fork server forks it, and its parent sends it instructions as lines on standard input.
+"""Defines the main function of a worker process. Its parent process sends instructions as lines on standard input.
 
-The first line contains its settings. The next lines are ``work`` and later ``rest``, or single instructions such as
-``set_slots``. The worker ends when its standard input ends, so it never outlives its parent.
+The fork server forks the process. The first line contains the worker's settings. The next lines are ``work`` and later
+``rest``, or single instructions such as ``set_slots``. The worker ends when its standard input ends, so it never
+outlives its parent.
 """
 
 import asyncio
@@ -30,12 +31,13 @@ STEPS_MAX = 3
 LONG_HOLD_SHARE = 0.15
 VERIFY_AFTER_SHARE = 0.2
 TRY_AFTER_SHARE = 0.3
-"""Share of releases after which the client tries to acquire again immediately. The lock is then free, unless another
-client was faster."""
+"""Share of releases after which the client tries immediately to acquire the lock again. The lock is free at this time,
+unless another client was faster."""
 FREE_WAIT_SECONDS = 3.0
 MEASURED, UNMEASURED = 15, 3
 MEASURED_MIN, MEASURE_SECONDS = 5, 3.0
-"""Minimum number of measurements, and seconds after which a slow broker is not measured any longer."""
+"""Minimum number of measurements. When the broker is so slow that they take longer than the given seconds, no further
+ones are made."""
 TICK_SECONDS = 0.1
 
 
@@ -44,7 +46,7 @@ class WorkerSettings:
     """The settings of a worker.
 
     ``stall_seconds``: the worker reports every pause of its process that is longer than this. ``is_replacement``: the
-    worker replaces a killed one, and waits if the broker or proxy is temporarily down.
+    worker replaces a killed worker, so it retries to connect while the broker or proxy is down. Other workers fail.
     """
 
     implementation: str
@@ -74,7 +76,7 @@ class Worker:
         return LockClient(name, self._connect, settings.urls, settings.lock, settings.kind, self._lines)
 
     def told(self, line: dict[str, Any]) -> None:
-        """Carry out an instruction of the parent."""
+        """Carry out an instruction of the parent process, or start to."""
         match line["do"]:
             case "work":
                 self._resting.clear()
@@ -124,7 +126,8 @@ class Worker:
         self._lines.say("resting")
 
     async def _hold(self, held: Held) -> None:
-        """Use the lock for a while. Stop when the lock is lost or a call is not answered."""
+        """Verify and write for a while, and release the lock. Stop early when the lock is lost or a call is not
+        answered."""
         step = LONG_STEP_SECONDS if self._chance.random() < LONG_HOLD_SHARE else STEP_SECONDS
         for _ in range(self._chance.randint(0, STEPS_MAX)):
             await asyncio.sleep(self._chance.uniform(*step))
@@ -154,7 +157,8 @@ class Worker:
         self._lines.say("done", request=line["request"], error=call.error)
 
     async def _count_free(self, line: dict[str, Any]) -> None:
-        """Count how many new clients can acquire a slot. Try no more clients than there should be slots."""
+        """Count how many new clients can acquire a slot at the same time. The number of clients is the number of slots
+        that should exist."""
         number: int = line["number"]
         operation = self._lines.number()
         self._lines.say("begin", id=operation, client=self.client.name, action=Action.COUNT_FREE, at=time.monotonic())
@@ -178,7 +182,7 @@ class Worker:
         self._lines.say("done", request=line["request"], error=error)
 
     async def _measure(self, line: dict[str, Any]) -> None:
-        """Measure the cost of each operation on an uncontended lock."""
+        """Measure the cost of acquire, verify and release on an uncontended lock."""
         costs: dict[str, list[tuple[float, int, int]]] = {"acquire": [], "verify": [], "release": []}
         enough = time.monotonic() + MEASURE_SECONDS
         for round_number in range(UNMEASURED + MEASURED):
@@ -201,14 +205,15 @@ class Worker:
 
     async def _remove(self, line: dict[str, Any]) -> None:
         await self.client.connect_again()
-        with contextlib.suppress(Exception):  # anything that stays on the broker does no harm
+        with contextlib.suppress(Exception):  # queues that remain on the broker do no harm
             await self.client.remove()
         self._lines.say("done", request=line["request"])
         await self.client.close()
 
 
 def watch_for_stalls(settings: WorkerSettings, lines: Lines) -> None:
-    """Report every long pause of the whole process, because the broker may have closed its connection."""
+    """Start a thread that reports each pause of the whole process which exceeds ``stall_seconds``, because the broker
+    may then have closed the connection."""
 
     def watch() -> None:
         last = time.monotonic()
@@ -249,5 +254,5 @@ def settings_line(settings: WorkerSettings) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run until standard input ends."""
+    """Run the worker until standard input ends."""
     asyncio.run(_run(Lines()))
