@@ -1,9 +1,10 @@
 """Assembles a proxy and runs it. Only this module chooses adapters.
 
-This module defines the order of start and stop. On a signal, the proxy answers the parked pops, returns its buffers to
-the broker and stops accepting clients. After that, it stops the engine, and then the stores. A second signal exits at
-once. Each step has a time limit, so that neither a client nor a broker that hangs can delay the exit. Work that is
-unfinished at its time limit is left as after a kill, which loses no messages.
+This module defines the order in which the parts of a proxy start and stop. On a signal, the proxy answers the pops that
+wait, returns its buffered messages to the broker and stops accepting clients. After that, it stops the engine, and then
+the stores. A second signal ends the process immediately. Each step has a time limit, so that neither a client nor a
+broker that hangs can delay the exit. Work that is unfinished at its time limit is abandoned, as if the process was
+killed. This loses no messages.
 """
 
 import asyncio
@@ -73,13 +74,13 @@ EMBEDDED = "embedded"
 COLLECTOR_THRESHOLDS = (20_000, 20, 100)
 """Thresholds for ``gc.set_threshold``."""
 GUARD_WAIT_HEARTBEATS = 3
-"""Number of heartbeat intervals after which RabbitMQ has closed the connection of a host that is gone, if that
+"""Number of heartbeat intervals after which RabbitMQ has closed the connection of a host that has crashed, if that
 connection uses the same interval."""
 GUARD_WAIT_SECONDS_MAX = 15.0
 LOCK_RENEWALS = 3
-"""Number of times that a held lock is renewed at RabbitMQ within its consumer_timeout."""
+"""Number of times that a held lock is renewed at RabbitMQ within RabbitMQ's consumer_timeout."""
 LOCKS_DIVISOR = 8
-"""Waiting requests for locks may use at most one in this many client connections."""
+"""Divisor of the number of client connections. The quotient is the maximum number of requests that wait for locks."""
 T = TypeVar("T")
 
 
@@ -87,8 +88,9 @@ T = TypeVar("T")
 class Proxy:
     """A started proxy.
 
-    ``journal_figures`` returns the journal's figures, and is None if no journal is written. ``membership`` is the
-    proxy's membership in a cluster, or None if it runs alone. ``replicas`` is the replica keeper beside it, or None.
+    ``journal_figures`` returns the journal's figures, or is None if no journal is written. ``membership`` is the
+    proxy's membership in a cluster, or None if the proxy runs alone. ``replicas`` is the replica keeper that runs in
+    the same process, or None.
     """
 
     engine: Engine
@@ -101,7 +103,8 @@ class Proxy:
 
 @contextlib.asynccontextmanager
 async def started(options: ServeOptions, background: Background, faults: Faults) -> AsyncGenerator[Proxy, None]:
-    """Start everything behind the HTTP interface in order, and stop it in reverse order.
+    """Start all parts of a proxy except the HTTP interface, and yield the proxy. Stop the parts in reverse order at the
+    end.
 
     Raises: StartupError; BrokerUnavailable or StateUnavailable if the broker or the store becomes unavailable during
     the start.
@@ -163,7 +166,7 @@ async def started(options: ServeOptions, background: Background, faults: Faults)
 
 @contextlib.asynccontextmanager
 async def _keeper(options: ServeOptions, engine: Engine) -> "AsyncGenerator[ReplicaKeeper | None]":
-    """Run a replica keeper beside this proxy, on standby or active, if the settings request it."""
+    """Run a replica keeper in this process, on standby or active, if the settings request it. Otherwise yield None."""
     if not options.replica_keeper:
         yield None
         return
@@ -263,7 +266,7 @@ def _locks(options: ServeOptions, state: State, context: EngineContext) -> Hoste
 
 
 async def _bind(options: ServeOptions, state: State, broker: "SqliteBroker | RabbitBroker", bound: str | None) -> None:
-    """Bind the state to this broker, or check that it is bound to it.
+    """Bind the state to this broker or, if it is bound already, check that it is bound to this broker.
 
     Raises: StartupError if the state is bound to another broker.
     """
@@ -273,9 +276,9 @@ async def _bind(options: ServeOptions, state: State, broker: "SqliteBroker | Rab
     try:
         if bound is None:
             mark = secrets.token_hex(8)
-            await broker.leave_mark(mark)  # first: if the process crashes after it, an unused mark does no harm
+            await broker.leave_mark(mark)  # first: if the process crashes now, an unused mark does no harm
             await state.bind(mark)
-            bound = await state.bound()  # another proxy that starts at the same time may have bound it
+            bound = await state.bound()  # another proxy may have bound the state at the same time
         if bound is None or not await broker.has_mark(bound):
             raise StartupError(_why_not_bound(options, state.place, bound))
     except (BrokerUnavailable, StateUnavailable, Conflict) as error:
@@ -304,7 +307,7 @@ def _why_not_bound(options: ServeOptions, place: str, bound: str | None) -> str:
 async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
     """Run a proxy until it is stopped, alone or as one of several workers. Return the exit code."""
     configure_logging(options.log_level, worker=None if worker is None else worker.number)
-    # The adapter already logs in one line why there is no connection. Its library would log the same again.
+    # If RabbitMQ can't be reached, the adapter logs the reason in one line. Its library would log the reason again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     options, peers_max = within(options, raise_limit())
     failures: list[BaseException] = []
@@ -314,7 +317,8 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
     def failed(error: BaseException) -> None:
         """Handle the failure of a background task.
 
-        Ordinary errors are only counted. NoCommonVersion, or an error that is no Exception, stops the proxy.
+        ``NoCommonVersion`` and each error that is not an ``Exception`` stop the proxy. All other errors are only
+        counted.
         """
         if isinstance(error, Exception) and not isinstance(error, NoCommonVersion):
             faults.task_failed()
@@ -350,7 +354,7 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
                 stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
                 await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
-                if failures or running.done():  # without a signal, the time limit for the exit has not started yet
+                if failures or running.done():  # without a signal, the exit has no time limit yet
                     end_in_time(stop, code=1)
                 acceptor.close()
                 failures += await _wind_down(proxy, server, running)
@@ -358,7 +362,7 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
 
 
 def _collect_rarely() -> None:
-    """Exclude permanent objects from garbage collection, and collect less often.
+    """Exclude the objects that exist after the start from garbage collection, and run the collector less often.
 
     popgate creates few reference cycles and holds many messages. At Python's default thresholds, the collector would
     scan all live leases repeatedly, and its longest scans would delay every pop.
@@ -366,11 +370,12 @@ def _collect_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
-    gc.enable()  # it was off while modules were loaded
+    gc.enable()  # the collector was off while modules were loaded
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of ``work``. If ``stop`` is set before, cancel ``work``, wait for its end and return None."""
+    """Return the result of ``work``. If ``stop`` is set before ``work`` ends, cancel ``work``, wait until it has ended,
+    and return None."""
     working = asyncio.create_task(work, name="start")
     stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -382,8 +387,9 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
 
 
 async def _wind_down(proxy: Proxy, server: uvicorn.Server, running: asyncio.Task[None]) -> list[BaseException]:
-    """Drain, and let running requests end within the time limit. Return the errors that occurred."""
-    # After this point, uvicorn would log only tracebacks of the requests that it cancels.
+    """Drain the engine, and let running requests end within the time limit. Return the errors of the engine and the
+    server."""
+    # From now on, uvicorn would log only tracebacks of the requests that it cancels.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     proxy.locks.drain()
     draining = asyncio.create_task(proxy.engine.drain(), name="drain")

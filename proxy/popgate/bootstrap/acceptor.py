@@ -20,17 +20,18 @@ _log = logging.getLogger(__name__)
 
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 EXHAUSTED_SECONDS = 1.0
-"""Seconds to wait for a descriptor or memory when the process has run out of it."""
+"""Seconds to wait before the next attempt to accept, if the process has no free descriptor or memory."""
 WARN_SECONDS = 60.0
 """Minimum number of seconds between two warnings."""
 ACCEPTED_AT_ONCE_MAX = 16
-"""Maximum number of connections to accept before existing clients are served again."""
+"""Maximum number of connections that are accepted in a row before the event loop serves existing clients again."""
 
 
 class Acceptor:
-    """Accepts connections from ``listener``, which it owns, into ``limiter`` between ``open`` and ``close``.
+    """Accepts connections from ``listener`` between ``open`` and ``close``, and adds them to ``limiter``. ``close``
+    closes the listener.
 
-    Among several workers, ``turns`` says when.
+    Among several workers, ``turns`` determines whether this worker pauses before it accepts.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Acceptor:
         self._server = server
         self._limiter = limiter
         self._admitting = 0
-        """Number of accepted connections that the limiter does not know yet."""
+        """Number of accepted connections that are not yet counted by the limiter."""
         self._warn_at = 0.0
         self._background = Background()
         self._loop = asyncio.get_running_loop()
@@ -58,7 +59,7 @@ class Acceptor:
         self._watch()
 
     def close(self) -> None:
-        """Stop accepting, and close the listener; accepted connections stay. Idempotent."""
+        """Stop accepting connections, and close the listener. Accepted connections stay open. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._stop_watching()
@@ -79,7 +80,8 @@ class Acceptor:
             self._turns.report(self._limiter.present + self._admitting)
 
     def _changed(self) -> None:
-        """A client has been admitted, or has left."""
+        """Report the new number of clients after a client was admitted or has left. Accept again if there was no
+        room."""
         if not self._is_full:
             self._report()
         elif self._has_room:
@@ -104,16 +106,17 @@ class Acceptor:
                 return
 
     def _after_yielding(self) -> None:
-        """Accept a connection that the workers with fewer clients have left waiting: they hang, or are busy."""
+        """Accept a connection that the workers with fewer clients did not accept during the pause, because they hang or
+        are busy."""
         if self._is_open:
             self._watch()
             self._accept()
 
     def _accept(self) -> bool:
-        """Accept one connection; return False if none was waiting or none can be accepted now."""
+        """Accept one connection. Return False if no connection was waiting, or if no connection can be accepted now."""
         try:
             connection, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # taken by another worker, or gone
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # accepted by another worker, or closed
             return False
         except OSError as error:
             if error.errno not in EXHAUSTED:

@@ -1,4 +1,4 @@
-"""The text that a started proxy prints: its address, and three commands to paste."""
+"""Defines the text that a proxy prints after its start: its address, and three commands to paste."""
 
 from popgate import __version__
 from popgate.config import ServeOptions

@@ -1,4 +1,4 @@
-"""Makes a proxy a member of a cluster, with an address for its peers and a share of the queues."""
+"""Makes a proxy a member of a cluster: the proxy gets an address for its peers and a share of the queues."""
 
 import contextlib
 import socket
@@ -34,15 +34,15 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """This proxy's membership in a cluster: the socket on which peers reach it, the interface that answers them, and
-    its ownership of queues."""
+    """This proxy's membership in a cluster: the socket on which peers reach it, the interface that answers the peers,
+    and the proxy's ownership of queues."""
 
     listener: socket.socket
     face: ClusterFace
     ownership: Ownership
 
     async def join(self) -> None:
-        """Become a member, and take ownership of queues. Raises: StartupError."""
+        """Make this proxy a member of the cluster, so that queues are assigned to it. Raises: StartupError."""
         try:
             await self.ownership.start()
         except StateUnavailable as error:
@@ -50,7 +50,7 @@ class Membership:
 
 
 class _Known:
-    """The other members that are known. There are none until ``ownership`` is set."""
+    """The other members of the cluster that this proxy knows. Until ``ownership`` is set, it knows none."""
 
     ownership: Ownership | None = None
 
@@ -68,7 +68,8 @@ class _Known:
 
 
 class _Answers:
-    """Answers peers through the engine. After an administrator's change, it also updates the locks."""
+    """Answers peers through the engine. After a message that reports an administrator's change, it also updates the
+    locks."""
 
     def __init__(self, engine: PeerAnswers, locks: HostedLocks) -> None:
         self._engine = engine
@@ -93,7 +94,8 @@ async def membership(
     stack: contextlib.AsyncExitStack,
     background: Background,
 ) -> Membership:
-    """Prepare the membership in the cluster. Other members see this proxy only after ``join``. Raises: StartupError."""
+    """Prepare a proxy to become a member of the cluster. The other members see this proxy only after ``join``. Raises:
+    StartupError."""
     me = InstanceId(context.instance)
     address = await _address(options, state)
     listener = stack.enter_context(listening(*address, partial(_why_not_listening, address)))
@@ -124,8 +126,8 @@ async def membership(
     )
 
     async def is_member(instance: InstanceId) -> bool:
-        """Return whether this is a member. Ask the store if it is not in the current view, because it may have just
-        joined."""
+        """Return whether ``instance`` is a member of the cluster. If it is not in the current view, ask the store,
+        because it may have just joined."""
         return instance in ownership.view.members or instance in (await ownership.refreshed()).members
 
     face = PeerFace(me, secret, _Answers(engine.peering, locks), codec.CODEC)

@@ -1,8 +1,8 @@
-"""File descriptors: the limit of this process, and its division.
+"""Raises the limit on file descriptors of this process, and divides the descriptors among their uses.
 
-A connection for which there is no descriptor is lost, even one to the broker, the store or another proxy. So clients
-may use at most three quarters of the descriptors, and waiting pops at most three quarters of the clients' connections.
-Of the remaining quarter, half is for connections from other proxies, and half for everything else.
+If no descriptor is free, a new connection is lost, even a connection to the broker, the store or another proxy. So
+clients may use at most three quarters of the descriptors, and waiting pops at most three quarters of the clients'
+connections. Of the remaining quarter, half is for connections from other proxies, and half for all other uses.
 """
 
 import resource
@@ -11,12 +11,12 @@ from dataclasses import replace
 from popgate.config import ServeOptions
 
 DESCRIPTORS_MAX = 1 << 20
-"""Maximum number of descriptors that are requested, because some systems allow billions."""
+"""Maximum number of descriptors that this process requests, because some systems allow billions."""
 
 
 def raise_limit() -> int:
-    """Raise the descriptor limit of this process as far as it may be raised. Return the new limit, which children
-    inherit."""
+    """Raise this process's limit on descriptors to the highest value that the system allows. Return the new limit,
+    which child processes inherit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -29,7 +29,8 @@ def raise_limit() -> int:
 
 
 def within(options: ServeOptions, limit: int) -> tuple[ServeOptions, int]:
-    """Return ``options`` adapted to ``limit`` descriptors, and the maximum number of connections from other proxies."""
+    """Return ``options`` with limits that fit into ``limit`` descriptors, and the maximum number of connections from
+    other proxies."""
     clients = limit * 3 // 4
     connections_max = min(options.connections_max, clients)
     parked_pops_max = min(options.parked_pops_max, max(1, connections_max * 3 // 4))

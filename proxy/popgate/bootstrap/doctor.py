@@ -1,4 +1,5 @@
-"""Assembles ``popgate doctor``: chooses the sources of facts according to the settings of ``popgate serve``."""
+"""Assembles ``popgate doctor``: chooses the interfaces through which it observes RabbitMQ and Redis, according to the
+settings of ``popgate serve``."""
 
 import contextlib
 import random
@@ -30,7 +31,8 @@ DEFAULT_USER = "guest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doctor:
-    """Examines a broker and applies fixes. ``place`` names the broker to operators, without credentials."""
+    """Examines a broker and applies fixes. ``place`` is the name of the broker that operators see. It contains no
+    credentials."""
 
     place: str
     interfaces: Interfaces
@@ -46,7 +48,8 @@ class Doctor:
 
 @contextlib.asynccontextmanager
 async def doctor(options: ServeOptions, rabbit: RabbitOptions, named: Sequence[str]) -> AsyncGenerator[Doctor]:
-    """Yield a doctor that is connected to RabbitMQ. ``named`` lists queues to check as if they were adopted.
+    """Yield a doctor that is connected to RabbitMQ. ``named`` lists additional queues that are checked as if they were
+    adopted.
 
     Raises: StartupError if RabbitMQ can't be reached; StateUnavailable.
     """
@@ -85,7 +88,7 @@ async def doctor(options: ServeOptions, rabbit: RabbitOptions, named: Sequence[s
 async def _catalog(
     options: ServeOptions, redis: RedisConnection | None
 ) -> tuple[Sequence[CatalogQueue], Sequence[Unseen]]:
-    """Return the queues in the catalog, and the items that could not be read. Raises: StateUnavailable."""
+    """Return the queues in popgate's catalog, and descriptions of what could not be read. Raises: StateUnavailable."""
     if redis is not None:
         return await redis_catalog(redis), ()
     file = options.data_dir / DATABASE_FILE

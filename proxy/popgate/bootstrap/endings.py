@@ -11,15 +11,16 @@ from collections.abc import Awaitable, Callable, Generator
 _log = logging.getLogger(__name__)
 
 EXIT_SECONDS = 1.8
-"""Maximum seconds that the whole exit takes after a signal. Unfinished work is then left as after a kill."""
+"""Maximum seconds from a signal to the end of the process. Work that is unfinished then is abandoned, as if the process
+was killed."""
 PART_SECONDS = 0.3
-"""Maximum seconds for the stop of a part, such as the engine or the broker's adapter."""
+"""Maximum seconds to stop one part of the proxy, such as the engine or the broker's adapter."""
 
 
 @contextlib.contextmanager
 def ending_on_signals(stop: asyncio.Event) -> Generator[None]:
-    """Set ``stop`` at the first SIGINT or SIGTERM, and end the process within the time limit. A second signal ends it
-    at once."""
+    """Set ``stop`` at the first SIGINT or SIGTERM, and end the process within ``EXIT_SECONDS``. A second signal ends
+    the process immediately."""
     received: list[int] = []
 
     def on_signal(number: int) -> None:
@@ -39,11 +40,11 @@ def ending_on_signals(stop: asyncio.Event) -> Generator[None]:
 
 
 def end_in_time(stop: asyncio.Event, code: int = 0) -> None:
-    """Set ``stop``, and end the process after at most ``EXIT_SECONDS``. If it hangs until then, its exit code is
-    ``code``.
+    """Set ``stop``, and end the process after at most ``EXIT_SECONDS``. If the process has not ended by itself then,
+    its exit code is ``code``.
 
-    Further calls have no effect. The timer continues when the event loop's work has ended, because asyncio still waits
-    for the remaining tasks, and one of them may wait for a broker that hangs.
+    Further calls have no effect. The timer runs in a thread, and continues after the main task of the event loop has
+    ended, because asyncio still waits for the remaining tasks, and one of them may wait for a broker that hangs.
     """
     stop.set()
     end = threading.Timer(EXIT_SECONDS, _give_up, [code])
@@ -57,7 +58,8 @@ def _give_up(code: int) -> None:
 
 
 async def stop_in_time(part: str, stop: Callable[[], Awaitable[None]], *, seconds: float = PART_SECONDS) -> None:
-    """Stop a part of the proxy, or give up after ``seconds``."""
+    """Stop a part of the proxy by calling ``stop``. If it takes longer than ``seconds``, cancel it and log a
+    warning."""
     try:
         async with asyncio.timeout(seconds):
             await stop()

@@ -1,4 +1,4 @@
-"""The HTTP server of a proxy: its settings, its limits for clients, and the socket for other proxies."""
+"""Builds the HTTP server of a proxy: its settings, its limits for clients, and the socket for other proxies."""
 
 import contextlib
 import socket
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
     from popgate.bootstrap import Proxy
 
 GRACE_SECONDS = 1
-"""Seconds that draining, and beside it the running requests, may take after a signal."""
+"""Maximum seconds after a signal in which the engine drains and running requests end."""
 PASSED_BYTES, PASSED_FIELDS = 4_096, 16
-"""More bytes and header fields than a proxy adds to a request that it passes on."""
+"""Additional bytes and header fields that a forwarded request may have. They exceed what a proxy adds when it forwards
+a request."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own signal handling, because ours drains the engine first, and without its own accepting.
+    """uvicorn without its signal handlers and without its listening socket. popgate handles signals itself, to drain
+    the engine first.
 
-    While it serves, it accepts other proxies on ``peers``, at most ``peers_max``. ``limiter`` is for the clients'
-    acceptor. ``count`` counts refused requests by status.
+    The server accepts at most ``peers_max`` connections of other proxies on the socket ``peers``. An ``Acceptor``
+    accepts the clients, whose limits are in ``limiter``. ``count`` is called with the status of each refused request.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Server(uvicorn.Server):
 
 
 def http_server(proxy: "Proxy", options: ServeOptions, peers_max: int) -> Server:
-    """Return the HTTP server of a started proxy, which accepts at most ``peers_max`` other proxies."""
+    """Return the HTTP server of a started proxy. It accepts at most ``peers_max`` connections of other proxies."""
     place, requests = proxy.membership, RequestCounts()
     app = build_app(
         proxy.engine,
@@ -86,7 +88,7 @@ def http_server(proxy: "Proxy", options: ServeOptions, peers_max: int) -> Server
 
 
 def _api_options(options: ServeOptions) -> ApiOptions:
-    """Return the API's options. The host in --peer-address counts as one of this proxy's names."""
+    """Return the options of the HTTP interface. The host in --peer-address is one of the allowed host names."""
     peer_hosts = () if options.peer_address is None else (options.peer_address.host.lower(),)
     return ApiOptions(allowed_hosts=options.allowed_hosts.union(peer_hosts))
 
@@ -105,8 +107,8 @@ def _limits(options: ServeOptions) -> HttpLimits:
 
 
 def _for_peers(limits: HttpLimits, connections_max: int) -> HttpLimits:
-    """Return the limits for peers, which keep idle connections open and add fields to the requests that they pass
-    on."""
+    """Return the limits for the connections of peers. Peers leave idle connections open, and add header fields to the
+    requests that they forward."""
     return replace(
         limits,
         connections_max=connections_max,

@@ -13,18 +13,19 @@ if TYPE_CHECKING:
     from popgate.adapters.journal_parquet.journal import ParquetJournal
 
 TAIL_SECONDS = 0.8
-"""Maximum seconds to write the journal's last events at the exit, which also has a time limit as a whole
+"""Maximum seconds to write the journal's last events when the process exits. The whole exit also has a time limit
 (``endings``)."""
 
 
 async def started_journal(
     options: ServeOptions, instance: str, clock: Clock, stack: contextlib.AsyncExitStack
 ) -> "ParquetJournal | None":
-    """Start a journal, which ``stack`` stops. Return None if no journal is configured. Raises: StartupError."""
+    """Start the configured journal, and let ``stack`` stop it. Return None if no journal is configured. Raises:
+    StartupError."""
     if options.journal is None:
         return None
     try:
-        # Slow to load, and an optional extra.
+        # These modules are slow to load, and need an optional extra.
         from popgate.adapters.journal_parquet.journal import ParquetJournal
         from popgate.adapters.journal_parquet.places import place_at, shown
         from popgate.adapters.journal_parquet.writer import Rotation

@@ -1,4 +1,5 @@
-"""Opens listening sockets. They are bound before anything is started, so that a port in use is reported at once."""
+"""Opens listening sockets. A proxy binds them before it starts its other parts, so that a port in use is reported
+immediately."""
 
 import contextlib
 import errno
@@ -16,7 +17,7 @@ LISTEN_BACKLOG = 4_096
 def listening(host: str, port: int, why_not: Callable[[OSError], str]) -> Generator[socket.socket]:
     """Yield a socket that listens on ``host`` and ``port`` (0: any free port).
 
-    Raises: StartupError with the text that ``why_not`` returns.
+    Raises: StartupError if the socket can't listen. ``why_not`` converts the system's error to the text.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # If the protocol is specified, asyncio disables Nagle's algorithm on accepted connections. Otherwise every answer
@@ -33,7 +34,7 @@ def listening(host: str, port: int, why_not: Callable[[OSError], str]) -> Genera
 
 
 def listening_for_clients(options: ServeOptions) -> contextlib.AbstractContextManager[socket.socket]:
-    """Yield a socket that listens for clients. Raises: StartupError."""
+    """Return a context manager for the socket that listens for clients. Raises: StartupError."""
     return listening(options.host, options.port, partial(_why_not_for_clients, options))
 
 

@@ -1,4 +1,5 @@
-"""Checks for policies that endanger messages while a proxy runs, if RabbitMQ's management API can be reached."""
+"""While a proxy runs, checks whether RabbitMQ has policies that endanger messages. This requires RabbitMQ's management
+API."""
 
 import asyncio
 import importlib
@@ -13,7 +14,7 @@ JITTER = 0.8, 1.2
 
 
 async def watch_policies(options: ServeOptions, vhost: str, engine: Engine) -> None:
-    """Check every ``policy_check_seconds``, approximately. Never returns."""
+    """Check RabbitMQ's policies about every ``policy_check_seconds``. Never returns."""
 
     async def rest() -> None:
         await asyncio.sleep(options.policy_check_seconds * random.uniform(*JITTER))
@@ -24,7 +25,7 @@ async def watch_policies(options: ServeOptions, vhost: str, engine: Engine) -> N
             yield from (layout.dead,) if layout.adopted else (*layout.queues, layout.dead)
 
     await rest()
-    # A slow import while requests are already served must not run on the event loop.
+    # This import is slow. On the event loop, it would delay the requests that are already served.
     await asyncio.to_thread(importlib.import_module, "popgate.adapters.doctor.policy_watch")
     from popgate.adapters.doctor.policy_watch import PolicyWatch
     from popgate.adapters.replicas.management import Management

@@ -1,4 +1,4 @@
-"""Assembles a replica keeper, for ``popgate replicas`` and for proxies that run one."""
+"""Assembles a replica keeper, for ``popgate replicas`` and for proxies with --replica-keeper."""
 
 import asyncio
 import contextlib
@@ -32,12 +32,12 @@ from popgate.runtime.clocks import SystemClock
 
 PLACEMENT_GROUP = "popgate.placement"
 LOCK_RENEWALS = 3
-"""Minimum number of times that the lock is renewed at RabbitMQ within its consumer_timeout."""
+"""Minimum number of times that the keeper's lock is renewed at RabbitMQ within RabbitMQ's consumer_timeout."""
 LOCK_RENEW_SECONDS_MAX = 20.0
-"""Maximum number of seconds between two renewals of the lock.
+"""Maximum number of seconds between two renewals of the keeper's lock.
 
-A keeper on a node that is cut off makes no changes, so it notices only by a renewal that it has lost the lock. Without
-Khepri (always before RabbitMQ 4.0, never from 4.3 on), RabbitMQ's ``pause_minority`` closes the
+A keeper whose node is cut off from the other nodes can make no changes. It notices only at a renewal that it has lost
+the lock. Without Khepri (always before RabbitMQ 4.0, never from 4.3 on), RabbitMQ's ``pause_minority`` closes the
 keeper's connection.
 """
 
@@ -46,7 +46,7 @@ keeper's connection.
 async def replica_keeper(
     options: ServeOptions, rabbit: RabbitOptions, groups: ReplicaGroups | None = None
 ) -> AsyncGenerator[ReplicaKeeper]:
-    """Prepare a keeper that has its own connection for its lock. The keeper does not work yet. Raises: StartupError."""
+    """Yield a keeper with a separate connection for its lock. The keeper is not running yet. Raises: StartupError."""
     # Slow to load, and not needed without a replica keeper.
     from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
 
@@ -81,8 +81,8 @@ async def replica_keeper(
 async def proxy_groups(
     options: ServeOptions, rabbit: RabbitOptions, token: str | None
 ) -> AsyncGenerator[ReplicaGroups | None]:
-    """Yield a source that asks the configured proxies for the groups' replica settings, or None if no proxies are
-    configured."""
+    """Yield a source that requests the groups' replica settings from the configured proxies. Yield None if no proxies
+    are configured."""
     if not options.replica_groups_urls:
         yield None
         return
@@ -95,7 +95,7 @@ async def proxy_groups(
 
 @contextlib.asynccontextmanager
 async def at_work(options: ServeOptions, rabbit: RabbitOptions, groups: ReplicaGroups) -> AsyncGenerator[ReplicaKeeper]:
-    """Run a keeper beside a proxy, on standby or active. Raises: StartupError."""
+    """Run a keeper in the process of a proxy, on standby or active. Raises: StartupError."""
     async with replica_keeper(options, rabbit, groups) as keeper:
         running = asyncio.create_task(keeper.run(), name="popgate replica keeper")
         try:
@@ -122,8 +122,8 @@ def keeper_options(options: ServeOptions) -> KeeperOptions:
 
 
 def placement(name: str) -> Placement:
-    """Return the built-in placement, or the plug-in's. A faulty plug-in can only break the start. Raises:
-    StartupError."""
+    """Return the placement function with this name: the built-in one, or a plug-in's. A plug-in that can't be loaded
+    prevents the start; its errors after the start do not stop the keeper. Raises: StartupError."""
     if name == BUILT_IN_PLACEMENT:
         return spread
     found = entry_points(group=PLACEMENT_GROUP)
@@ -142,7 +142,8 @@ def placement(name: str) -> Placement:
 
 
 def broker_tools(prefixes: tuple[str, ...] | None) -> BrokerTools | None:
-    """Return RabbitMQ's tools as configured by --replica-commands, or None if there are none."""
+    """Return the interface to RabbitMQ's command-line tools, with the prefixes of --replica-commands. Return None if
+    there are no tools."""
     if prefixes is None:
         return BrokerTools([""]) if shutil.which("rabbitmqctl") is not None else None
     return BrokerTools(prefixes) if prefixes else None

@@ -1,4 +1,4 @@
-"""Assembles the state ports of one store, which is the data folder or Redis."""
+"""Assembles the state ports of one store. The store is either the data folder or Redis."""
 
 import contextlib
 import logging
@@ -38,14 +38,14 @@ CLUSTER_LENGTH = 16
 class State:
     """The state ports of one store.
 
-    ``place`` names the store to operators. ``bound`` returns the broker to which the store's records belong, and
-    ``bind`` sets it once. ``secret`` returns the secret that the store keeps for all processes that use it. ``cluster``
-    names all these processes, and stays the same after restarts. ``local_address`` returns the address at which this
-    machine can presumably be reached by the other processes.
+    ``place`` is the name of the store that operators see. ``bound`` returns the mark of the broker to which the store
+    is bound, and ``bind`` sets this mark once. ``secret`` returns the secret that is stored for all processes that use
+    the store. ``cluster`` is the common name of these processes, which stays the same after restarts. ``local_address``
+    returns the address at which the other processes can presumably reach this machine.
 
-    If several processes may use the store at the same time, ``claims`` contains the owner of each queue, ``limits``
-    counts the messages that all processes have in flight, and ``on_data_loss`` registers a callback for a loss of the
-    store's data. All three are None if only one process uses the store.
+    If several processes may use the store at the same time, ``claims`` assigns each queue to one owner, ``limits``
+    counts the messages in flight at all processes, and ``on_data_loss`` registers a function that is called when the
+    store has lost data. All three are None if only one process uses the store.
     """
 
     place: str

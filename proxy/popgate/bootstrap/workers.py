@@ -1,10 +1,11 @@
-"""``popgate serve --workers N``: one parent, and N processes that are members of one cluster behind one port.
+"""Runs ``popgate serve --workers N``: a parent process, and N workers that form a cluster and share one port.
 
-Theory of operation. The parent binds the port, loads the code and forks. It serves no requests, runs no event loop and
-no thread, and holds no connection, so it can fork again when a worker has died. Each worker is a whole proxy. It shares
-a pair of sockets with the parent, the channel: it reports that it serves, or why it can't; the parent then tells it to
-accept clients. No client is accepted until every worker serves; if a worker can't start before that, all are stopped.
-A worker ends when the parent closes the channel or ends. In the same way the parent notices that a worker has ended.
+Theory of operation. The parent binds the port, loads the code and forks. The parent serves no requests, runs no event
+loop and no thread, and has no connection, so it can fork again when a worker has died. Each worker is a whole proxy. A
+worker and the parent communicate through a pair of sockets, the channel. The worker reports that it can serve, or why
+it can't. The parent then tells the worker to accept clients. No client is accepted until every worker can serve. If a
+worker can't start before that, the parent stops all workers. If the parent ends or closes the channel, the worker
+notices this on the channel, and ends. The parent notices in the same way that a worker has ended.
 
     worker: starting --reports that it serves--> serving --ends for any reason--> pausing --pause is over--> starting
     parent: opening --all serve--> open --SIGINT, SIGTERM--> stopping --all have ended--> gone
@@ -40,21 +41,24 @@ from popgate.runtime.logs import configure_logging
 _log = logging.getLogger(__name__)
 
 KILL_SECONDS = EXIT_SECONDS + 0.1
-"""Seconds after a signal at which a worker that has not ended by itself is killed."""
+"""Seconds from a signal until the parent kills the workers that have not ended by themselves."""
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.2, 10.0
-"""Seconds before a worker that has ended is started again: after its first quick end, and at most."""
+"""Seconds from a worker's end to its restart: the basic pause, which doubles after each quick end in a row, and the
+maximum."""
 SETTLED_SECONDS = 60.0
-"""Seconds that a worker must live for its end not to count as a quick one."""
+"""Minimum lifetime in seconds of a worker whose end does not count as a quick end."""
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 LOADED_LATE = ("popgate.adapters.rabbitmq.broker", "popgate.adapters.rabbitmq.lock_connection", "redis.asyncio")
-"""Modules that a proxy on RabbitMQ and Redis loads on demand; the parent loads them so that the workers share them."""
+"""Modules that a proxy loads on demand if it uses RabbitMQ or Redis. The parent loads them before it forks, so that all
+workers share their memory."""
 SERVES, COME_IN = b"+", b"!"
-"""Sent on the channel by a worker and by the parent. A worker that can't start sends the reason instead."""
+"""The messages on the channel: a worker sends ``SERVES`` when it can serve, and the parent sends ``COME_IN``. A worker
+that can't start sends the reason."""
 SAID_BYTES_MAX = 4_096
 
 
 def supervise(options: ServeOptions) -> int:
-    """Run ``options.workers`` proxies until SIGINT or SIGTERM; return the exit code. Raises: StartupError."""
+    """Run ``options.workers`` proxies until SIGINT or SIGTERM, and return the exit code. Raises: StartupError."""
     configure_logging(options.log_level)
     with listening_for_clients(options) as listener:
         parent = _Parent(options, listener)
@@ -65,7 +69,8 @@ def supervise(options: ServeOptions) -> int:
 
 
 def pause_seconds(quick_ends: int, chance: random.Random) -> float:
-    """Return the pause before the next start, after ``quick_ends`` ends in a row that came soon after a start."""
+    """Return the seconds to wait before a worker that has ended is restarted. ``quick_ends`` is the number of its
+    previous quick ends in a row."""
     longest = min(PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN * 2.0 ** min(quick_ends, 16))
     return longest * chance.uniform(0.5, 1.0)
 
@@ -76,16 +81,17 @@ def _say(channel: socket.socket, said: bytes) -> None:
 
 
 def _hear(channel: socket.socket) -> bytes:
-    """Return what the other side has sent; nothing if it has ended."""
+    """Return the bytes that the other side of the channel has sent. Return no bytes if the other side has ended."""
     try:
         return channel.recv(SAID_BYTES_MAX)
-    except OSError:  # it ended before it had read everything
+    except OSError:  # the other side ended with unread data
         return b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A worker from its own side. ``number`` counts from 1; all workers have the same ``listener``."""
+    """A worker, as its own process sees it. ``number`` counts from 1. All workers use the same ``listener``. ``parent``
+    is the channel."""
 
     number: int
     listener: socket.socket
@@ -94,12 +100,12 @@ class Worker:
 
     @contextlib.contextmanager
     def listening(self, stop: asyncio.Event) -> Generator[socket.socket]:
-        """Yield the listener; ``stop`` is set when the parent says so or has ended."""
+        """Yield the listener. ``stop`` is set when the parent closes the channel or has ended."""
         asyncio.get_running_loop().add_reader(self.parent, self._obey, stop)
         yield self.listener
 
     def serves(self, acceptor: Acceptor, stop: asyncio.Event) -> None:
-        """Report that this worker serves; ``acceptor`` is opened when the parent says so."""
+        """Report to the parent that this worker can serve. ``acceptor`` is opened when the parent replies."""
         asyncio.get_running_loop().add_reader(self.parent, self._obey, stop, acceptor)
         _say(self.parent, SERVES)
 
@@ -113,7 +119,8 @@ class Worker:
 
 @dataclass(slots=True, eq=False)
 class _Child:
-    """A worker from the parent's side. ``began`` is its monotonic start."""
+    """A worker, as the parent sees it. ``number`` counts from 0. ``began`` is the monotonic time of its start, and
+    ``said`` are the bytes that it has sent."""
 
     number: int
     pid: int
@@ -123,12 +130,12 @@ class _Child:
 
 
 class _Parent:
-    """Starts the workers, restarts those that end, and stops them all."""
+    """Starts the workers, restarts the workers that end, and stops all of them."""
 
     def __init__(self, options: ServeOptions, listener: socket.socket) -> None:
         self._options, self._listener, self._turns = options, listener, Turns(options.workers)
         self._due = dict.fromkeys(range(options.workers), 0.0)
-        """Monotonic times at which the missing workers are started."""
+        """The monotonic time at which each missing worker must be started, by the worker's number."""
         self._quick_ends = [0] * options.workers
         self._children: list[_Child] = []
         self._is_open = self._is_stopping = False
@@ -140,12 +147,12 @@ class _Parent:
         wake.setblocking(False)
         signal.set_wakeup_fd(wake.detach(), warn_on_full_buffer=False)
         for number in STOPPING:
-            signal.signal(number, lambda _number, _frame: None)  # the number arrives at `_signals`
+            signal.signal(number, lambda _number, _frame: None)  # `_signals` receives the number
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._signals, selectors.EVENT_READ)
 
     def run(self) -> int:
-        """Supervise the workers until they have ended; return the exit code. Raises: StartupError."""
+        """Supervise the workers until all of them have ended, and return the exit code. Raises: StartupError."""
         while not self._signalled and self._why_not is None:
             for number in [number for number, due in self._due.items() if due <= time.monotonic()]:
                 self._start(number)
@@ -153,10 +160,11 @@ class _Parent:
         return self._stop()
 
     def _stop(self) -> int:
-        """Stop all workers in order, within the time limit; a further signal ends them at once."""
+        """Stop all workers in an orderly way within the time limit. A further signal kills them immediately. Return the
+        exit code."""
         self._is_stopping = True
         del self._signalled[:1]
-        self._listener.close()  # as the workers do: new clients are refused at once, and can go elsewhere
+        self._listener.close()  # as the workers do: new clients are refused at once, and can use another server
         for child in self._children:
             with contextlib.suppress(OSError):  # it has just ended
                 child.channel.shutdown(socket.SHUT_WR)
@@ -166,7 +174,7 @@ class _Parent:
         if self._children and not self._signalled:
             _log.warning("gave up waiting", extra={"workers": [child.number + 1 for child in self._children]})
         for child in self._children:
-            os.kill(child.pid, signal.SIGKILL)  # the process exists: only `_reap` releases its number
+            os.kill(child.pid, signal.SIGKILL)  # the process id is still in use: only `_reap` releases it
             os.waitpid(child.pid, 0)
         if self._signalled:
             return 128 + self._signalled[0]
@@ -175,7 +183,8 @@ class _Parent:
         return self._code
 
     def _wait(self, times: Collection[float]) -> None:
-        """Wait until something happens, or until the first of ``times``."""
+        """Wait until a worker or a signal needs attention, or until the earliest of ``times``. Handle what has
+        happened."""
         seconds = max(0.0, min(times) - time.monotonic()) if times else None
         for key, _ in self._selector.select(seconds):
             if isinstance(key.data, _Child):
@@ -215,7 +224,7 @@ class _Parent:
         self._try_again(child.number, why)
 
     def _try_again(self, number: int, why: str) -> None:
-        """Schedule a restart, or stop all if not all workers could start."""
+        """Schedule the restart of a worker. If not all workers have started yet, stop all of them."""
         if not self._is_open:
             self._why_not = why
             return
@@ -227,12 +236,12 @@ class _Parent:
 
     def _start(self, number: int) -> None:
         ours, theirs = socket.socketpair()
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # none reaches the child before it has its own handlers
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # the child must not use the parent's handlers
         try:
             pid = os.fork()
             if pid == 0:
                 self._become(number, theirs, ours)
-        except OSError as error:  # no room for another process
+        except OSError as error:  # the system can't run another process
             ours.close()
             self._try_again(number, f"can't be started: {error.strerror}")
         else:
@@ -251,11 +260,11 @@ class _Parent:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-            # A worker that held the parent's end of a channel would hide the parent's death from the other workers.
+            # If a worker kept the parent's end of a channel open, another worker would not notice the parent's death.
             for channel in (parents_own, *(child.channel for child in self._children)):
                 channel.close()
             address = options.peer_address
-            if address is not None and address.port:  # each worker has its own port for the other proxies
+            if address is not None and address.port:  # each worker listens on a separate port for the other proxies
                 options = replace(options, peer_address=HostPort(address.host, address.port + number))
             self._turns.worker = number
             worker = Worker(number=number + 1, listener=self._listener, turns=self._turns, parent=parent)
