@@ -1,4 +1,4 @@
-"""The ``popgate`` command: parses the command line and calls the command. It has no behaviour of its own."""
+"""Defines the ``popgate`` command, which parses the command line, and calls the client library or starts the proxy."""
 
 import sys
 
@@ -6,7 +6,7 @@ INSTALL_HINT = "popgate: the proxy and its command line need more packages: pip 
 
 
 def main() -> int:
-    """Entry point of the ``popgate`` command; ``endings`` lists the exit codes."""
+    """Run the ``popgate`` command, and return its exit code (see ``endings``)."""
     try:
         from popgate.cli.commands import run
 
@@ -16,5 +16,5 @@ def main() -> int:
             raise
         print(INSTALL_HINT, file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # during the imports. After that, the commands handle it
+    except KeyboardInterrupt:  # during the imports; later, `run` handles Ctrl-C
         return 130

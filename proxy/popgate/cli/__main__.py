@@ -1,4 +1,4 @@
-"""``python -m popgate.cli`` is the ``popgate`` command."""
+"""Runs the ``popgate`` command as ``python -m popgate.cli``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""All commands except ``popgate serve``: the commands that send requests to a proxy, and ``popgate replicas``,
+"""Collects all commands except ``popgate serve``: the commands that send requests to a proxy, and ``popgate replicas``,
 ``doctor`` and ``prove``."""
 
 import argparse
@@ -28,7 +28,7 @@ from popgate_client import PopgateError
 
 
 def add_parsers(commands: Commands) -> None:
-    """Add all parsers, in the order in which the help shows them."""
+    """Add the parsers of all commands except ``serve``, in the order in which the help shows them."""
     publish.add_parser(commands)
     pop.add_parser(commands)
     settle.add_parsers(commands)
@@ -47,7 +47,7 @@ def add_parsers(commands: Commands) -> None:
 
 
 def run_command(parsed: argparse.Namespace) -> int:
-    """Run the parsed command. Raises: CommandFailed. The errors of the client are raised as CommandFailed, too."""
+    """Run the parsed command. Raises: CommandFailed, also for the errors of the client library."""
     try:
         code: int = parsed.run(parsed)
     except PopgateError as error:

@@ -1,4 +1,4 @@
-"""Converts the client's errors to exit codes, and to one clear line that tells the user what to do."""
+"""Converts the errors of the client library to exit codes, and to one line that tells the user what to do."""
 
 import re
 
@@ -15,14 +15,14 @@ from popgate_client import (
 
 
 def code_of(error: PopgateError) -> ExitCode:
-    """Return the exit code for an error of the client."""
+    """Return the exit code for an error of the client library."""
     if isinstance(error, ServerUnreachable):
         return ExitCode.UNREACHABLE
     return ExitCode.USAGE if error.code == "invalid_request" else ExitCode.FAILED
 
 
 def explain(error: PopgateError, url: str) -> str:
-    """Explain an error of the client in one line. ``url`` is the URL of the server."""
+    """Return one line that explains an error of the client library. ``url`` is the URL of the server."""
     url = without_credentials(url)
     if isinstance(error, ServerUnreachable):
         return _unreachable(error, url)
@@ -30,7 +30,7 @@ def explain(error: PopgateError, url: str) -> str:
         return f"{url} rejects this token: {_line(error.detail)}; give another one in POPGATE_TOKEN"
     if isinstance(error, ServerFault):
         return f"the server at {url} has failed or is not popgate: {_line(error.detail)}"
-    if isinstance(error, RetryLater) and not isinstance(error, TooManyInFlight):  # --timeout does not limit that
+    if isinstance(error, RetryLater) and not isinstance(error, TooManyInFlight):  # --timeout does not limit it
         return f"{_line(error.detail)} ({error.code}); try again later, or wait longer with --timeout"
     if isinstance(error, RequestInvalid):
         return _on_the_command_line(_line(error.detail))
@@ -53,7 +53,7 @@ def _cause(error: ServerUnreachable) -> str:
 
 
 def _on_the_command_line(detail: str) -> str:
-    """Replace the HTTP request that the server suggests by the equivalent command."""
+    """Replace the HTTP request that the server's error suggests by the equivalent ``popgate`` command."""
 
     def command(match: re.Match[str]) -> str:
         topic, group = match.groups()

@@ -1,4 +1,4 @@
-"""``popgate cluster``: shows the proxies, and the queues that each of them owns."""
+"""Defines ``popgate cluster``, which shows the proxies of the cluster and the queues that each of them owns."""
 
 import argparse
 

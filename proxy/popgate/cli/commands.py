@@ -1,7 +1,6 @@
-"""The commands of ``popgate``: one parser for all of them, and the only place that converts errors to lines and exit
-codes.
+"""Defines the command line of ``popgate`` as a whole. Only this module converts errors to messages and exit codes.
 
-The client's commands and its library are loaded only if they are needed, so that a proxy starts faster.
+The client library and the client's commands are loaded only if they are needed, so that a proxy starts faster.
 """
 
 import argparse
@@ -50,7 +49,7 @@ def parser(*, serve_only: bool = False) -> Parser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse the command line and run the command. Return the exit code. On wrong usage, argparse itself exits with
+    """Parse the command line and run the command. Return the exit code. If the usage is wrong, argparse exits with code
     2."""
     _prepare_streams()
     serving = "serve" in arguments[:1]
@@ -82,7 +81,8 @@ def _run_client_command(parsed: argparse.Namespace) -> int:
 
 
 def _prepare_streams() -> None:
-    """Use UTF-8 in any locale, and replace streams that the shell has closed."""
+    """Make standard output and standard error use UTF-8 in any locale. Replace these streams if the shell has closed
+    them."""
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  # open as long as the process
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115  # open as long as the process
     for stream in (sys.stdout, sys.stderr):
@@ -91,6 +91,7 @@ def _prepare_streams() -> None:
 
 
 def _write_nowhere() -> None:
-    """Discard buffered output. Otherwise it would fail a second time when the interpreter flushes it at the end."""
+    """Discard the buffered output that could not be written. Otherwise writing it would fail again when the interpreter
+    exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())

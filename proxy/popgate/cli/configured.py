@@ -12,7 +12,9 @@ from popgate.domain.errors import StartupError
 
 
 def options_of(arguments: argparse.Namespace, settings: Iterable[Setting], *, on_broker: bool = False) -> ServeOptions:
-    """Merge flags, variables and the file, in this order of precedence. If ``on_broker``, RabbitMQ is required."""
+    """Return the options of a proxy from flags, environment variables and the configuration file, in this order of
+    precedence. If ``on_broker``, the options must name a RabbitMQ. Raises: CommandFailed for wrong or missing
+    values."""
     environment = config.environment()
     given = {setting.name: getattr(arguments, setting.name, None) for setting in settings}
     flags = {name: value for name, value in given.items() if value is not None}

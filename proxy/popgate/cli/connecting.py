@@ -1,4 +1,4 @@
-"""Creates a client from parsed flags, which contain the server's URL and the time for retries."""
+"""Creates a client of the server from parsed flags."""
 
 import argparse
 
@@ -11,14 +11,14 @@ URL_DEFAULT = "http://127.0.0.1:8080"
 
 
 def url_of(arguments: argparse.Namespace) -> str:
-    """Return the server's URL from the flag, the variable, or the default."""
+    """Return the server's URL from the flag --url, the variable POPGATE_URL, or the default."""
     url: str = getattr(arguments, "url", None) or config.environment().get("POPGATE_URL") or URL_DEFAULT
     return url
 
 
 def open_client(arguments: argparse.Namespace) -> Client:
-    """Return a client, which the caller must close. No request is sent yet. Raises: CommandFailed for an invalid
-    URL."""
+    """Return a client that has not sent any request. The caller must close it. Raises: CommandFailed if the URL is
+    invalid."""
     url = url_of(arguments)
     try:
         return Client(

@@ -1,4 +1,5 @@
-"""``popgate dead-letters``: shows, redrives and purges the dead letters of a group. Also ``popgate purge``."""
+"""Defines ``popgate dead-letters``, which shows, redrives and purges the dead letters of a group, and ``popgate
+purge``."""
 
 import argparse
 import base64
@@ -207,8 +208,8 @@ def _shown(name: str, value: Any) -> str:
 
 
 def redrive_letters(arguments: argparse.Namespace) -> int:
-    """Start a redrive and follow it to its end. The redrive continues in the proxy even if this command ends
-    earlier."""
+    """Start a redrive, and wait until it ends unless --detach is given. The proxy continues the redrive even if this
+    command ends earlier."""
     topic, group = arguments.topic, arguments.group
     progress = Progress(sys.stderr, shown=None, verb="redriven")
     with open_client(arguments) as client:
@@ -287,7 +288,7 @@ def purge_group(arguments: argparse.Namespace) -> int:
 
 
 def _purge(arguments: argparse.Namespace, ask: Callable[[], JsonObject]) -> int:
-    """Repeat the request until the purge is complete, and print the total."""
+    """Repeat the purge request until the answer says that the purge is complete, and print the total."""
     progress = Progress(sys.stderr, shown=None, verb="purged")
     answer = ask()
     purged: int = answer["purged"]

@@ -1,5 +1,5 @@
-"""``popgate doctor``: examines RabbitMQ and Redis, reports settings that endanger popgate, and fixes them on
-request."""
+"""Defines ``popgate doctor``, which examines RabbitMQ and Redis, reports settings that endanger popgate, and fixes them
+on request."""
 
 import argparse
 import asyncio
@@ -33,10 +33,11 @@ OWN_SETTINGS = (
     "log_level",
 )
 COULD_NOT_LOOK = ExitCode.USAGE
-"""Exit code 2, as for wrong usage: nothing could be examined."""
+"""Exit code if nothing could be examined: 2, as for wrong usage."""
 QUEUES_SHOWN_MAX = 5
 ROUNDS_MAX = 3
-"""Maximum number of rounds of --fix. Each round carries out the fixes of the last examination, and examines again."""
+"""Maximum number of rounds of --fix. Each round carries out the fixes that the previous examination found, and examines
+again."""
 EPILOG = """\
 Run it with the settings of 'popgate serve', before popgate's first start or while popgate runs. AMQP alone is enough;
 the output then lists what could not be checked. The management API (by default port 15672 of the same hosts) shows
@@ -88,14 +89,14 @@ def _settings() -> Sequence[Setting]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine, apply fixes if requested, and print the findings. Raises: CommandFailed."""
+    """Examine RabbitMQ and Redis, apply fixes if requested, and print the findings. Raises: CommandFailed."""
     from popgate.bootstrap import rabbit_options
     from popgate.bootstrap.doctor import doctor
     from popgate.domain.errors import PopgateError
     from popgate.runtime.logs import configure_logging
 
     configure_logging("error" if arguments.log_level is None else arguments.log_level)
-    # The adapter already logs in one line why there is no connection. Its library would log the same again.
+    # If RabbitMQ can't be reached, the adapter logs the reason in one line. Its library would log the reason again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     options = options_of(arguments, _settings(), on_broker=True)
 
@@ -129,7 +130,8 @@ async def _work(doctor: "Doctor", *, fixes: bool, as_json: bool) -> int:
 async def _apply_fixes(
     doctor: "Doctor", found: "Examination", results: "list[FixResult]", *, as_json: bool
 ) -> "Examination":
-    """Carry out every fix once, and return the remaining findings. A changed policy may uncover another finding."""
+    """Carry out every fix once, and return the result of the last examination. After each round of fixes, examine
+    again, because a changed policy may reveal another finding."""
     tried: set[str] = set()
     for _ in range(ROUNDS_MAX):
         fixes = [fix for fix in found.fixes if fix.command not in tried]

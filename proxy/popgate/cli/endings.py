@@ -1,6 +1,7 @@
 """Defines the exit codes of a command, and the error that ends a command.
 
-This module prints nothing. Only ``commands`` prints. ``client_errors`` defines the texts for the client's errors.
+This module prints nothing: ``commands`` prints the errors. ``client_errors`` defines the texts for errors of the client
+library.
 """
 
 import re
@@ -8,11 +9,11 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit code of a command. The last three follow the convention of shells: 128 + the number of the signal."""
+    """Exit code of a command. The last three values follow the convention of shells: 128 + the number of the signal."""
 
     OK = 0
     FAILED = 1
-    """The command failed completely or in part."""
+    """The command has failed completely or in part."""
     USAGE = 2
     UNREACHABLE = 3
     LOCK_NOT_ACQUIRED = 75
@@ -26,7 +27,7 @@ class ExitCode(IntEnum):
 
 
 class CommandFailed(Exception):
-    """Ends a command with an error. The user reads ``line`` after ``popgate: ``."""
+    """Raised to end a command with an error. The command prints ``popgate: `` and ``line``."""
 
     def __init__(self, line: str, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(line)
@@ -35,7 +36,7 @@ class CommandFailed(Exception):
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived. Like KeyboardInterrupt, this must not be caught by handlers of ordinary errors."""
+    """Raised when SIGTERM arrives. Like KeyboardInterrupt, it must not be caught by handlers of ordinary errors."""
 
 
 def without_credentials(url: str) -> str:

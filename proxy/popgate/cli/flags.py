@@ -1,7 +1,8 @@
-"""Defines the common parts of the commands' flags: the flags of every client command, and checked types of values.
+"""Defines what several commands have in common: a parser, the flags of every client command, and functions that parse
+and check values.
 
-A common flag is in the parsed arguments only if it was given. So ``popgate topics --url X list`` and ``popgate topics
-list --url X`` mean the same.
+The parsed arguments contain a common flag only if the user gave it. So ``popgate topics --url X list`` and ``popgate
+topics list --url X`` mean the same.
 """
 
 import argparse
@@ -12,19 +13,19 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any, TypeAlias, cast
 
-Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # pyright: ignore[reportPrivateUsage]  # it has no public name
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # pyright: ignore[reportPrivateUsage]  # no public name
 Command: TypeAlias = Callable[[argparse.Namespace], int]
 
 TIMEOUT_SECONDS = 5.0
 
 
 class Parser(argparse.ArgumentParser):
-    """Accepts flags before, between and after the positional arguments.
+    """A parser that accepts flags before, between and after the positional arguments.
 
-    At the first flag, argparse itself sets an optional positional argument to its default, and then rejects a value
-    that follows later. Its ``parse_intermixed_args`` does not support commands. So this parser first reads the flags up
-    to ``--``, and then the positional arguments from the rest. A flag with argparse.REMAINDER receives everything that
-    follows, including flags and ``--``.
+    At the first flag, argparse sets an optional positional argument to its default, and then rejects a value that
+    follows later. argparse's ``parse_intermixed_args`` does not support subcommands. So this parser first reads the
+    flags up to ``--``, and then the positional arguments from the rest. A flag with argparse.REMAINDER receives
+    everything that follows, including flags and ``--``.
     """
 
     _reads_flags = False
@@ -62,7 +63,7 @@ class Parser(argparse.ArgumentParser):
             self.usage = usage
 
     def _greedy_actions(self) -> dict[str, argparse.Action]:
-        """Return the REMAINDER actions by flag. With argparse alone, the words of such a flag could not include
+        """Return the actions with REMAINDER, by flag. argparse alone would not let the words after such a flag contain
         ``--``."""
         actions = [action for action in self._get_optional_actions() if action.nargs == argparse.REMAINDER]
         return {flag: action for action in actions for flag in action.option_strings}
@@ -73,7 +74,7 @@ class Parser(argparse.ArgumentParser):
 
 @contextmanager
 def _not_required(things: Iterable[Any]) -> Generator[None]:
-    """Make the given actions or groups of a parser optional within the context."""
+    """Within the context, make the given actions or groups of a parser optional."""
     required = [thing for thing in things if thing.required]
     for thing in required:
         thing.required = False
@@ -85,7 +86,8 @@ def _not_required(things: Iterable[Any]) -> Generator[None]:
 
 
 def add_command(commands: Commands, name: str, run: Command, *, help: str, epilog: str) -> Parser:
-    """Add a client command with the common flags. ``help`` is the first line of its help, and ``epilog`` the end."""
+    """Add a client command with the common flags, and return its parser. The command's help begins with ``help`` and
+    ends with ``epilog``."""
     parser = commands.add_parser(
         name,
         help=help,
@@ -118,7 +120,7 @@ def _common_flags() -> Parser:
 
 
 def seconds(minimum: float, maximum: float = inf) -> Callable[[str], float]:
-    """Return a parser of seconds between the given limits."""
+    """Return a function that parses a number of seconds between the given limits."""
 
     def parse(text: str) -> float:
         try:
@@ -133,7 +135,7 @@ def seconds(minimum: float, maximum: float = inf) -> Callable[[str], float]:
 
 
 def number(minimum: float, maximum: float = inf) -> Callable[[str], int]:
-    """Return a parser of whole numbers between the given limits."""
+    """Return a function that parses a whole number between the given limits."""
 
     def parse(text: str) -> int:
         try:
@@ -148,7 +150,7 @@ def number(minimum: float, maximum: float = inf) -> Callable[[str], int]:
 
 
 def header(text: str) -> tuple[str, str]:
-    """Parse a header given as ``name=value``. The value may be empty and may contain equals signs."""
+    """Parse a header in the form ``name=value``. The value may be empty, and may contain equals signs."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"must be name=value, not {text!r}")
@@ -156,7 +158,8 @@ def header(text: str) -> tuple[str, str]:
 
 
 def header_filter(text: str) -> dict[str, list[Any]]:
-    """Parse a filter in the form of the HTTP interface: a JSON object with the values of each header.
+    """Parse a header filter in the form of the HTTP interface: a JSON object that maps each header to its permitted
+    values.
 
     The server checks the values.
     """

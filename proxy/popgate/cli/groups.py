@@ -1,4 +1,4 @@
-"""``popgate groups``: the groups of a topic and their policies."""
+"""Defines ``popgate groups``, which shows and changes the groups of a topic and their policies."""
 
 import argparse
 from collections.abc import Callable
@@ -140,8 +140,8 @@ def put_group(arguments: argparse.Namespace) -> int:
 
 
 def show_or_change_policy(arguments: argparse.Namespace) -> int:
-    """Show the policy, or change it. Unlike in the HTTP interface, an unknown group is an error. Raises: TopicNotFound,
-    GroupNotFound."""
+    """Show a group's policy, or change it if flags with new values are given. Unlike in the HTTP interface, an unknown
+    group is an error. Raises: TopicNotFound, GroupNotFound."""
     with open_client(arguments) as client:
         group = client.get_group(arguments.topic, arguments.group)
         if change := _policy_change(arguments):
@@ -182,7 +182,7 @@ def delete_group(arguments: argparse.Namespace) -> int:
 
 
 def _policy_change(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the policy fields that were given as flags, in the form of the HTTP interface."""
+    """Return the fields of the policy for which flags were given, in the form of the HTTP interface."""
     change: dict[str, Any] = {}
     if arguments.invisibility is not None:
         change["invisibility_seconds"] = arguments.invisibility

@@ -1,8 +1,8 @@
-"""Runs a command while a lock is held, ends the command when the lock is lost, and forwards signals to it.
+"""Runs a command while a lock is held. If the lock is lost, the command is ended. Signals are forwarded to the command.
 
 If this process is in the foreground of a terminal, the command stays in the same process group, so that it can read
-from the terminal and receive Ctrl-C. Otherwise the command runs in its own process group. If the lock is lost, all
-processes of this group are ended with the command.
+from the terminal and receive Ctrl-C. Otherwise the command runs in its own process group. If the lock is then lost, all
+processes of the command's group are ended.
 
     starting --> running --the command ends--> ended
                    |--end(): SIGTERM, then SIGKILL after the grace period-->|
@@ -21,11 +21,12 @@ from popgate.cli.endings import CommandFailed, ExitCode, Terminated
 
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-"""Signals that a terminal sends to every process in its foreground."""
+"""Signals that a terminal itself sends to every process in its foreground."""
 
 
 class GuardedCommand:
-    """A command that runs once. In the main thread, put `with guarded.signals():` around all other calls."""
+    """A command that runs once while a lock is held. In the main thread, put `with guarded.signals():` around all calls
+    of its other methods."""
 
     def __init__(self, words: Sequence[str], *, grace_seconds: float) -> None:
         self._words = words
@@ -39,9 +40,10 @@ class GuardedCommand:
 
     @contextlib.contextmanager
     def signals(self) -> Generator[None]:
-        """Forward signals to the command while it runs. Before its start and after its end, signals end this process.
+        """Within the context, forward signals to the command while it runs. Before the command's start and after its
+        end, signals end this process.
 
-        Signals that this process ignores stay ignored, by the command as well.
+        This process and the command ignore the signals that this process has ignored so far.
         """
         before = {number: signal.getsignal(number) for number in PASSED}
         passed = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
@@ -62,7 +64,7 @@ class GuardedCommand:
             return ExitCode.LOCK_LOST
         sys.stdout.flush()
         process_group = 0 if self._own_group else None
-        self._starting = True  # if a signal arrives now, no untracked process may stay
+        self._starting = True  # a signal that arrives now must not end this process and leave the command running
         try:
             process = subprocess.Popen(self._words, env={**os.environ, **environment}, process_group=process_group)
             self._process = process
@@ -81,14 +83,14 @@ class GuardedCommand:
             code = process.wait()
         finally:
             self._ended.set()
-        if self._doomed.is_set() and self._own_group:  # also end the processes that it left behind
+        if self._doomed.is_set() and self._own_group:  # also end the processes that the command has left behind
             self._send(signal.SIGKILL)
         return code if code >= 0 else 128 - code
 
     def end(self) -> None:
-        """Send SIGTERM, and send SIGKILL if the command has not ended within the grace period.
+        """Send SIGTERM to the command. If it has not ended within the grace period, send SIGKILL.
 
-        This call waits. So use another thread than that of `run`.
+        This call waits, so the thread that calls it must not be the thread of `run`.
         """
         self._doomed.set()
         if self._process is None or self._ended.is_set():

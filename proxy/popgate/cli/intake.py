@@ -1,4 +1,5 @@
-"""Reads the messages for ``popgate publish``: from arguments, or from standard input in one of three forms."""
+"""Reads the messages for ``popgate publish`` from arguments, or from standard input: as lines of text, as JSON lines,
+or as one message."""
 
 import argparse
 import sys
@@ -16,9 +17,10 @@ Refuse: TypeAlias = Callable[[Sequence[Refusal]], None]
 
 
 def numbered_batches(arguments: argparse.Namespace, refuse: Refuse) -> Iterator[list[Numbered]]:
-    """Yield batches of messages. While no message arrives, yield an empty batch from time to time.
+    """Yield batches of messages with their positions in the input. While no message arrives, yield an empty batch from
+    time to time.
 
-    Invalid input is refused as soon as it is read.
+    If a part of the input is no valid message, ``refuse`` is called as soon as that part is read.
     """
     defaults = Defaults(
         headers=dict(arguments.headers),

@@ -1,5 +1,5 @@
-"""``popgate lease-groups``: lists the batches that batch engines hold, and settles batches that an engine has
-abandoned."""
+"""Defines ``popgate lease-groups``, which lists the lease groups of batch engines, and settles lease groups that a
+batch engine has abandoned."""
 
 import argparse
 from dataclasses import asdict
@@ -129,7 +129,7 @@ def list_groups(arguments: argparse.Namespace) -> int:
 
 
 def ack_groups(arguments: argparse.Namespace) -> int:
-    """Settle lease groups. The exit code is 1 if messages had already been lost to other clients."""
+    """Acknowledge lease groups. The exit code is 1 if other clients had already leased some of the messages."""
     with open_client(arguments) as client:
         acked = _stream(client, arguments).ack(arguments.through)
     Printer(ACKED_COLUMNS, as_table=wants_table(arguments)).print([asdict(acked)])
@@ -142,7 +142,8 @@ def ack_groups(arguments: argparse.Namespace) -> int:
 
 
 def extend_groups(arguments: argparse.Namespace) -> int:
-    """Extend lease groups. The exit code is 1 if there are none, or if one has expired."""
+    """Extend the leases of a stream's lease groups. The exit code is 1 if the stream has no lease group, or if one has
+    expired."""
     with open_client(arguments) as client:
         extended = _stream(client, arguments).extend(arguments.invisibility)
     if not extended:

@@ -1,4 +1,5 @@
-"""``popgate locks``: lists and administers locks. ``acquire`` runs a command while it holds a lock."""
+"""Defines ``popgate locks``, which lists and administers locks. Its command ``acquire`` runs another command while it
+holds a lock."""
 
 import argparse
 import logging
@@ -177,7 +178,7 @@ def show_lock(arguments: argparse.Namespace) -> int:
 
 
 def set_lock(arguments: argparse.Namespace) -> int:
-    """Create or change a lock. Without --kind, an existing lock keeps its kind. Raises: LockNotFound."""
+    """Create or change a lock. Without --kind, the lock must exist, and keeps its kind. Raises: LockNotFound."""
     with open_client(arguments) as client:
         kind = arguments.kind or client.get_lock(arguments.name)["kind"]
         lock = client.put_lock(arguments.name, kind, arguments.slots, arguments.enabled)
@@ -186,7 +187,7 @@ def set_lock(arguments: argparse.Namespace) -> int:
 
 
 def acquire(arguments: argparse.Namespace) -> int:
-    """Run the command while the lock is held, and return its exit code.
+    """Acquire a lock, run the given command while the lock is held, and return the command's exit code.
 
     Raises: CommandFailed if the lock was not acquired, or was lost.
     """
@@ -238,7 +239,7 @@ def delete_lock(arguments: argparse.Namespace) -> int:
 
 
 def _print(lock: JsonObject, *, as_table: bool) -> None:
-    """Print one JSON line, or two tables, of which the second lists the holders."""
+    """Print the lock as one JSON line, or as two tables: the lock, and its holders if there are any."""
     Printer(COLUMNS, as_table=as_table).print([lock])
     if as_table and lock["holders"]:
         print()

@@ -1,8 +1,8 @@
 """Converts messages to and from JSON lines: the input of ``publish --json-lines``, and the output of ``pop`` and
 ``tail``.
 
-The output can be used as input: fields that only a popped message has are ignored. So ``popgate pop a | popgate publish
-b --json-lines`` copies messages.
+The output can be used as input, because the input's fields that only a popped message has are ignored. So ``popgate pop
+a | popgate publish b --json-lines`` copies messages.
 """
 
 import base64
@@ -25,12 +25,12 @@ _SECONDS = ("delay_seconds", "ttl_seconds")
 
 
 class BadMessage(Exception):
-    """A line is not a message. The text gives the reason."""
+    """A line of the input is not a valid message. The text of the error is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """Values from the flags, which apply to every message. A JSON line may override them."""
+    """Values from the flags, which apply to every message. A JSON line may override these values."""
 
     headers: Mapping[str, str]
     ordering_key: str | None
@@ -41,7 +41,7 @@ class Defaults:
 
 
 def outgoing(body: bytes, defaults: Defaults) -> OutgoingMessage:
-    """Create a message with this body."""
+    """Create a message with this body and the default values."""
     return OutgoingMessage(
         body=_text_or_bytes(body),
         headers=defaults.headers or None,
@@ -54,7 +54,7 @@ def outgoing(body: bytes, defaults: Defaults) -> OutgoingMessage:
 
 
 def outgoing_from_json(line: bytes, defaults: Defaults) -> OutgoingMessage:
-    """Parse a message from a line of JSON. Raises: BadMessage."""
+    """Create a message from a line of JSON and the default values. Raises: BadMessage."""
     try:
         value: object = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -105,7 +105,7 @@ def _check_option(name: str, value: object) -> None:
 
 
 def popped(message: Message) -> JsonObject:
-    """Return a leased message in the form that ``pop`` prints, with the fields of the HTTP interface."""
+    """Return a leased message as the JSON object that ``pop`` prints. Its fields are those of the HTTP interface."""
     body = _text_or_bytes(message.body)
     fields: dict[str, Any] = {
         "message_id": message.message_id,

@@ -1,4 +1,4 @@
-"""``popgate mode``: shows or switches the way a group is consumed, by pop or by pull."""
+"""Defines ``popgate mode``, which shows or switches the consume mode of a group: pop or pull."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""``popgate pop``: leases messages and prints them."""
+"""Defines ``popgate pop``, which leases messages and prints them."""
 
 import argparse
 import contextlib
@@ -91,7 +91,8 @@ def pop(arguments: argparse.Namespace) -> int:
 
 
 def print_and_ack(client: Client, printer: Printer, messages: Sequence[LeasedMessage]) -> bool:
-    """Print the messages and ack them. If printing fails, release them. Return whether all of them were acked."""
+    """Print the messages and ack them. If printing fails, release the messages. Return whether all messages were
+    acked."""
     topic, group = messages[0].topic, messages[0].group
     try:
         printer.print(map(popped, messages))
@@ -106,7 +107,8 @@ def print_and_ack(client: Client, printer: Printer, messages: Sequence[LeasedMes
 
 
 def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[LeasedMessage]]:
-    """Yield batches until ``--max`` is reached or no message is left. Wait for the first message only."""
+    """Yield batches of leased messages until ``--max`` is reached or no message is left. Wait up to ``--wait`` for the
+    first message, but not for the others."""
     missing: int = arguments.max
     wanted = _wanted(arguments)
     deadline = time.monotonic() + arguments.wait
@@ -138,7 +140,7 @@ def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[Leas
 
 
 def _wanted(arguments: argparse.Namespace) -> dict[str, list[Any]]:
-    """Merge the filter flags: map each header to all values that were given for it."""
+    """Merge the filter flags. Return, for each header, all values that the flags permit."""
     wanted: dict[str, list[Any]] = {}
     for name, value in arguments.filter:
         wanted.setdefault(name, []).append(value)

@@ -1,7 +1,7 @@
-"""Prints to standard output: JSON lines for programs, a table for human readers.
+"""Prints to standard output: JSON lines for programs, or a table for human readers.
 
-Control characters in a message could take over a terminal. So a table escapes them. JSON itself escapes most of them,
-and the rest (DEL and C1) is escaped here.
+Control characters in a message could control the user's terminal. So a table shows them escaped. The JSON encoder
+escapes most control characters, and this module escapes the rest (DEL and C1).
 """
 
 import argparse
@@ -27,7 +27,7 @@ class Column:
 
 
 class Printer:
-    """Prints rows in one format. A table's header is printed once, before the first row."""
+    """Prints rows as JSON lines or as a table. The header of a table is printed once, before the first row."""
 
     def __init__(self, columns: Sequence[Column], *, as_table: bool) -> None:
         self._columns = columns
@@ -59,31 +59,32 @@ class Printer:
 
 
 def wants_table(arguments: argparse.Namespace) -> bool:
-    """Return whether to print a table. ``--output`` decides. Without it, a table is printed on a terminal."""
+    """Return whether to print a table, as ``--output`` requests. Without this flag, print a table only on a
+    terminal."""
     output: str | None = getattr(arguments, "output", None)
     return sys.stdout.isatty() if output is None else output == "table"
 
 
 def json_line(value: JsonObject) -> str:
-    """Return one line of JSON that is safe on a terminal."""
+    """Return the value as one line of JSON without control characters."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_LEFT_BY_JSON)
 
 
 def visible(text: str) -> str:
-    """Return the text on one line, with all characters escaped that would control a terminal."""
+    """Return the text on one line. All characters that would control a terminal are escaped."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def clipped(text: str) -> str:
-    """Return the beginning of a long text, with control characters escaped."""
+    """Return the text, or its beginning if it is long, with control characters escaped."""
     shown = visible(text[: CELL_LENGTH_MAX + 1])
     return shown if len(shown) <= CELL_LENGTH_MAX else shown[: CELL_LENGTH_MAX - 3] + "..."
 
 
 def field(name: str, missing: str = "-") -> Callable[[JsonObject], str]:
-    """Return a function that reads a cell from the field of that name."""
+    """Return a function that returns the cell of a row: the value of the field with this name, or ``missing``."""
 
     def cell(row: JsonObject) -> str:
         value = row.get(name)
@@ -93,7 +94,7 @@ def field(name: str, missing: str = "-") -> Callable[[JsonObject], str]:
 
 
 def duration(seconds: float | None) -> str:
-    """Format a duration in its two largest units, such as ``2h 5m``; ``-`` for None."""
+    """Return a duration in its two largest units, such as ``2h 5m``, or ``-`` for None."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -108,16 +109,16 @@ def duration(seconds: float | None) -> str:
 
 
 def reader_gone() -> bool:
-    """Return whether the reader of standard output has gone, as after ``| head``. Without this, only a write would
-    notice it."""
+    """Return whether the reader of standard output has closed it, as in ``popgate tail T | head``. Otherwise only the
+    next write would fail."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
         return any(flags & (select.POLLERR | select.POLLHUP) for _, flags in poll.poll(0))
-    except OSError:  # standard output is not a file, as in a test
+    except OSError:  # standard output has no descriptor, as in a test
         return False
 
 
 def complain(line: str) -> None:
-    """Print one line on standard error, in the form of all messages of ``popgate``."""
+    """Print one line on standard error, with the prefix ``popgate: ``."""
     print(f"popgate: {line}", file=sys.stderr)

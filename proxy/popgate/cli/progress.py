@@ -9,11 +9,11 @@ PLAIN_SECONDS = 5.0
 
 
 class Progress:
-    """Reports progress by rewriting one line on a terminal, if the work takes longer than a second. Elsewhere, it
-    writes a line every 5 s.
+    """Reports progress of work that takes long. On a terminal, it rewrites one line, beginning after a second.
+    Elsewhere, it writes a new line every 5 s.
 
-    If ``shown`` is None, progress is reported on a terminal only. ``verb`` is the past participle of the action on the
-    messages.
+    If ``shown`` is None, progress is reported only on a terminal. ``verb`` is a past participle that says what was done
+    with the messages.
     """
 
     def __init__(self, stream: TextIO, *, shown: bool | None, verb: str = "published") -> None:
@@ -30,13 +30,13 @@ class Progress:
         return time.monotonic() - self._started
 
     def tell(self, done: int, failed: int) -> None:
-        """Report the counts, if a report is due."""
+        """Report the counts of messages, if the next report is due."""
         failures = f", {failed:,} failed" if failed else ""
         per_second = done / max(self.elapsed_seconds, 1e-9)
         self.say(f"{done:,} {self._verb}{failures}, {per_second:,.0f}/s")
 
     def say(self, line: str) -> None:
-        """Write this line, if a report is due."""
+        """Write this line, if the next report is due."""
         now = time.monotonic()
         if not self._shown or now < self._next:
             return
@@ -47,7 +47,7 @@ class Progress:
         self._standing = self._on_terminal
 
     def clear(self) -> None:
-        """Erase the line, so that other text can be printed."""
+        """Erase the progress line on a terminal, so that other text can be printed."""
         if self._standing:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

@@ -1,4 +1,5 @@
-"""``popgate prove``: uses a lock implementation, injects faults into its holders, and checks its guarantees."""
+"""Defines ``popgate prove``, which uses a lock implementation, injects faults into the holders of locks, and checks the
+implementation's guarantees."""
 
 import argparse
 import asyncio
@@ -116,11 +117,11 @@ def _add_flags(parser: Parser) -> None:
 
 
 def prove_locks(arguments: argparse.Namespace, nodes: "Nodes | None" = None) -> int:
-    """Run the proof and print the report.
+    """Run the proof and print the report. Raises: CommandFailed.
 
-    ``nodes`` kills the broker's nodes if the flags contain no commands for this. Raises: CommandFailed.
+    ``nodes`` kills and restarts the broker's nodes. If it is None, the commands from the flags do so, if any.
     """
-    # Slow to load, like the server's own modules.
+    # These modules are slow to load, and other commands do not need them.
     from popgate.domain.errors import StartupError
     from popgate.domain.locks import LockKind
     from popgate.prover.errors import BrokerMissing, ProverFailed
@@ -164,7 +165,7 @@ def prove_locks(arguments: argparse.Namespace, nodes: "Nodes | None" = None) -> 
 
 
 def _urls(arguments: argparse.Namespace) -> list[str]:
-    """Return the URLs of the proxies, or of the broker's nodes. Raises: CommandFailed."""
+    """Return the URLs of the proxies or of the broker's nodes, whichever the flags name. Raises: CommandFailed."""
     if arguments.http_url:
         if arguments.amqp_url:
             raise CommandFailed("--amqp-url and --http-url exclude each other", ExitCode.USAGE)
@@ -195,7 +196,7 @@ async def _prove(options: "ProveOptions", nodes: "Nodes | None") -> "Report":
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        """End in order. A second signal ends the process immediately."""
+        """End the proof early, with a verdict. A second signal ends the process immediately."""
         stopping.set()
         complain("ending; a verdict on the results so far follows (Ctrl-C again: no verdict)")
         for signal_number in (signal.SIGINT, signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""``popgate publish``: sends messages from arguments or standard input, in batches."""
+"""Defines ``popgate publish``, which sends messages from arguments or standard input in batches."""
 
 import argparse
 import sys
@@ -86,7 +86,7 @@ def add_parser(commands: Commands) -> None:
 
 @dataclass(slots=True)
 class Report:
-    """Adds up the results, and holds the error that ends the work."""
+    """Adds up the results of the batches. ``error`` is the error that ends the command, or None."""
 
     printer: Printer
     progress: Progress
@@ -152,10 +152,12 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _pump(numbered_batches: Iterator[list[Numbered]], pipeline: Pipeline, report: Report) -> None:
-    """Send everything. Stop reading at the first error that would affect all further batches, too."""
+    """Send all batches, and add their results to ``report``. Stop reading the input at the first error that would also
+    affect all further batches."""
     for batch in numbered_batches:
-        # Messages of one key stay in order only if each is sent after the answer to the previous one. Until a message
-        # has been published, batches are sent one at a time, because an error might affect all of them.
+        # Messages with the same ordering key stay in order only if each batch is sent after the answer to the previous
+        # batch. Until a message has been published, only one batch is sent at the same time, because an error may
+        # affect all batches.
         alone = report.published == 0 or any(one.message.ordering_key is not None for one in batch)
         for batch_result in pipeline.make_room(alone=alone):
             report.add(batch_result)

@@ -1,9 +1,9 @@
-"""Reads standard input as lines, in batches, with bounded memory.
+"""Reads standard input as batches of lines, with bounded memory.
 
-Theory of operation. A single thread waits for input for at most ``TICK_SECONDS``, and reads the available data. Lines
-are collected until a batch is full, or until the first line has waited ``LINGER_SECONDS``. So a file is sent in full
-batches, and slow input from ``tail -f`` is sent at once. No thread blocks in a read without a time limit, so the
-process can always end.
+Theory of operation. A single thread waits at most ``TICK_SECONDS`` for input, and then reads the data that is
+available. It collects lines until the batch is full, or until the first line of the batch is ``LINGER_SECONDS`` old. So
+a file becomes full batches, and a line of slow input, such as from ``tail -f``, is sent almost immediately. No read
+blocks without a time limit, so the process can always end.
 """
 
 import os
@@ -22,8 +22,8 @@ TICK_SECONDS = 0.25
 
 
 class Line(NamedTuple):
-    """One line without its newline. ``number`` is 1 for the first line. The content of a line that is too long is
-    discarded."""
+    """One line of the input, without its newline. ``number`` is 1 for the first line. If the line is too long,
+    ``content`` is empty."""
 
     number: int
     content: bytes
@@ -42,8 +42,8 @@ class LineSource:
         self.ended = False
 
     def read(self, wait_seconds: float) -> list[Line]:
-        """Return the lines that have arrived, or none if no data arrives within ``wait_seconds``. The last line needs
-        no newline."""
+        """Return the lines that have arrived completely. Wait up to ``wait_seconds`` for data. The last line of the
+        input needs no newline."""
         if not select.select([self._descriptor], [], [], wait_seconds)[0]:
             return []
         chunk = _read(self._descriptor)
@@ -73,7 +73,7 @@ class LineSource:
 
 
 def batches(source: LineSource) -> Iterator[list[Line]]:
-    """Yield the lines in batches. An empty batch means that no line has arrived for ``TICK_SECONDS``.
+    """Yield the lines of the input in batches. An empty batch means that no line has arrived for ``TICK_SECONDS``.
 
     Raises: CommandFailed if the input can't be read.
     """
@@ -101,7 +101,8 @@ def batches(source: LineSource) -> Iterator[list[Line]]:
 
 
 def read_whole(descriptor: int, bytes_max: int) -> bytes | None:
-    """Read to the end of the input. Return None if it is longer than ``bytes_max``. Raises: CommandFailed."""
+    """Read the input to its end, and return it. Return None if the input is longer than ``bytes_max``. Raises:
+    CommandFailed."""
     pieces: list[bytes] = []
     size = 0
     while piece := _read(descriptor):

@@ -1,5 +1,5 @@
-"""``popgate replicas``: shows the present and wanted replicas of quorum queues and streams, and runs the replica
-keeper."""
+"""Defines ``popgate replicas``, which shows the present and wanted replicas of quorum queues and streams, and runs the
+replica keeper."""
 
 import argparse
 import asyncio
@@ -131,7 +131,7 @@ def _action(actions: Commands, name: str, run: Command, help: str, epilog: str) 
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings (POPGATE_CONFIG)")
     for setting in _settings():
         add_setting(parser, _flag(setting), setting)
-        if _flag(setting) != setting.flag:  # error texts contain this flag, and users of popgate serve know it
+        if _flag(setting) != setting.flag:  # errors name this flag, and users of popgate serve know it
             add_setting(parser, setting.flag, setting, hidden=True)
     if name != "watch":
         parser.add_argument("--output", choices=("json", "table"), help="JSON lines or a table (as for other commands)")
@@ -144,7 +144,7 @@ def _settings() -> Sequence[Setting]:
 
 
 def _flag(setting: Setting) -> str:
-    """Return the flag of ``popgate serve`` without its prefix ``replica-``."""
+    """Return the flag of a setting in this command: the flag of ``popgate serve`` without the prefix ``replica-``."""
     return "--" + setting.name.removeprefix("replica_").replace("_", "-")
 
 
@@ -190,7 +190,7 @@ def watch(arguments: argparse.Namespace) -> int:
 
     options = options_of(arguments, _settings(), on_broker=True)
     configure_logging(options.log_level)
-    # The adapter already logs in one line why there is no connection. Its library would log the same again.
+    # If RabbitMQ can't be reached, the adapter logs the reason in one line. Its library would log the reason again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     _run_with(options, keep)
     return ExitCode.OK
@@ -209,7 +209,7 @@ async def _status(keeper: "ReplicaKeeper") -> "Survey":
 
 
 def _ways(capabilities: "ReplicaCapabilities", keeper: "ReplicaKeeper") -> str:
-    """Describe this RabbitMQ, and the interfaces through which it is observed and changed."""
+    """Return a line that describes this RabbitMQ, and the interfaces through which popgate observes and changes it."""
     leaders = f", leaders are moved by {capabilities.moves_leaders_by or 'nothing'}"
     return (
         f"RabbitMQ {capabilities.version}, seen by {capabilities.sees_by}; quorum queues are changed by "
@@ -219,7 +219,7 @@ def _ways(capabilities: "ReplicaCapabilities", keeper: "ReplicaKeeper") -> str:
 
 
 def _print_unlike_wanted(survey: "Survey", arguments: argparse.Namespace) -> int:
-    """Print the queues that do not have the wanted replicas, and return their number."""
+    """Print the queues whose replicas differ from the wanted replicas, and return the number of these queues."""
     from popgate.replicas.rows import queue_rows
 
     rows = [row for row in queue_rows(survey.plan) if row["verdict"] != "enough"]
@@ -237,7 +237,7 @@ def _run(arguments: argparse.Namespace, work: "Callable[[ReplicaKeeper], Corouti
 
 
 def _run_with(options: "ServeOptions", work: "Callable[[ReplicaKeeper], Coroutine[Any, Any, T]]") -> T:
-    """Run ``work`` with a replica keeper. Raises: CommandFailed."""
+    """Run ``work`` with a replica keeper, and return its result. Raises: CommandFailed."""
     from popgate.bootstrap import rabbit_options
     from popgate.bootstrap.replicas import proxy_groups, replica_keeper
     from popgate.domain.errors import BrokerUnavailable, LockUnavailable, PeerUnavailable, PopgateError, StartupError
@@ -247,7 +247,7 @@ def _run_with(options: "ServeOptions", work: "Callable[[ReplicaKeeper], Coroutin
     async def working() -> T:
         this = asyncio.current_task()
         assert this is not None, "asyncio.run runs it"
-        # The same as for Ctrl-C: running tools are stopped, and the lock is released.
+        # SIGTERM acts like Ctrl-C: running tools are stopped, and the lock is released.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
         async with proxy_groups(options, rabbit, token) as groups, replica_keeper(options, rabbit, groups) as keeper:
             return await work(keeper)

@@ -1,7 +1,8 @@
-"""Sends batches to the server: several at the same time, up to a limit, with results in the order of the batches.
+"""Sends batches of messages to the server, several of them at the same time. The results are in the order of the
+batches.
 
-This module owns the threads that send. They are daemon threads, so the process can end without waiting for a server
-that does not answer.
+This module starts the threads that send batches. They are daemon threads, so the process can end without waiting for a
+server that does not answer.
 """
 
 import re
@@ -29,7 +30,7 @@ class Numbered(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A message that was not published, and the reason."""
+    """A message that was not published, and the reason. ``number`` is the message's position in the input."""
 
     number: int
     message_id: str | None
@@ -39,7 +40,7 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class BatchResult:
-    """The result of a batch. ``error`` is set if further batches would fail as well."""
+    """The result of sending one batch. ``error`` is set if further batches would fail for the same reason."""
 
     published: int = 0
     """Number of published messages, including duplicates."""
@@ -49,10 +50,10 @@ class BatchResult:
 
 
 def send(publish: Callable[..., list[PublishResult]], topic: str, batch: Sequence[Numbered]) -> BatchResult:
-    """Publish a batch. If the server refuses the whole batch because of one message, omit this message and send the
-    others again.
+    """Publish a batch. If the server refuses the whole batch because of one message, send the batch again without this
+    message.
 
-    The client's exceptions are not raised, but returned in the result.
+    Errors of the client library are not raised, but returned in the result.
     """
     batch_result = BatchResult()
     rest = list(batch)
@@ -89,13 +90,14 @@ def _none_of(batch: Sequence[Numbered], error: PopgateError, batch_result: Batch
 
 
 def _refusal(numbered: Numbered, code: str, detail: str, message_id: str | None = None) -> Refusal:
-    # The user does not know the position in the request. The message's own number is shown beside the reason.
+    # Omit the position in the request, which the user does not know. The message's position in the input is shown.
     reason = _FIELD.sub("", detail, count=1).lstrip(".")
     return Refusal(numbered.number, message_id or numbered.message.message_id, code, reason)
 
 
 class Pipeline:
-    """Sends batches, at most ``WIDTH_MAX`` at the same time. Must be used from one thread."""
+    """Sends at most ``WIDTH_MAX`` batches at the same time, in background threads. All calls must come from one
+    thread."""
 
     def __init__(self, send_one: Callable[[Sequence[Numbered]], BatchResult]) -> None:
         self._send_one = send_one
@@ -105,11 +107,11 @@ class Pipeline:
 
     @property
     def unanswered(self) -> int:
-        """Number of messages that were sent but not answered yet."""
+        """Number of messages that were submitted and whose result has not been read yet."""
         return sum(count for _, count in self._pending)
 
     def submit(self, batch: Sequence[Numbered]) -> None:
-        """Send this batch. Call ``make_room`` before."""
+        """Send this batch in the background. The caller must call ``make_room`` first."""
         future: Future[BatchResult] = Future()
         self._pending.append((future, len(batch)))
         self._waiting.put((future, batch))
@@ -118,18 +120,18 @@ class Pipeline:
             threading.Thread(target=self._work, name="popgate-publish", daemon=True).start()
 
     def make_room(self, *, alone: bool = False) -> Iterator[BatchResult]:
-        """Yield finished results, and wait until another batch may be sent.
+        """Yield the results of answered batches, and wait until another batch may be submitted.
 
-        If ``alone``, wait until all other batches are answered. Otherwise wait until fewer than ``WIDTH_MAX`` are
-        unanswered.
+        If ``alone``, wait until all submitted batches are answered. Otherwise wait until fewer than ``WIDTH_MAX``
+        batches are unanswered.
         """
         limit = 1 if alone else WIDTH_MAX
         while self._pending and (len(self._pending) >= limit or self._pending[0][0].done()):
             yield self._first(None)
 
     def drain(self, patience_seconds: float | None = None) -> Iterator[BatchResult]:
-        """Yield all remaining results. If ``patience_seconds`` is given, stop when the next result takes longer than
-        this."""
+        """Yield the results of all submitted batches. If ``patience_seconds`` is given, stop when the wait for the next
+        result takes longer."""
         while self._pending:
             try:
                 yield self._first(patience_seconds)
@@ -146,5 +148,5 @@ class Pipeline:
             future, batch = self._waiting.get()
             try:
                 future.set_result(self._send_one(batch))
-            except BaseException as error:  # a bug of popgate: raise it in the thread that waits
+            except BaseException as error:  # a bug of popgate: raise the error in the thread that waits
                 future.set_exception(error)

@@ -1,4 +1,4 @@
-"""``popgate serve``: runs the proxy."""
+"""Defines ``popgate serve``, which runs the proxy."""
 
 import argparse
 import asyncio
@@ -40,8 +40,8 @@ def add_parser(commands: Commands) -> None:
 
 
 def add_setting(parser: Parser, flag: str, setting: Setting, *, hidden: bool = False) -> None:
-    """Add the flag of a setting. If a switch is given without a value, it is turned on. A ``hidden`` flag works, but
-    the help omits it."""
+    """Add the flag of a setting to the parser. A switch without a value means true. A ``hidden`` flag works, but the
+    help does not show it."""
     text = f"{setting.help} (default: {setting.shown_default()})".replace("%", "%%")
     text = argparse.SUPPRESS if hidden else text
     if setting.parse is switch:
@@ -51,9 +51,10 @@ def add_setting(parser: Parser, flag: str, setting: Setting, *, hidden: bool = F
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Run until a signal. Raises: CommandFailed if the proxy can't start."""
+    """Run the proxy until a signal arrives, and return the exit code. Raises: CommandFailed if the proxy can't
+    start."""
     options = options_of(arguments, SETTINGS)
-    gc.disable()  # most loaded objects live until the end: `bootstrap.serve` enables it when everything is loaded
+    gc.disable()  # loading creates little garbage: `bootstrap.serve` enables the collector when all modules are loaded
     try:
         # Slow to load, and not needed by client commands or if the configuration is wrong.
         if options.workers > 1:

@@ -1,4 +1,4 @@
-"""``popgate ack``, ``release``, ``extend`` and ``reject``: settle leases by their receipt handles."""
+"""Defines ``popgate ack``, ``release``, ``extend`` and ``reject``, which settle leases by their receipt handles."""
 
 import argparse
 import json
@@ -16,7 +16,8 @@ from popgate.cli.reading import Line, LineSource, batches
 from popgate_client import SettleEntry, SettleResult, Verb
 
 HANDLE_LINE_BYTES_MAX = 128 * 1024 * 1024
-"""Maximum length of an input line in bytes. The lines of ``popgate pop`` contain whole messages with escapes."""
+"""Maximum length of an input line in bytes. The limit is high because a line of ``popgate pop`` contains a whole
+message with escapes."""
 COLUMNS = (Column("STATUS", field("status")), Column("RECEIPT HANDLE", field("receipt_handle")))
 EPILOG = """\
 Without HANDLE, handles are read from standard input, one per line: plain, or as JSON lines with receipt_handle, as
@@ -87,7 +88,8 @@ def add_parsers(commands: Commands) -> None:
 
 
 def settle(verb: Verb, arguments: argparse.Namespace) -> int:
-    """Settle leases. The exit code is 1 if a lease was not settled as requested, or if a line contains no handle."""
+    """Settle leases, and print the results. The exit code is 1 if a lease was not settled as requested, or if a line of
+    the input contains no receipt handle."""
     printer = Printer(COLUMNS, as_table=wants_table(arguments))
     all_done = True
     with open_client(arguments) as client:
@@ -109,7 +111,8 @@ def settle(verb: Verb, arguments: argparse.Namespace) -> int:
 
 
 def _batches(arguments: argparse.Namespace) -> Iterator[list[str | None]]:
-    """Yield the handles in batches. None stands for a line without a handle, which has already been reported."""
+    """Yield the receipt handles in batches. None stands for a line without a receipt handle; the user has already been
+    told about it."""
     if arguments.handles:
         yield arguments.handles
         return

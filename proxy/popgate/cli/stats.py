@@ -1,4 +1,4 @@
-"""``popgate stats``: shows the state of subscriptions, once or repeatedly."""
+"""Defines ``popgate stats``, which shows the state of subscriptions, once or repeatedly."""
 
 import argparse
 import sys
@@ -52,7 +52,8 @@ def add_parser(commands: Commands) -> None:
 
 
 def stats(arguments: argparse.Namespace) -> int:
-    """Print the statistics. With --watch, repeat until Ctrl-C, even if the server is temporarily unreachable."""
+    """Print the state of subscriptions. With --watch, print it repeatedly until Ctrl-C, even if the server is
+    temporarily unreachable."""
     printer = Printer(COLUMNS, as_table=wants_table(arguments))
     clear = CLEAR_SCREEN if printer.as_table and sys.stdout.isatty() else ""
     with open_client(arguments) as client:
@@ -78,7 +79,7 @@ def _show(client: Client, printer: Printer, arguments: argparse.Namespace, clear
 
 
 def _rows(client: Client, topic: str | None, group: str | None) -> Iterator[JsonObject]:
-    """Yield a row per subscription.
+    """Yield one row for each requested subscription.
 
     If topic and group are given, the subscription must exist. Otherwise, a subscription that has just been deleted is
     skipped.

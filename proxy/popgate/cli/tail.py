@@ -1,7 +1,8 @@
-"""``popgate tail``: follows a topic through a group of its own, so that other groups are not affected.
+"""Defines ``popgate tail``, which prints the messages of a topic. It uses a separate group, so that other groups are
+not affected.
 
-The group is created at the start and deleted at the end, even after Ctrl-C or SIGTERM. Only SIGKILL leaves the group
-behind.
+Without --group, this group is created at the start and deleted at the end, even after Ctrl-C or SIGTERM. Only after
+SIGKILL, the group remains.
 """
 
 import argparse
@@ -20,7 +21,8 @@ from popgate.cli.printing import Printer, complain, reader_gone, wants_table
 from popgate_client import Client, GroupNotFound, PopgateError, TopicNotFound
 
 LOOK_AROUND_SECONDS = 2.0
-"""Maximum seconds that a pop waits before ``tail`` checks whether its output still has a reader."""
+"""Maximum seconds that a pop waits. After each pop without messages, ``tail`` checks whether its output still has a
+reader."""
 EPILOG = """\
 Prints each message that is published from now on, until Ctrl-C. A temporary group named tail-... gets its own copy of
 every message, so other groups are not affected; it is deleted at the end. With --group NAME the group stays, and a
@@ -42,7 +44,8 @@ def add_parser(commands: Commands) -> None:
 
 
 def tail(arguments: argparse.Namespace) -> int:
-    """Follow a topic until a signal arrives, --max is reached, or the reader of the output has gone."""
+    """Print the messages of a topic until a signal arrives, --max is reached, or the reader of the output has closed
+    it."""
     printer = Printer(MESSAGE_COLUMNS, as_table=wants_table(arguments))
     with open_client(arguments) as client, _group(client, arguments.topic, arguments.group) as group:
         return _follow(client, printer, arguments.topic, group, arguments.max)
@@ -63,7 +66,8 @@ def _follow(client: Client, printer: Printer, topic: str, group: str, count_max:
 
 @contextlib.contextmanager
 def _group(client: Client, topic: str, kept: str | None) -> Generator[str, None, None]:
-    """Yield the name of the group that consumes. A temporary group is deleted at the end, except after SIGKILL."""
+    """Create the group that consumes the topic, and yield its name. A temporary group is deleted at the end, except
+    after SIGKILL."""
     group = kept or f"tail-{secrets.token_hex(4)}"
     with _terminable():
         try:
@@ -89,7 +93,7 @@ def _delete(client: Client, topic: str, group: str) -> None:
 
 @contextlib.contextmanager
 def _terminable() -> Generator[None, None, None]:
-    """Raise Terminated on SIGTERM within the context."""
+    """Within the context, raise Terminated when SIGTERM arrives."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
         raise Terminated

@@ -1,4 +1,4 @@
-"""``popgate topics``: lists, creates, adopts and deletes topics."""
+"""Defines ``popgate topics``, which lists, creates, adopts and deletes topics."""
 
 import argparse
 from typing import Any
@@ -71,7 +71,8 @@ def list_topics(arguments: argparse.Namespace) -> int:
 
 
 def create_topic(arguments: argparse.Namespace) -> int:
-    """Create a topic, or change the number of queues of a topic whose queues are drained."""
+    """Create a topic, adopt existing queues as a topic, or change the number of a topic's queues, which must be
+    drained."""
     settings: dict[str, Any] = {"queues": arguments.queues} if arguments.queues else {"adopt": arguments.adopt}
     if arguments.unique_message_ids:
         if not arguments.adopt:
