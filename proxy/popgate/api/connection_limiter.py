@@ -37,8 +37,8 @@ from popgate.domain.errors import PopgateError
 _log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75
-"""Seconds after which an idle connection is closed. Common proxies and clients reuse a connection only for 60 s, so
-they usually close it first."""
+"""Seconds after which an idle connection is closed. This is longer than the 60 s after which common proxies and clients
+stop reusing an idle connection."""
 SWEEP_SECONDS = 0.5
 """Seconds between two checks of the time limits. A time limit is enforced at most this many seconds late."""
 REFUSED_MAX = 64
@@ -56,8 +56,8 @@ class HttpLimits:
 
     connections_max: int = 20_000
     connection_idle_seconds: float = KEEP_ALIVE_SECONDS
-    """Maximum seconds between two requests on a connection, and maximum seconds in which a client reads no byte of an
-    answer."""
+    """Maximum seconds that an open connection waits for its first or next request, and maximum seconds in which a
+    client reads no byte of an answer."""
     head_bytes_max: int = 32 << 10
     head_fields_max: int = 100
     path_bytes_max: int = 8 << 10

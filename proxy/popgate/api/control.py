@@ -188,8 +188,8 @@ async def _send_problem(answer: ProblemAnswer, send: Send) -> None:
 def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics, offered: Collection[Feature]) -> None:
     @app.get("/v1", tags=["server"], responses=problem_responses())
     async def index() -> IndexAnswer:
-        """Describe this server and its features. A client checks here whether the server supports a feature before it
-        uses it."""
+        """Describe this server and its features. A client checks here whether the server supports a feature before
+        using the feature."""
         features = [feature.value for feature in ALL_FEATURES if feature in offered]
         if engine.capabilities.adopts_queues:
             features.append("adopt")

@@ -21,7 +21,7 @@ _HEADERS = {"content-security-policy": _POLICY, "x-content-type-options": "nosni
 
 
 def add_documentation(app: FastAPI) -> None:
-    """Serve the page /docs and its files. No file that is missing in ``MEDIA_TYPES`` is served."""
+    """Serve the page /docs and the files that it loads. Only the files that ``MEDIA_TYPES`` lists are served."""
 
     async def page() -> FileResponse:
         return FileResponse(FOLDER / "index.html", media_type="text/html; charset=utf-8", headers=_HEADERS)

@@ -57,7 +57,7 @@ class JoinedWrites:
         """Send FIN after the written bytes, discard incoming data for ``GOODBYE_SECONDS``, and then close the
         connection.
 
-        If the connection was closed immediately while it had unread bytes, the kernel would reset it, and the client
+        If the connection were closed immediately while it had unread bytes, the kernel would reset it, and the client
         might never receive the last bytes of the answer.
         """
         self.uncork()

@@ -1,7 +1,8 @@
 """Serves locks over HTTP (decision 1): define, acquire, verify, renew, release.
 
-A client that disconnects while it waits for a lock no longer waits for it. If the answer to an acquire was not
-delivered, the lock is released (see ``connection``). This module makes no decisions: ``HostedLocks`` does.
+If a client disconnects while it waits for a lock, its request is removed from the waiting requests. If the answer to an
+acquire was not delivered, the lock is released (see ``connection``). This module makes no decisions: ``HostedLocks``
+does.
 """
 
 from collections.abc import Iterator
@@ -28,8 +29,8 @@ _FORCE_RELEASE = Reader(models.LockForceReleaseRequest)
 
 
 class LockHandlers:
-    """The handlers for locks. This proxy holds ``locks``. ``peers`` forwards requests about locks that other proxies of
-    the cluster hold."""
+    """The handlers for locks. ``locks`` are the locks that this proxy holds. ``peers`` forwards requests about locks
+    that other proxies of the cluster hold."""
 
     def __init__(self, locks: HostedLocks, peers: LockPeers | None = None) -> None:
         self._locks = locks

@@ -48,8 +48,8 @@ _INTEGER_LIMIT = 2**63
 
 
 def new_messages(request: PublishRequest, quotas: Quotas) -> list[NewMessage]:
-    """Return the messages of a publish request. Raises: InvalidRequest, MessageTooLarge. One invalid message refuses
-    the whole request."""
+    """Return the messages of a publish request. Raises: InvalidRequest, MessageTooLarge. If one message is invalid, no
+    message is published."""
     return [_new_message(entry, place, quotas) for place, entry in enumerate(request.messages)]
 
 

@@ -8,7 +8,7 @@ forks the workers. Each worker talks to the broker through a **relay** in its ow
 channels, and cuts the connection on demand. The **nemesis** injects faults: it kills and stops workers, cuts their
 connections, changes the number of slots, and kills nodes of the broker, on a seeded schedule. The **record** combines
 the output of all workers with the injected faults. After each round all workers release the lock. The prover then
-counts the slots that the broker reports as held, and the slots that can be acquired, and ``domain.lock_history`` checks
+counts the slots that are still reported as held, and the slots that can be acquired, and ``domain.lock_history`` checks
 the whole history.
 
     run --> crew --> fork server, worker processes --> relay --> broker <-- nodes (commands, or a test harness)

@@ -2,8 +2,8 @@
 
 A held lock is renewed in the background. The client trusts the lock during its time to live, measured from the moment
 when the client sent the last successful renewal. If this time passes without another successful renewal, or a renewal
-is refused, the client reports the lock as doubtful. The client never repeats a request whose answer was lost, because
-the handling of lost answers is part of the proof.
+is refused, the client reports the lock as doubtful. Except for renewals, the client never repeats a request whose
+answer was lost, because the handling of lost answers is part of the proof.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class HttpLock:
         await self._ask("DELETE", "", accept=HTTPStatus.NOT_FOUND)
 
     async def close(self) -> None:
-        """Release all held locks. If no proxy answers, a lock ends after its time to live."""
+        """Release all held locks. If no proxy answers, the locks end after their time to live."""
         for token in list(self._renewing):
             self._stop_renewing(token)
             with contextlib.suppress(OSError, HttpError):

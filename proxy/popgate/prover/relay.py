@@ -169,7 +169,7 @@ class _Link:
 
 
 class Pieces:
-    """Calls ``on_frame`` for each piece of received data, as if the piece was one frame."""
+    """Calls ``on_frame`` for each piece of received data, as if the piece were one frame."""
 
     def __init__(self, on_frame: Callable[[int, bytes], None]) -> None:
         self._on_frame = on_frame

@@ -84,7 +84,8 @@ Connect: TypeAlias = Callable[[str, str, LockKind], Awaitable[LockTarget]]
 
 BUILT_IN = "popgate.prover.own_locks:connect"
 OVER_HTTP = "popgate.prover.http_locks:connect"
-"""The client of popgate's own locks over HTTP, which proxies hold. Its URLs are the URLs of proxies."""
+"""The implementation that uses popgate's own locks over HTTP. Proxies hold these locks, and the URLs are the URLs of
+proxies."""
 
 
 def load(implementation: str) -> Connect:

@@ -36,8 +36,8 @@ unless another client was faster."""
 FREE_WAIT_SECONDS = 3.0
 MEASURED, UNMEASURED = 15, 3
 MEASURED_MIN, MEASURE_SECONDS = 5, 3.0
-"""Minimum number of measurements. When the broker is so slow that they take longer than the given seconds, no further
-ones are made."""
+"""Minimum number of measurements of each operation. If the broker is slow, no further measurement is made after
+``MEASURE_SECONDS``."""
 TICK_SECONDS = 0.1
 
 
@@ -76,7 +76,7 @@ class Worker:
         return LockClient(name, self._connect, settings.urls, settings.lock, settings.kind, self._lines)
 
     def told(self, line: dict[str, Any]) -> None:
-        """Carry out an instruction of the parent process, or start to."""
+        """Carry out a short instruction of the parent process, or start a task that carries out a long one."""
         match line["do"]:
             case "work":
                 self._resting.clear()
