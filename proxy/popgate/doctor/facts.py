@@ -129,7 +129,7 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All observed facts.
+    """All facts that were observed of the broker, the store and their settings, as the input of the checks.
 
     ``consumer_timeout_seconds`` is popgate's own setting. ``has_keeper`` is True if popgate is configured to run a
     replica keeper, or if a replica keeper runs at present.

@@ -26,8 +26,9 @@ TOKENS_RESERVED = 1 << 20
 class EmbeddedArbiter:
     """Grants slots of locks in memory.
 
-    Decisions are synchronous. So whenever a task waits, each lock has free slots or waiting clients, but never both,
-    unless the reserved fencing tokens are used up.
+    Each decision is synchronous, so no other task runs in the middle of one. Between decisions, a lock never has both a
+    free slot and a waiting client, with one exception: while no reserved fencing token is left, clients wait although
+    slots are free.
     """
 
     def __init__(self, store: LockStore, clock: Clock, background: Background) -> None:

@@ -1,4 +1,4 @@
-"""Implements the clock port twice: the real clock, and a clock that tests advance."""
+"""Implements the clock port twice: with the real clock, and with a clock that is advanced by tests."""
 
 import time
 

@@ -28,7 +28,7 @@ def levels_passed(seconds: int) -> list[int]:
 
 
 def entry_level(seconds: int) -> int:
-    """Return the level at which a message with this delay waits first.
+    """Return the first level that a message with this delay enters.
 
     ``seconds`` must be from 1 to ``DELAY_SECONDS_END`` - 1.
     """

@@ -1,7 +1,7 @@
 """Implements the lock driver over the caller's aio-pika connection.
 
 It uses aiormq's plain channels, which are never reopened. When a channel ends, its lock is lost and must stay lost. If
-the channel were reopened automatically, the lock would appear to be held still.
+the channel were reopened automatically, the lock would still appear to be held.
 """
 
 import asyncio

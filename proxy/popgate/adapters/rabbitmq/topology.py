@@ -74,7 +74,7 @@ class Topology:
                 raise Conflict(f"RabbitMQ refuses the exchange {name!r}: {error}") from error
 
     async def leave_mark(self, mark: str) -> None:
-        """Mark this virtual host with an exchange that `has_mark` recognizes. Exchanges exist on all nodes."""
+        """Mark this virtual host with an exchange that `has_mark` recognizes. Every node can see an exchange."""
         async with _Channel(self._session()) as channel:
             try:
                 await channel.call(channel.amqp.exchange_declare(_mark(mark), exchange_type="fanout", durable=True))

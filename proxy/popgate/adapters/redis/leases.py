@@ -183,7 +183,7 @@ class RedisLeaseStore:
     # -- how -------------------------------------------------------------------------------------------------------
 
     async def _trim(self, queue: BrokerQueue, before: int, age: int) -> int:
-        """Delete settled records in steps, and return how many were deleted. No record is checked twice."""
+        """Delete settled records in steps, and return how many were deleted. One call checks a record at most once."""
         total = 0
         left: int | None = None
         while left is None or left > 0:

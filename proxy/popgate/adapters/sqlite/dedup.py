@@ -171,7 +171,7 @@ def _insert(
 def _read(
     connection: sqlite3.Connection, topic: TopicName, dedup_ids: Sequence[str]
 ) -> dict[str, tuple[Reservation, float]]:
-    """Return the reservation and the reservation time of each of the ``dedup_ids`` that is stored."""
+    """Return, for each stored id of ``dedup_ids``, its reservation and the time of the reservation."""
     found: dict[str, tuple[Reservation, float]] = {}
     for part in parts(dedup_ids):
         sql = (

@@ -32,7 +32,8 @@ def grant(
 ) -> list[GrantAnswer]:
     """Decide about ``request``, and store the granted leases. Raises: LeaseGroupAcked, Conflict.
 
-    ``queue_ids[i]`` is the id of the queue of ``request.entries[i]``. The answers are in the order of the entries.
+    ``queue_ids[i]`` is the id of the queue of ``request.entries[i]``. Return one answer for each entry, in the
+    same order.
     """
     entries = request.entries
     group = None if request.group is None else formed_group(connection, request.group)

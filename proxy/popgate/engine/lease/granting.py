@@ -253,7 +253,7 @@ class Granter:
         return [self._group.hosts[index] for index in {buffered.queue_index for buffered in many}]
 
     def give_back(self, candidates: Iterable[BufferedMessage]) -> None:
-        """Make the candidates that are still GRANTING ready again."""
+        """Return candidates in state GRANTING to state READY."""
         for buffered in candidates:
             if buffered.state is MessageState.GRANTING:
                 self._group.host(buffered).make_ready([buffered])

@@ -103,7 +103,7 @@ class InFlightLimit:
         self._left = None
 
     def look_soon(self) -> None:
-        """If no more leases may be granted, schedule the next question to the store, because a pop may be waiting."""
+        """If the limit is reached, schedule the next query to the store, because a pop may be waiting for room."""
         if self._left == 0 and self.timer == NEVER:
             self._context.deadlines.schedule(self._context.clock.monotonic() + _pause(), self)
 

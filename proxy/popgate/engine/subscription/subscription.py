@@ -100,7 +100,7 @@ class ServedSubscription:
         """Start to serve a queue as its owner. Idempotent.
 
         This loads the queue's lease records, and finishes interrupted moves of messages to the dead-letter queue. The
-        owner of the first queue also owns the dead-letter queue. Raises: StateUnavailable.
+        dead-letter queue belongs to the owner of the subscription's first queue. Raises: StateUnavailable.
         """
         if host.claim.is_lost:
             await self._context.leases.allow_mode(self.name, self.spec.mode_generation)

@@ -66,7 +66,10 @@ class Failure(Struct, frozen=True, omit_defaults=True):
 
 
 def failure_of(error: PopgateError) -> Failure:
-    """Return the encoded form of ``error``. Its kind is that of the most specific class in ``KINDS``."""
+    """Return the encoded form of ``error``.
+
+    The kind names the most specific class in ``KINDS`` that ``error`` is an instance of.
+    """
     kind = next((_NAMES[family] for family in type(error).__mro__ if family in _NAMES), _UNFORESEEN)
     return Failure(
         kind=kind,
