@@ -1,9 +1,9 @@
 """Decides which client of a subscription may read which queue in pull mode (decision 11).
 
 Theory of operation. A client has a *session* while it sends heartbeats. Each queue is held by at most one session.
-``balance.plan`` assigns the queues: sticky, and as even as possible. Every change has a *generation*, a number that
-only grows. A session records the generation of the latest change that affects it. A queue records the generation in
-which its client received it.
+``balance.plan`` assigns the queues as evenly as possible, and moves as few queues as possible. Every change of the
+assignment has a *generation*, a number that only grows. A session records the latest generation in which the client's
+queues changed. For each queue, the assignment records the generation in which the present client received the queue.
 
               the plan                       its client shows the new generation, or ends
     (no holder) ------> held ----> releasing ---------------------------------------------> held by the next client
@@ -11,11 +11,13 @@ which its client received it.
         +----------------+             +--> held, if the next client ends meanwhile
           its client ends
 
-A live client is asked to release a queue before the queue moves. The queue disappears from the client's list. The
-client stops pulling from it and settles the messages that it has processed. Its next heartbeat shows the generation of
-that list, which proves the release. Only then does the next client receive the queue. So no message is processed twice
-because a client joined. A client that starts again (it shows no generation, or one of an earlier session) has released
-all its queues.
+In the diagram, a client *shows* the generation that its heartbeat contains, and it *ends* when its session ends.
+
+Before a queue moves, the live client that holds the queue must release it. The queue disappears from the client's list
+of queues. The client then stops pulling from the queue, and settles the messages that it has processed. The client's
+next heartbeat contains the generation of the shorter list, which proves the release. Only then does the next client
+receive the queue. So no message is processed twice because a client joined. A heartbeat without a generation, or with a
+generation of an earlier session, means that the client has restarted. A restarted client has released all its queues.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,7 +33,11 @@ SESSIONS_MAX = 1_000
 
 
 class Session(NamedTuple):
-    """The session of one live client. ``began`` is its first generation, ``generation`` the latest that affects it."""
+    """The session of one client, from its registration until it leaves or its heartbeats time out.
+
+    ``supports``: the consume modes that the client supports. ``began``: the first generation of the session.
+    ``generation``: the latest generation in which the client's queues changed.
+    """
 
     supports: tuple[ConsumeMode, ...]
     began: int
@@ -39,9 +45,10 @@ class Session(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """The client that holds a queue, and the generation in which it received the queue.
+    """The client that holds one queue, and the generation ``since`` in which the client received the queue.
 
-    ``to``: the next client, if the holder must release the queue. ``until``: the generation of that request.
+    ``to``: the next client, if ``client_id`` must release the queue. ``until``: the generation in which ``client_id``
+    was asked to release it, or 0.
     """
 
     client_id: ClientId
@@ -52,9 +59,10 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """All sessions of a subscription, and the queues that they hold, by number.
+    """All client sessions of a subscription, and the holdings of its queues by queue number.
 
-    It applies while leases of ``lease_generation``, a generation of the consume mode, are valid.
+    The holdings become void when ``lease_generation``, a generation of the group's consume mode, is no longer the one
+    in which the valid leases began.
     """
 
     generation: int = 0
@@ -64,7 +72,11 @@ class Assignment:
 
 
 class Terms(NamedTuple):
-    """The conditions for an assignment. ``is_pulled``: leases of pull clients are valid."""
+    """The properties of a group on which an assignment depends.
+
+    ``is_pulled``: whether leases of pull clients are valid. ``lease_generation``: the generation of the consume mode in
+    which the valid leases began.
+    """
 
     is_pulled: bool
     lease_generation: int
@@ -72,7 +84,10 @@ class Terms(NamedTuple):
 
 
 class Share(NamedTuple):
-    """One client's queues. ``is_changing``: queues are moving from or to the client, so it should ask again soon."""
+    """The queues from which one client may pull, by number.
+
+    ``is_changing``: whether a queue is moving from or to the client, so that the client should ask again soon.
+    """
 
     generation: int
     queues: list[int]
@@ -87,9 +102,10 @@ def heard(
     shown: int | None,
     generation: int,
 ) -> Assignment:
-    """Apply a client's registration or heartbeat. ``shown`` is the generation that the client knows.
+    """Return the assignment after a registration or a heartbeat of a client.
 
-    ``generation`` is the generation of the resulting changes, if any. It must be higher than every earlier one.
+    ``shown``: the generation in the heartbeat; None if the client knows no generation. ``generation``: the generation
+    of the resulting changes, which must be higher than every earlier one. If nothing changes, ``before`` is returned.
     """
     session = before.sessions.get(client_id)
     wanted = tuple(sorted(supports))
@@ -101,7 +117,7 @@ def heard(
         has_let_go = [n for n, one in before.holdings.items() if one.client_id == client_id and 0 < one.until <= shown]
         is_arranged = before.lease_generation == terms.lease_generation
         if not has_let_go and session.supports == wanted and is_arranged:
-            return before  # nearly all heartbeats: the plan would not change
+            return before  # most heartbeats end here, because the plan would not change
         holdings = _forwarded(before, has_let_go, generation)
         session = session._replace(supports=wanted)
     sessions = {**before.sessions, client_id: session}
@@ -109,19 +125,22 @@ def heard(
 
 
 def ended(before: Assignment, terms: Terms, clients: Collection[ClientId], generation: int) -> Assignment:
-    """End the sessions of these clients, which have left or sent no heartbeat for too long."""
+    """Return the assignment after the sessions of ``clients`` have ended: they left, or their heartbeats timed out."""
     sessions = {client_id: one for client_id, one in before.sessions.items() if client_id not in clients}
     return _arranged(before, replace(before, sessions=sessions), terms, generation)
 
 
 def taken(before: Assignment, terms: Terms, queues: Collection[int], generation: int) -> Assignment:
-    """Take these queues from their clients, which did not release them in time."""
+    """Return the assignment after ``queues`` were taken from clients that did not release them in time.
+
+    Queues that no client has been asked to release stay unchanged.
+    """
     leaving = [number for number in queues if (one := before.holdings.get(number)) is not None and one.until]
     return _arranged(before, replace(before, holdings=_forwarded(before, leaving, generation)), terms, generation)
 
 
 def share_of(assignment: Assignment, client_id: ClientId) -> Share:
-    """Return the share of ``client_id``, which must have a session."""
+    """Return the queues of ``client_id``, which must have a session."""
     holdings = assignment.holdings
     has = [number for number, one in sorted(holdings.items()) if one.client_id == client_id and one.to is None]
     on_its_way = any(one.to is not None and client_id in (one.client_id, one.to) for one in holdings.values())
@@ -129,9 +148,10 @@ def share_of(assignment: Assignment, client_id: ClientId) -> Share:
 
 
 def held_by(assignment: Assignment, number: int, client_id: ClientId, shown: int) -> Holding | None:
-    """Return the holding under which a client that knows generation ``shown`` may settle messages of a queue.
+    """Return the holding of queue ``number`` if the client, which knows generation ``shown``, may settle its messages.
 
-    None: the client's generation is outdated. While ``to`` is set, the client receives no more messages of the queue.
+    Return None if the client does not hold the queue, or if ``shown`` is outdated. If ``to`` of the holding is set, the
+    client receives no more messages of the queue.
     """
     one, session = assignment.holdings.get(number), assignment.sessions.get(client_id)
     if one is None or session is None or one.client_id != client_id:
@@ -140,12 +160,12 @@ def held_by(assignment: Assignment, number: int, client_id: ClientId, shown: int
 
 
 def _anew(one: Holding, client_id: ClientId, generation: int) -> Holding:
-    """Return the holding after ``client_id`` begins a new session."""
+    """Return a holding after ``client_id`` has begun a new session. A queue that it had to release passes on."""
     return one if one.client_id != client_id else Holding(one.to or client_id, generation)
 
 
 def _forwarded(before: Assignment, queues: Collection[int], generation: int) -> dict[int, Holding]:
-    """Return the holdings after these queues, which are being released, pass to their next clients."""
+    """Return the holdings after ``queues``, which are being released, have passed to their next clients."""
     holdings = dict(before.holdings)
     for number in queues:
         to = holdings[number].to
@@ -155,7 +175,7 @@ def _forwarded(before: Assignment, queues: Collection[int], generation: int) -> 
 
 
 def _arranged(before: Assignment, now: Assignment, terms: Terms, generation: int) -> Assignment:
-    """Return ``now`` with its queues spread over its sessions, or ``before`` itself if nothing changed."""
+    """Return ``now`` after its queues are spread over its sessions, or ``before`` itself if nothing changes."""
     members = sorted(client for client, one in now.sessions.items() if ConsumeMode.PULL in one.supports)
     if not terms.is_pulled:
         members = []

@@ -1,28 +1,32 @@
-"""Plans which member should own which queue: a pure function that every member applies to the same view.
+"""Plans which member should own which queue, as a pure function of the members and queues that every member sees.
 
-Theory of operation. Every member sees the same view, computes the same plan and carries out its own part of it. A
-member with too many queues releases the queues that the plan moves away; a member with too few takes the queues that
-the plan gives it. There is no leader, and members need not talk to each other. The plan moves each queue at most once,
-and as few queues as possible:
+Theory of operation. Every member sees the same view of the queues, computes the same plan, and carries out the part of
+the plan that concerns it. A member with too many queues releases the queues that the plan moves away. A member with too
+few queues takes the queues that the plan assigns to it. There is no leader, and members need not communicate. The plan
+moves each queue at most once, and as few queues as possible:
 
-- With n members, each one's quota is the n-th part of the queues, rounded down; some members get one more. Members that
-  already have more than the n-th part get the extra queue first, in the order of their names, then the others. So
-  quotas do not change while a plan is half done.
-- Queues that have neither an owner nor a waiting member are assigned first. Then members above their quota give queues
-  away, in the order of the queues' names: first to the member that is next in line anyway, then to one that waits for
-  the queue, then to any member.
-- While a queue is in transit (several members wait, and the next owner can't be known), no other queue is moved.
+- With n members, each member's quota is the n-th part of the queues, rounded down. The remaining queues raise some
+  members' quotas by one. These are first the members that already have more than the rounded n-th part, then the other
+  members, both in the order of their names. So quotas do not change while a plan is half done.
+- Queues that have neither an owner nor a waiting member are assigned first. Then queues move from members above their
+  quota to members below their quota. Three passes consider these queues in the order of their names. The first pass
+  moves a queue only to the member that is next in line for it, the second only to a member that waits for it, the third
+  to any member.
+- While a queue is in transit, no queue moves from one member to another. A queue is in transit if members wait for it,
+  but its next owner can't be known.
 
-The same plan serves two kinds of members. Members that share a state store have queues with owners and without waiting
-lines. Programs that see only a broker's list of consumers wait in line for every queue, and ``decide`` returns what one
-of them does for the plan. ``Handover`` says how RabbitMQ hands over a queue with a single active consumer. A view may
-be old. An action that follows from an old view is late or has no effect, and RabbitMQ still allows one active consumer
-per queue.
+The same plan serves two kinds of members. Members that share a state store see an owner or no owner for each queue, and
+no waiting members. Programs that see only a broker's list of consumers subscribe to every queue and wait until they
+become its active consumer. For such a program, ``decide`` returns the actions that carry out its part of the plan.
+``Handover`` describes how RabbitMQ passes a queue with a single active consumer to the next consumer. A view may be
+outdated. An action that follows from an outdated view is late or has no effect, and RabbitMQ still allows only one
+active consumer per queue.
 
-The client has a copy of this file (``popgate_client.amqp.balance``), which does not depend on the proxy: it imports the
-standard library only.
-Source: the leaderless rebalancing of rabbit_leaderless_rebalancing (TLA+), corrected: there a queue could move twice,
-and members that are slow to subscribe made others release for ever.
+The Python client has a copy of this file (``popgate_client.amqp.balance``). The client does not depend on the proxy, so
+this file imports only the standard library.
+
+Source: the TLA+ specification rabbit_leaderless_rebalancing, with two corrections. In the specification, a queue could
+move twice, and members that were slow to subscribe made other members release queues for ever.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,31 +36,33 @@ from typing import Generic, NamedTuple, TypeVar
 Q = TypeVar("Q", bound=str)
 
 HOLD_OFF_SECONDS = 15.0
-"""Seconds for which a queue without a consumer is reserved for the member that the plan chose: three looks, each at
-most 5 s old."""
+"""Seconds for which a queue without a consumer is reserved for the member that the plan chose. This covers three views
+of the queues, each at most 5 s old."""
 
 
 class Handover(Enum):
-    """How a queue goes from one consumer to another."""
+    """How RabbitMQ passes a queue from its active consumer to the next one."""
 
     TAKE = "take"
-    """A consumer with a higher priority takes the queue as soon as it subscribes (quorum queues, RabbitMQ 4.0 on)."""
+    """A consumer with a higher priority becomes the active consumer as soon as it subscribes (quorum queues, from
+    RabbitMQ 4.0 on)."""
     CLAIM = "claim"
-    """When the consumer leaves, the waiting consumer with the highest priority gets the queue (classic queues)."""
+    """When the active consumer leaves, the waiting consumer with the highest priority becomes active (classic
+    queues)."""
     SOLE = "sole"
-    """When the consumer leaves, the one that has waited longest gets the queue, so that all others must stop waiting
-    (quorum queues before 4.0)."""
+    """When the active consumer leaves, the consumer that has waited longest becomes active. So every member that should
+    not get the queue must stop waiting for it (quorum queues before RabbitMQ 4.0)."""
 
 
 class Waiting(NamedTuple):
-    """A member that waits for a queue."""
+    """A member that waits for a queue, and the priority of its consumer."""
 
     member: str
     priority: int = 0
 
 
 class QueueView(NamedTuple):
-    """The active consumer of a queue, its priority, and the waiting members."""
+    """The consumers of one queue: the active consumer with its priority, and the members that wait."""
 
     active: str | None = None
     priority: int = 0
@@ -67,17 +73,19 @@ class Verb(Enum):
     """An action of a member on a queue."""
 
     SUBSCRIBE = "subscribe"
-    """Consume the queue with the given priority on a separate channel."""
+    """Consume the queue with ``Step.priority`` on a separate channel."""
     CLAIM = "claim"
-    """Consume the queue again with the given priority, then close the channel that waited."""
+    """Consume the queue with ``Step.priority`` on a second channel, then close the channel on which the member
+    waited."""
     RELEASE = "release"
-    """Start nothing new, settle messages in progress, and close the channel. Don't cancel first: that loses order."""
+    """Start to process no further message, settle the messages in progress, then close the channel. Don't cancel the
+    consumer before the channel is closed, because this loses the order of the messages."""
     YIELD = "yield"
     """Stop waiting for the queue: close the channel."""
 
 
 class Step(NamedTuple, Generic[Q]):
-    """One action. ``priority`` applies to a verb that consumes."""
+    """One action of a member. ``priority`` is the consumer priority for SUBSCRIBE and CLAIM."""
 
     verb: Verb
     queue: Q
@@ -85,7 +93,10 @@ class Step(NamedTuple, Generic[Q]):
 
 
 def next_in_line(waiting: Sequence[Waiting]) -> str | None:
-    """Return the member that gets the queue next; None if that depends on how long the members have waited."""
+    """Return the waiting member that gets the queue next.
+
+    Return None if no member waits, or if the next one depends on how long the members have waited.
+    """
     if not waiting:
         return None
     highest = max(one.priority for one in waiting)
@@ -94,14 +105,18 @@ def next_in_line(waiting: Sequence[Waiting]) -> str | None:
 
 
 def holder(view: QueueView, handover: Handover) -> str | None:
-    """Return the member that has the queue or is about to get it; None if there is none or it can't be known."""
+    """Return the member that owns the queue or is about to own it.
+
+    Return None if there is no such member, or if it can't be known.
+    """
     active, priority, waiting = view
     is_taken = handover is Handover.TAKE and any(one.priority > priority for one in waiting)
     return next_in_line(waiting) if active is None or is_taken else active
 
 
 def quotas(members: Sequence[str], counts: Mapping[str, int], queue_count: int) -> dict[str, int]:
-    """Return how many queues each of the sorted ``members`` should have. ``counts``: how many it has."""
+    """Return how many queues each of the sorted ``members`` should have. ``counts``: how many queues each member has
+    now."""
     share, extra_count = divmod(queue_count, len(members))
     rich = [member for member in members if counts[member] > share]
     poor = [member for member in members if counts[member] <= share]
@@ -110,9 +125,10 @@ def quotas(members: Sequence[str], counts: Mapping[str, int], queue_count: int) 
 
 
 def plan(members: Sequence[str], queues: Mapping[Q, QueueView], handover: Handover = Handover.SOLE) -> dict[Q, str]:
-    """Return the new owner of each queue that should move: as few moves as possible, plus one for each unowned queue.
+    """Return the queues that should get a new owner, each with this owner.
 
-    ``members``: sorted, at least one. A queue whose holder is not a member stays with it and counts for no member.
+    The plan moves as few queues as possible, and assigns the queues that have no owner. ``members`` must be sorted and
+    not empty. A queue whose holder is not in ``members`` stays with this holder, and is not counted for any member.
     """
     names = sorted(queues)
     holders = {name: holder(queues[name], handover) for name in names}
@@ -122,7 +138,7 @@ def plan(members: Sequence[str], queues: Mapping[Q, QueueView], handover: Handov
             counts[has] += 1
     quota = quotas(members, counts, len(queues))
     due = {member: quota[member] - counts[member] for member in members}
-    """How many queues each member lacks after the moves so far; negative if it has too many."""
+    """How many queues each member lacks after the moves planned so far; negative if the member has too many."""
     moves: dict[Q, str] = {}
 
     def give(name: Q, to: str) -> None:
@@ -149,7 +165,7 @@ def plan(members: Sequence[str], queues: Mapping[Q, QueueView], handover: Handov
 
 
 def members_seen(queues: Iterable[QueueView], me: str) -> list[str]:
-    """Return the members that take part, sorted: all that consume a queue or wait for one, and ``me``."""
+    """Return ``me`` and all members that consume a queue or wait for a queue, sorted."""
     seen = {me}
     for queue in queues:
         seen.update(one.member for one in queue.waiting)
@@ -166,10 +182,11 @@ def decide(
     *,
     overdue: Collection[Q] = (),
 ) -> list[Step[Q]]:
-    """Return what ``me`` does to carry out the plan ``moves`` of the view ``queues``, sorted by queue name.
+    """Return the actions of member ``me`` that carry out the plan ``moves``, sorted by queue name.
 
-    ``overdue``: queues without a consumer for `HOLD_OFF_SECONDS`. The member that the plan chose may hang, so the
-    others no longer hold off. Don't call this with a view that does not yet show the last action of ``me``.
+    ``queues``: the view from which ``moves`` was planned. It must already show the last action of ``me``. ``overdue``:
+    queues that have had no consumer for `HOLD_OFF_SECONDS`. The member that the plan chose for such a queue may hang,
+    so ``me`` subscribes without waiting for that member.
     """
     steps = [_step(me, name, queues[name], moves.get(name), handover, name in overdue) for name in sorted(queues)]
     return [step for step in steps if step is not None]
@@ -183,7 +200,7 @@ def _step(me: str, name: Q, queue: QueueView, to: str | None, handover: Handover
     if handover is Handover.TAKE and active is not None:
         above = max(above, active_priority + 1)
     if active == me:
-        # Release only when the receiver is known to be next: otherwise any member, or none, would get the queue.
+        # Release only when the planned owner is known to be next, because otherwise any member, or none, would get it.
         is_ready = is_moved and handover is not Handover.TAKE and next_in_line(waiting) == to
         return Step(Verb.RELEASE, name) if is_ready else None
     if any(one.member == me for one in waiting):
@@ -192,7 +209,7 @@ def _step(me: str, name: Q, queue: QueueView, to: str | None, handover: Handover
         return Step(Verb.YIELD, name) if is_moved and handover is Handover.SOLE else None
     if to == me:
         return Step(Verb.SUBSCRIBE, name, 0 if is_orphan or handover is Handover.SOLE else above)
-    # If the first to subscribe is served first, the plan's member has to subscribe before the others.
+    # The first member to subscribe gets the queue, so the planned owner has to subscribe before the others.
     must_hold_off = is_moved and not is_overdue and (is_orphan or handover is Handover.SOLE)
     return None if must_hold_off else Step(Verb.SUBSCRIBE, name)
 

@@ -1,11 +1,11 @@
-"""The headers that popgate adds to a dead letter: why it died, after how many deliveries, when, and in which queue.
+"""Writes and reads the headers of a dead letter: why, when, after how many deliveries and in which queue it failed.
 
-This module writes and reads these headers. Their names begin with ``x-popgate-``, which publishers may not use; so a
-message that is redriven is again exactly what its publisher sent.
+The names of these headers begin with ``x-popgate-``, a prefix that publishers may not use. So a redrive can remove
+exactly these headers, and the redriven message equals the message that its publisher sent.
 
-A publisher's headers may leave no room for those of popgate. Such a letter is packed: its publisher's headers are put
-in front of its body. A message on which popgate itself fails becomes bare: it keeps its body, and its headers are
-replaced by one header that shows them as text.
+If the publisher's headers leave no room for the headers of popgate, the dead letter is *packed*: the publisher's
+headers are put in front of the body. A message that popgate itself can't process becomes *bare*: its body stays
+unchanged, and one header that shows the original headers as text replaces them.
 """
 
 import json
@@ -23,10 +23,10 @@ from popgate.domain.message import (
 from popgate.domain.names import CopyId, Subscription
 
 MAX_DELIVERIES = "max_deliveries"
-"""The reason and the cause of a message that was delivered too often."""
+"""Reason and cause of a dead letter that was delivered ``max_deliveries`` times."""
 REJECTED = "rejected"
 UNREADABLE = "unreadable"
-"""The cause of a message on which popgate failed twice."""
+"""Cause of a dead letter that popgate failed twice to process."""
 
 _CAUSE, _REASON = "x-popgate-dead-cause", "x-popgate-dead-reason"
 _TOPIC, _GROUP, _QUEUE = "x-popgate-dead-topic", "x-popgate-dead-group", "x-popgate-dead-queue"
@@ -35,7 +35,8 @@ _DELIVERY_COUNT, _ORIGIN = "x-popgate-delivery-count", "x-popgate-origin-copy-id
 _UNREADABLE_HEADERS = "amqp-unreadable-headers"
 _UNREADABLE_CHARACTERS_MAX = 4_096
 _HEADERS_BYTES = "x-popgate-dead-headers-bytes"
-"""Header for the length in bytes of the publisher's headers, as JSON, at the beginning of a packed letter's body."""
+"""Name of the header of a packed dead letter that contains the length of the publisher's headers, in bytes of JSON, in
+front of the body."""
 
 
 class DeadLetterDetails(NamedTuple):
@@ -55,7 +56,8 @@ class DeadLetterDetails(NamedTuple):
 def dead_letter_headers(
     headers: Mapping[str, HeaderValue], note: DeadLetterDetails, subscription: Subscription, origin: CopyId
 ) -> dict[str, HeaderValue]:
-    """Return the headers of the dead letter; ``origin`` is the copy from which it was made."""
+    """Return ``headers`` and the headers that describe the dead letter. ``origin`` is the copy that was
+    dead-lettered."""
     return {
         **headers,
         _CAUSE: note.cause,
@@ -71,12 +73,15 @@ def dead_letter_headers(
 
 
 def publisher_headers(headers: Mapping[str, HeaderValue]) -> dict[str, HeaderValue]:
-    """Return the headers without those of popgate."""
+    """Return ``headers`` without the headers whose names are reserved for popgate."""
     return {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER_PREFIX)}
 
 
 def bare(message: Message) -> Message:
-    """Return the message with its body, and with one header that shows what it had. Never raises."""
+    """Return the message with a single header, which shows the original headers as text. Never raises.
+
+    The body, the ids and the time of publishing stay unchanged.
+    """
     try:
         if list(message.headers) == [_UNREADABLE_HEADERS]:
             return message
@@ -94,9 +99,9 @@ def bare(message: Message) -> Message:
 
 
 def packed(letter: Message) -> Message:
-    """Return the letter with its publisher's headers in front of its body, for a broker that can't carry them.
+    """Return the dead letter with its publisher's headers in front of its body, for a broker that can't carry them.
 
-    If that would exceed the maximum size of a message, the publisher's headers are dropped.
+    If the body would exceed the maximum size of a message, the publisher's headers are dropped.
     """
     headers = json.dumps(publisher_headers(letter.headers)).encode()
     without = stripped(letter)
@@ -106,13 +111,14 @@ def packed(letter: Message) -> Message:
 
 
 def stripped(letter: Message) -> Message:
-    """Return the letter without its publisher's headers, for a broker that refuses a body of the packed size."""
+    """Return the dead letter without its publisher's headers, for a broker that refuses the longer body of a packed
+    one."""
     notes = {name: value for name, value in letter.headers.items() if name.startswith(RESERVED_HEADER_PREFIX)}
     return letter._replace(headers=notes)
 
 
 def unpacked(letter: Message) -> Message:
-    """Return the letter as it was before it was packed. A letter that popgate did not pack is returned unchanged."""
+    """Return the dead letter as it was before it was packed. A dead letter that is not packed is returned unchanged."""
     size = _count(letter.headers.get(_HEADERS_BYTES))
     if size is None or size > len(letter.body):
         return letter

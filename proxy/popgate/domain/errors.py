@@ -1,12 +1,12 @@
-"""Defines the tree of errors, ordered by the caller's possible reaction.
+"""Defines popgate's errors, as a tree that is ordered by what the caller can do about an error.
 
     PopgateError
     +- RequestError      fix the request
-    +- LockLost          stop the work that the lock protects, and acquire it again
+    +- LockLost          stop the work that the lock protects, and acquire the lock again
     +- RetryLater        the same request may succeed after ``retry_after_seconds``
     +- StartupError      fix the configuration or the machine; the process can't start
 
-A lost lease is not an exception: a settlement reports it for each entry.
+A lost lease is not an exception: the answer to a settlement reports it for each entry.
 """
 
 
@@ -43,7 +43,7 @@ class GroupNotFound(RequestError):
 
 
 class LeaseGroupNotFound(RequestError):
-    """The lease group does not exist, or is not complete yet: PUT it."""
+    """The lease group does not exist or is not complete yet. A PUT of the group creates or completes it."""
 
     code = "lease_group_not_found"
 
@@ -55,13 +55,13 @@ class LeaseGroupAcked(RequestError):
 
 
 class LeaseGroupExpired(RequestError):
-    """The group's leases expired; a PUT leases the same messages again."""
+    """The leases of the lease group have expired. A PUT of the group leases the same messages again."""
 
     code = "lease_group_expired"
 
 
 class MessageTooLarge(RequestError):
-    """A message, its headers or the whole request is over its limit."""
+    """A message, its headers or the whole request exceeds its maximum size."""
 
     code = "message_too_large"
 
@@ -71,13 +71,13 @@ class MessageTooLarge(RequestError):
 
 
 class Conflict(RequestError):
-    """The request contradicts what exists; ``detail`` says what to do."""
+    """The request conflicts with an existing object or its state; ``detail`` says what to do."""
 
     code = "conflict"
 
 
 class QuotaExceeded(Conflict):
-    """The limit of ``setting`` is reached; ``detail`` names the setting and says what to do."""
+    """The limit that the setting ``setting`` defines is reached; ``detail`` says what to do."""
 
     code = "quota_exceeded"
 
@@ -87,7 +87,7 @@ class QuotaExceeded(Conflict):
 
 
 class WrongMode(RequestError):
-    """The subscription is in another consume mode."""
+    """The subscription is not in the consume mode that the request requires. ``mode`` is its present mode."""
 
     code = "wrong_mode"
 
@@ -97,7 +97,10 @@ class WrongMode(RequestError):
 
 
 class Fenced(RequestError):
-    """The pull client's generation is overtaken: the messages that it pulled from the queue are no longer its own."""
+    """The pull client must ask for its assignment, because the queue moves to another client or has moved already.
+
+    If the queue has moved, the client can't settle the messages that it pulled from the queue.
+    """
 
     code = "fenced"
 
@@ -115,7 +118,8 @@ class RetryLater(PopgateError):
 class BrokerUnavailable(RetryLater):
     """The broker can't be reached or does not answer.
 
-    ``outcome_unknown``: something was sent and may still take effect; repeating a publish may duplicate the message.
+    ``outcome_unknown``: the request was sent and may still take effect. If it was a publish, repeating it may duplicate
+    the message.
     """
 
     code = "broker_unavailable"
@@ -130,11 +134,13 @@ class StateUnavailable(RetryLater):
 
 
 class NotAMember(StateUnavailable):
-    """The cluster considers this proxy dead, or has lost its data. The proxy owns nothing until it has joined again."""
+    """The cluster has removed this proxy, or the store has lost its data. The proxy owns no queues until it joins
+    again."""
 
 
 class PeerUnavailable(RetryLater):
-    """The proxy that should serve the request can't do so now: it does not answer, is stopping or lost the queue."""
+    """The proxy that should serve the request can't do so now: it does not answer, is stopping, or does not own the
+    queue."""
 
     code = "peer_unavailable"
 
@@ -148,19 +154,19 @@ class RedriveNotFound(RequestError):
 
 
 class LockNotFound(RequestError):
-    """No administrator has defined a lock of this name, or it has no slots."""
+    """No administrator has defined a lock with this name, or the lock has no slots."""
 
     code = "lock_not_found"
 
 
 class LockLost(PopgateError):
-    """The lock is no longer held: stop the work that it protects, and acquire it again."""
+    """The client no longer holds the lock. It must stop the work that the lock protects, and acquire the lock again."""
 
     code = "lock_lost"
 
 
 class LockHeld(RetryLater):
-    """Other clients held the lock for the whole wait."""
+    """Other clients held the lock for as long as the request waited."""
 
     code = "lock_held"
 
@@ -172,19 +178,22 @@ class LockUnavailable(RetryLater):
 
 
 class TooManyInFlight(RetryLater):
-    """The group has as many leases as its ``max_in_flight`` allows."""
+    """The group has as many leases as its ``max_in_flight`` allows.
+
+    Or a pull client has as many uncommitted messages of a queue as it may have.
+    """
 
     code = "too_many_in_flight"
 
 
 class TooManyPops(RetryLater):
-    """The maximum number of pops already waits for messages."""
+    """The number of pops that wait for messages has reached its maximum."""
 
     code = "too_many_pops"
 
 
 class QueueGone(RequestError):
-    """A queue of a subscription does not exist on the broker; requests get 404 until it is declared again."""
+    """A queue of a subscription does not exist on the broker. Requests get 404 until the queue is declared again."""
 
     code = "topic_not_found"
 
@@ -200,4 +209,4 @@ class StartupError(PopgateError):
 
 
 class NoCommonVersion(StartupError):
-    """This proxy and some member of the cluster have no version of the peer protocol in common."""
+    """This proxy and another member of the cluster support no common version of the peer protocol."""

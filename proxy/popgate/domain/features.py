@@ -1,4 +1,4 @@
-"""The features that a server may offer, as ``GET /v1`` lists them. Clients check the list before they rely on one."""
+"""Defines the names of the features that ``GET /v1`` lists. Clients check this list before they rely on a feature."""
 
 from enum import StrEnum
 
@@ -6,15 +6,14 @@ from enum import StrEnum
 class Feature(StrEnum):
     """A feature that every popgate of this version has, unless ``--features`` omits it.
 
-    Two further features, which depend on other settings, are listed beside these: ``adopt`` (on RabbitMQ) and
-    ``auto_create``.
+    ``GET /v1`` also lists two features that depend on other settings: ``adopt`` (on RabbitMQ) and ``auto_create``.
     """
 
     POP = "pop"
     PULL = "pull"
     ATTEMPT_ID = "attempt_id"
     CLIENT_ID = "client_id"
-    """The ``client_id`` of a pop; a pull has always had one."""
+    """A pop may contain a ``client_id``. Pulls have always contained one, so this feature does not concern them."""
     MSGPACK = "msgpack"
     RETRY = "retry"
     ORDERING = "ordering"

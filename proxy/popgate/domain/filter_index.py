@@ -1,10 +1,10 @@
-"""Finds the filters that a message may pass, without testing all of them.
+"""Finds the filters that a message may pass, without testing every filter.
 
-Pure. Theory of operation. A filter requires one of its allowed values for every header that it names. So it is enough
-to test the filter when a message has one of the values that it allows for *one* of these headers. Each filter is
-indexed under one header, once for each allowed value: the header whose values have the fewest other filters. A header
-that may also be absent is chosen only if the filter names no other kind, because the absence of each such header has to
-be looked up for every message.
+Pure. Theory of operation. A message passes a filter only if every header that the filter names has an allowed value.
+So the index chooses *one* of these headers, and the filter needs to be tested only if the message has an allowed value
+for the chosen header. Each filter is indexed once for each allowed value of this header. The index chooses the header
+whose allowed values have the fewest filters so far. It chooses a header that may be absent only if all headers of the
+filter may be absent, because the absence of each such header has to be looked up for every message.
 
 Messages that differ only in headers that no filter names pass the same filters; ``facts`` returns the same value for
 such messages.
@@ -25,7 +25,7 @@ class FilterIndex:
 
     def __init__(self) -> None:
         self._headers: dict[HeaderFilter, tuple[str, frozenset[Comparable]]] = {}
-        """The header under which each filter is indexed, with its allowed values."""
+        """The header under which each filter is indexed, with the header's allowed values."""
         self._standing: dict[tuple[str, Comparable], dict[HeaderFilter, None]] = {}
         self._named: Counter[str] = Counter()
         """Number of filters that name each header."""
@@ -58,15 +58,19 @@ class FilterIndex:
             _count_down(self._optional, name)
 
     def facts(self, headers: Mapping[str, HeaderValue]) -> Facts:
-        """Return all that the filters can see of a message: messages with equal facts pass the same filters."""
+        """Return the headers that any filter names, with their values. Messages with equal facts pass the same
+        filters."""
         named = self._named
         return frozenset(
             (name, comparable(value)) for name, value in headers.items() if value is not None and name in named
         )
 
     def candidates(self, facts: Facts, headers: Mapping[str, HeaderValue]) -> list[list[HeaderFilter]]:
-        """Return the filters that a message with these headers, and therefore these facts, may pass: in several lists,
-        each in the order in which its filters were added."""
+        """Return the filters that a message with ``headers`` may pass, in several lists.
+
+        Each list contains its filters in the order in which they were added. ``facts`` must be the facts of
+        ``headers``.
+        """
         absent = [(name, ABSENT) for name in self._optional if headers.get(name) is None]
         return [[*standing] for fact in chain(facts, absent) if (standing := self._standing.get(fact))]
 

@@ -13,16 +13,17 @@ FILTER_VALUES_MAX = 64
 
 FilterValue = str | int | float | bool | None
 Comparable = tuple[bool, FilterValue]
-"""A value together with its kind: 1 equals 1.0, but neither "1" nor true."""
+"""A header's value, and whether it is a bool, so that 1 equals 1.0, but equals neither "1" nor true."""
 ABSENT: Comparable = (False, None)
 """The value of a header that is absent or null."""
 OTHER: Comparable = (True, None)
-"""The value of a header that no filter can name: bytes, a list, a map, a time."""
+"""The value of a header that no filter can name: bytes, a list, a map or a timestamp."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderFilter:
-    """A filter; call it to test a message's headers. Filters with the same criteria are equal."""
+    """A header filter. Calling it returns whether a message's headers pass. Filters with the same criteria are
+    equal."""
 
     wanted: tuple[tuple[str, frozenset[Comparable]], ...]
     """Each header with its allowed values, sorted by header name."""
@@ -37,5 +38,5 @@ def header_filter(wanted: Mapping[str, Sequence[FilterValue]]) -> HeaderFilter:
 
 
 def comparable(value: HeaderValue) -> Comparable:
-    """Return a header's value as filters compare it."""
+    """Return a header's value in the form in which filters compare it."""
     return (isinstance(value, bool), value) if isinstance(value, str | int | float | bool | None) else OTHER

@@ -1,9 +1,9 @@
-"""Classifies host names in requests and settings. Pure: resolves no names."""
+"""Classifies host names in requests and settings. This module does not resolve names."""
 
 from ipaddress import ip_address
 
 ANY_HOST = "*"
-"""Matches every name."""
+"""In a setting, this value allows every host name."""
 
 
 def is_localhost(name: str) -> bool:

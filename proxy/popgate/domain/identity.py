@@ -1,13 +1,13 @@
 """Signs and checks identity tags, which prove that popgate gave a message its copy id.
 
-The copy id of a message decides which lease record, settlement and dead letter belong to it. Any publisher that reaches
-a queue can write any header. So popgate adds a tag to each copy: a keyed hash of the copy's target and its copy id. A
-reader trusts a copy id only with the tag for the queue that it reads from. A tag that was copied together with its copy
-id names the same copy again; it can't name a copy in another queue.
+The copy id of a message decides which lease record, which settlement and which dead letter apply to the message. Any
+program that can publish to a queue can write any header. So popgate adds a tag to each copy: a keyed hash of the copy's
+target and copy id. A proxy trusts a copy id only if its tag is valid for the queue that delivered the message. If a
+program copies a tag together with the copy id, they identify the same copy again, and never a copy in another queue.
 
     tag = VERSION ":" key id ":" BLAKE2s(key, target NUL copy id)
 
-The key is derived from the proxies' secret. The key id says which secret was used.
+The key is derived from the proxies' secret. The key id identifies the secret that was used.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,17 @@ _PURPOSE = b"popgate identity of copies"
 Signer = Callable[[str], str]
 """Returns the tag of a copy id."""
 TagChecker = Callable[[str, str | None], str]
-"""Returns why a copy id with this tag (None: without a tag) can't be trusted, or an empty string if it can."""
+"""Returns why a copy id with the given tag can't be trusted, or an empty string if it can be trusted.
+
+The tag is None if the copy has no tag.
+"""
 
 
 class IdentityKeys:
     """Signs and checks the tags of copies.
 
-    Signs with ``secret``. Trusts tags of ``secret`` and ``former_secret``. With ``accepts_untagged``, also trusts copy
-    ids without a tag, which popgate published before it had tags.
+    New tags are made with ``secret``. Tags that were made with ``secret`` or ``former_secret`` are trusted. With
+    ``accepts_untagged``, copy ids without a tag are trusted too, because earlier versions of popgate did not add tags.
     """
 
     def __init__(self, secret: bytes, *, former_secret: bytes | None = None, accepts_untagged: bool = False) -> None:
@@ -38,11 +41,14 @@ class IdentityKeys:
         self._accepts_untagged = accepts_untagged
 
     def signer(self, target: BrokerQueue) -> Signer:
-        """Return the signer of copies that go to ``target``: one queue, or ``bound_queue`` of a topic."""
+        """Return the function that signs copies for ``target``: one queue, or a name made by ``bound_queue``."""
         return self._keys[0].signer(target)
 
     def checker(self, *targets: BrokerQueue) -> TagChecker:
-        """Return the check of copies that a queue delivers. ``targets``: the most frequent target first."""
+        """Return the function that checks the tags of copies that one queue delivers.
+
+        ``targets``: the targets for which these tags may have been made, the most frequent one first.
+        """
         known = {key.prefix: [key.signer(target) for target in targets] for key in self._keys}
         prefix_length = len(self._keys[0].prefix)
 
