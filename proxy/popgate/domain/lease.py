@@ -1,8 +1,8 @@
-"""Decides grants and settlements on lease records, the one fence that every grant and every settlement must pass.
+"""Decides, from a copy's lease record, whether the copy may be leased and whether a lease may settle it.
 
-Pure. The store reads a record, calls these functions, and writes the answer, all in one atomic step (a SQLite
-transaction; a Redis script that repeats these two tables). Times come from the store's clock, so every proxy sees the
-same order.
+Pure. Every grant and every settlement must pass these decisions. The store reads the record, decides, and writes the
+new record, all in one atomic step: a SQLite transaction that calls these functions, or a Redis script that repeats them
+in Lua. All times are times of the store's clock, so every proxy sees the same order of events.
 
                  grant                ack
       (none) ------------> LEASED ------------> ACKED
@@ -13,13 +13,14 @@ same order.
            (visible_at)   ^         |     moved
                           +---------+ undo
 
-WAITING stands for two states, EXPIRED and RELEASED. A visible message may become DISCARDED when its time to live ends.
+In the diagram, WAITING stands for two states, EXPIRED and RELEASED. A visible message may become DISCARDED when its
+time to live ends.
 
-An expired lease stays LEASED, with a deadline in the past, until the message is leased again. If a retry delay is
-written, the state becomes EXPIRED. In both states its receipt handle is still valid for an ack and for an extension.
-No extension makes a lease older than the maximum (decision 15): a longer extension is cut to this maximum, and a
-lease of that age can't be extended. After a change of the consume mode no expired lease is revived, because a drain
-ends when no leases are left.
+When a lease expires, its record stays LEASED, with a ``visible_at`` in the past, until the message is leased again. If
+the owner of the queue sets a retry delay, the state becomes EXPIRED. In both states, the receipt handle of the lease is
+still valid, also for an extension. No extension makes a lease older than the maximum age (decision 15): a longer
+extension is shortened, and a lease of the maximum age can't be extended. After a change of the consume mode, expired
+leases can't be extended, because a drain ends when no leases are left.
 """
 
 from enum import StrEnum
@@ -46,7 +47,7 @@ class RecordState(StrEnum):
 
 
 WITHDRAWN = LeaseId("withdrawn")
-"""Replaces the id of a lease that was taken back before any client learned of it."""
+"""Replaces the lease id of a lease that was withdrawn before any client received it."""
 
 SETTLED_STATES = frozenset({RecordState.ACKED, RecordState.DEAD, RecordState.DISCARDED})
 """States of messages that are settled on this queue. If the broker redelivers such a message, popgate acks it."""
@@ -58,7 +59,8 @@ GOOD_STATES = frozenset({RecordState.LEASED, RecordState.EXPIRED})
 class LeaseRecord(NamedTuple):
     """The lease or the settlement of one copy. Fields that end in ``_at`` are in seconds of the store's clock.
 
-    It is a tuple, like the two answer types, because tuples are cheapest: one is made for every grant and settlement.
+    The record is a tuple, like ``GrantAnswer`` and ``SettleAnswer``, because every grant and settlement creates one,
+    and tuples are the cheapest to create.
     """
 
     state: RecordState
@@ -79,19 +81,20 @@ class LeaseRecord(NamedTuple):
 class GrantStatus(StrEnum):
     GRANTED = "granted"
     HELD = "held"
-    """The message is leased, or waits for its retry: update it from the record."""
+    """The message is leased, or its retry delay is not over. The caller must update its message from the record."""
     EXHAUSTED = "exhausted"
     """The message was already delivered ``max_deliveries`` times: move it to the dead letters."""
     MOVING = "moving"
     SETTLED = "settled"
     BEHIND = "behind"
-    """An earlier entry of the same line was not granted, so this entry must wait."""
+    """An earlier entry with the same ``line`` was neither granted nor settled, so this entry must wait."""
     FENCED = "fenced"
-    """Another proxy has claimed the queue: step down."""
+    """Another proxy has claimed the queue, so the calling proxy must stop serving it."""
     WRONG_MODE = "wrong_mode"
-    """The group has a later mode generation than this proxy knows."""
+    """The group has a later mode generation than the calling proxy knows."""
     FULL = "full"
-    """The subscription has its maximum number of leases, or other proxies are ahead in line (``ports.limits``)."""
+    """The subscription has its maximum number of leases, its leases are not counted yet, or other proxies are ahead in
+    line (``ports.limits``)."""
 
 
 class SettleAction(StrEnum):
@@ -99,33 +102,37 @@ class SettleAction(StrEnum):
     EXTEND = "extend"
     RELEASE = "release"
     WITHDRAW = "withdraw"
-    """Release a lease that no client learned of. It does not count as a delivery, and its lease id becomes invalid, so
-    that no later action relies on the old delivery count."""
+    """Release a lease that no client has received. It does not count as a delivery, and its lease id becomes invalid,
+    so that no later action relies on the former delivery count."""
     EXPIRE = "expire"
-    """Record that the lease expired: the owner's deadline loop sets the retry delay, ``seconds``."""
+    """Record that the lease expired, and set the retry delay to ``seconds``. The deadline loop of the queue's owner
+    does this."""
     MOVE = "move"
-    """Begin to dead-letter a message that the client rejected. MOVED finishes the move when the copy is confirmed."""
+    """Begin to dead-letter a message that the client rejected. MOVED finishes the move when the broker has confirmed
+    the dead letter."""
     EXHAUST = "exhaust"
     """Begin to dead-letter a visible message that was delivered ``max_deliveries`` times."""
     MOVED = "moved"
     UNDO = "undo"
-    """Undo a move whose copy the broker certainly did not store. The message stays here and becomes visible."""
+    """Undo a move whose new copy the broker certainly did not store. The message stays in its queue and becomes
+    visible."""
     DISCARD = "discard"
-    """Discard a visible message whose time to live is over. The lease need not match."""
+    """Discard a visible message whose time to live is over. Any lease id is accepted."""
 
 
 class SettleStatus(StrEnum):
     DONE = "done"
     ALREADY = "already"
-    """An earlier settlement of the same lease did the same."""
+    """An earlier settlement of the same lease has already had this effect."""
     LOST = "lost"
-    """The lease is no longer current: never a false success."""
+    """The lease is no longer current, so nothing was changed."""
 
 
 class GrantAnswer(NamedTuple):
-    """The answer to a grant: the copy's record, and the seconds that the copy stays invisible (never negative).
+    """The answer to a grant: the copy's record, and the seconds for which the copy stays invisible (never negative).
 
-    ``record`` is None only for BEHIND, FENCED, FULL and WRONG_MODE. Only for GRANTED, it is new and must be written.
+    ``record`` is None only for BEHIND, FENCED, FULL and WRONG_MODE. For GRANTED, it is a new record that must be
+    written. For every other status, it is the stored record.
     """
 
     status: GrantStatus
@@ -134,9 +141,10 @@ class GrantAnswer(NamedTuple):
 
 
 class SettleAnswer(NamedTuple):
-    """The answer to a settlement: the copy's record (None: there is none), and the seconds until the copy is visible.
+    """The answer to a settlement: the copy's record, and the seconds until the copy is visible.
 
-    ``settled_at`` is the store's time. Only for DONE, ``record`` is new and must be written.
+    ``record`` is None if the copy has no record. For DONE, it is a new record that must be written. ``settled_at`` is
+    the store's time at the settlement.
     """
 
     status: SettleStatus
@@ -155,11 +163,11 @@ def decide_grant(
     earlier_deliveries: int,
     epoch: int,
 ) -> GrantAnswer:
-    """Decide whether this copy may be leased now. If so, return the record of the new lease.
+    """Decide whether a copy may be leased now. If so, the answer contains the record of the new lease.
 
-    If the same lease is requested again (while a lease group is being formed), it is renewed and does not count as a
-    new delivery. This does not apply if another lease was granted after it expired. ``earlier_deliveries`` is used only
-    if there is no record.
+    While a lease group is being formed, the same lease may be requested again. If this lease has expired, it is
+    renewed, and this does not count as a new delivery. But if another lease of the copy was granted since it expired, a
+    new lease is granted. ``earlier_deliveries`` is used only if ``record`` is None.
     """
     if record is None:
         count, first = earlier_deliveries, now
@@ -195,13 +203,13 @@ def decide_settle(
     age_seconds_max: float = inf,
     is_overtaken: bool = False,
 ) -> SettleAnswer:
-    """Decide whether this lease permits ``action``.
+    """Decide whether the lease ``lease_id`` permits ``action``.
 
-    ``seconds`` is the extension, or the delay of a release or an expiry.
+    ``seconds`` is the length of an extension, or the delay of a release or an expiry.
 
     ``age_seconds_max``: no extension makes the lease older than this maximum, but an extension never shortens a lease.
-    ``is_overtaken``: the caller knows only an earlier mode generation. Then releases, and extensions of expired leases,
-    are LOST.
+    ``is_overtaken``: the mode generation that the caller knows is outdated. Then a release, or an extension of an
+    expired lease, is LOST.
     """
     if record is None or (record.lease_id != lease_id and action is not SettleAction.DISCARD):
         return _unchanged(SettleStatus.LOST, record, now)
@@ -216,7 +224,7 @@ def decide_settle(
     if action is SettleAction.EXTEND:
         latest = record.leased_at + age_seconds_max
         if state is RecordState.LEASED:
-            latest = max(latest, record.visible_at)  # an earlier policy allowed more
+            latest = max(latest, record.visible_at)  # an earlier policy may have allowed a longer lease
         is_over = state is not RecordState.LEASED or record.visible_at <= now
         if latest <= now or (is_over and is_overtaken):
             return _unchanged(SettleStatus.LOST, record, now)

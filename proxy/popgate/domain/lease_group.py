@@ -1,8 +1,7 @@
-"""Lease groups: batches with a fixed membership that can be read repeatedly (decision 12).
+"""Decides about lease groups: fixed batches of leased messages that a client can read repeatedly (decision 12).
 
-Pure. A group is named by (stream, epoch). Its members are ordinary leases that share one lease id, so ``lease`` governs
-their exclusion, fencing, expiry and settlement. A group only adds the list of leases that belong together, and their
-order.
+Pure. A group is named by (stream, epoch). Its members are ordinary leases that share one lease id, so ``domain.lease``
+decides about their exclusion, fencing, expiry and settlement. A group adds only the list of its leases and their order.
 
             PUT begins             PUT ends, with members            ack through its epoch
     (none) ------------> FORMING ------------------------> FROZEN ------------------------> gone; its epoch is 410
@@ -11,7 +10,7 @@ order.
                           v                                  v
             PUT ends, without members: gone              RELEASING ---> gone; its epoch may be used again
 
-No client has read a group that is FORMING. If its forming is abandoned, its messages are released.
+No client has read a group that is FORMING. If no request continues to form the group, its messages are released.
 """
 
 from enum import StrEnum
@@ -42,7 +41,7 @@ class GroupState(StrEnum):
 
 
 class GroupKey(NamedTuple):
-    """The name of one lease group."""
+    """The identity of one lease group."""
 
     subscription: Subscription
     stream: StreamName
@@ -69,15 +68,20 @@ def taken_over(key: GroupKey) -> Conflict:
 
 
 def slice_bounds(number: int, slices: int, span: int) -> tuple[int, int]:
-    """Return the positions [first, end) of a slice: equal contiguous parts, so that a slice keeps the group's order.
+    """Return the positions [first, end) of slice ``number``.
 
-    ``span`` is the number of positions when the group was frozen; members lost later do not shift the others.
+    All slices are contiguous and almost equally long, so that each slice keeps the order of the group. ``span`` is the
+    number of positions when the group was frozen. Members that are lost later do not change the positions of the
+    others.
     """
     return number * span // slices, (number + 1) * span // slices
 
 
 def lease_end(now: float, seconds: float, held_since: float, age_seconds_max: float) -> float:
-    """Return when leases renewed for ``seconds`` from now end: at most ``age_seconds_max`` after ``held_since``."""
+    """Return the time at which leases end if they are renewed for ``seconds`` from ``now``.
+
+    This time is at most ``age_seconds_max`` after ``held_since``.
+    """
     return min(now + seconds, held_since + age_seconds_max)
 
 
@@ -91,12 +95,12 @@ def decide_renewal(
     regrant: bool,
     max_deliveries: int | None,
 ) -> LeaseRecord | None:
-    """Return the record under which a member continues until ``ends_at``; None if the member is lost.
+    """Return the record that leases a member until ``ends_at``, or None if the member is lost.
 
-    The group's lease is extended, even if it has expired, as long as no other lease was granted since. This
-    does not count as a new delivery. With ``regrant``, a message whose other lease was released or has expired is
-    leased again, as by a pop. If ``is_overtaken`` (the mode generation changed), only leases that have not expired
-    continue.
+    The group's lease of the member is extended, even if it has expired, unless another lease was granted since then.
+    The extension does not count as a new delivery. With ``regrant``, a message is leased again, as by a pop, if the
+    group's lease can't be extended but the message is visible. If ``is_overtaken`` (the mode generation changed), only
+    leases that have not expired are extended.
     """
     if record is None:
         return None

@@ -13,8 +13,9 @@ from popgate.domain.names import NAME_LENGTH_MAX
 
 SLOTS_MAX = 64
 TOKENS_PER_SECOND = 2**20
-"""Tokens per second of Unix time: a new token queue starts at the Unix time multiplied by this. That is above all
-tokens of earlier queues as long as there were fewer grants per second than this."""
+"""Number of fencing tokens for each second of Unix time. The first token of a new token queue is the Unix time
+multiplied by this number. It is higher than all tokens of earlier queues, unless they granted more tokens per second
+than this number."""
 MUTEX_KEPT_SECONDS = 86_400
 """Seconds without use after which the broker removes the queues of a mutex."""
 
@@ -26,14 +27,14 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class LockKind(StrEnum):
-    """The three kinds of amqp-locks."""
+    """The three kinds of locks that the amqp-locks project defines."""
 
     MUTEX = "mutex"
-    """A mutex. It is created by its first use, and is free unless a client holds it."""
+    """A lock that one client at a time can hold. Its first use creates it, and no administrator has to enable it."""
     PERSISTENT_MUTEX = "persistent_mutex"
     """A semaphore with one slot that an administrator enables and disables."""
     SEMAPHORE = "semaphore"
-    """Has the number of slots that an administrator sets."""
+    """A lock with the number of slots that an administrator sets."""
 
 
 class Slot(NamedTuple):
@@ -47,23 +48,25 @@ class Slot(NamedTuple):
 
     @property
     def token_queue(self) -> str:
-        """The queue that always has one message: the client that has it unacknowledged holds the slot."""
+        """The queue that always has one message. The client that received the message and has not acked it holds the
+        slot."""
         return f"{self._prefix}:token"
 
     @property
     def slot_queue(self) -> str:
-        """The queue that exists as long as the slot can be held. It stays empty: RabbitMQ (3.10) closes the connection
-        of a client that publishes to a quorum queue at the moment the queue is deleted."""
+        """The queue that exists as long as the slot can be held. It stays empty, because RabbitMQ (3.10) closes the
+        connection of a client that publishes to a quorum queue while the queue is being deleted."""
         return f"{self._prefix}:slot"
 
     @property
     def holder_queue(self) -> str:
-        """The queue that records the last client that acquired the slot, even while the slot is removed."""
+        """The queue that stores the name of the last client that acquired the slot, even while the slot is removed."""
         return f"{self._prefix}:holder"
 
     @property
     def waiting_queue(self) -> str:
-        """The queue, one for all slots of the lock, that counts waiting clients: each of them consumes it."""
+        """The queue whose consumers are the clients that wait for the lock, so that they can be counted. All slots of
+        the lock share it."""
         return f"{lock_prefix(self.lock, self.kind, fenced=self.fenced)}:waiting"
 
     @property
@@ -73,9 +76,9 @@ class Slot(NamedTuple):
 
     @property
     def watched_queue(self) -> str:
-        """The queue whose absence shows a holder that the slot was removed.
+        """The queue that a holder watches. If it does not exist, the slot was removed.
 
-        A mutex has no slot queue, because no administrator removes it.
+        A mutex has no slot queue, because no administrator removes its slot.
         """
         if self.kind is not LockKind.MUTEX:
             return self.slot_queue
@@ -83,7 +86,7 @@ class Slot(NamedTuple):
 
     @property
     def kept_seconds(self) -> int | None:
-        """Seconds without use after which the broker removes the slot's queues; None: never."""
+        """Seconds without use after which the broker deletes the slot's queues, or None if it never deletes them."""
         return MUTEX_KEPT_SECONDS if self.kind is LockKind.MUTEX else None
 
     @property
@@ -93,7 +96,8 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockDefinition:
-    """A lock as an administrator defined it. ``by_use``: the lock is a mutex that was created by its first use."""
+    """The definition of a lock. ``by_use``: whether the first use of a mutex created it, and no administrator defined
+    it."""
 
     name: str
     kind: LockKind
@@ -103,16 +107,17 @@ class LockDefinition:
 
     @property
     def open_slots(self) -> int:
-        """How many clients may hold the lock."""
+        """The number of clients that may hold the lock at the same time."""
         return self.slots if self.enabled else 0
 
 
 def administered(
     present: LockDefinition | None, name: str, kind: LockKind, slots: int | None, enabled: bool | None
 ) -> LockDefinition:
-    """Return the definition after an administrator's change; None leaves a value as it is.
+    """Return the definition of the lock ``name`` after a change by an administrator.
 
-    Raises: Conflict, InvalidRequest.
+    ``present``: the definition before the change; None if the lock is not defined. If ``slots`` or ``enabled`` is None,
+    this value stays the same. Raises: Conflict, InvalidRequest.
     """
     if present is not None and present.kind is not kind:
         raise Conflict(f"lock {name} is a {present.kind}: delete it before you make it a {kind}")
@@ -130,7 +135,7 @@ def administered(
 
 
 def lock_prefix(lock: str, kind: LockKind, *, fenced: bool = True) -> str:
-    """Return the prefix of the names of a lock's queues. A persistent mutex is a semaphore with one slot.
+    """Return the prefix of the names of a lock's queues.
 
     A fenced and an unfenced lock with the same name use different queues and are separate locks, because a fenced lock
     can't exclude an unfenced one.
@@ -140,7 +145,7 @@ def lock_prefix(lock: str, kind: LockKind, *, fenced: bool = True) -> str:
 
 
 def checked_lock_name(name: str) -> str:
-    """Return ``name``. Raises: InvalidRequest."""
+    """Return ``name`` if it is a valid lock name. Raises: InvalidRequest."""
     if _NAME.fullmatch(name) is None:
         raise InvalidRequest(
             f"lock name {name[:80]!r}: use 1 to {NAME_LENGTH_MAX} of A-Z, a-z, 0-9, '.', '_' and '-'", field="name"
@@ -149,7 +154,7 @@ def checked_lock_name(name: str) -> str:
 
 
 def checked_slots(slots: int, kind: LockKind) -> int:
-    """Return ``slots``. Raises: InvalidRequest."""
+    """Return ``slots`` if a lock of this kind can have so many. Raises: InvalidRequest."""
     most = SLOTS_MAX if kind is LockKind.SEMAPHORE else 1
     if not 0 <= slots <= most:
         raise InvalidRequest(f"slots: {slots} is not between 0 and {most}, the maximum of a {kind}", field="slots")
@@ -157,9 +162,9 @@ def checked_slots(slots: int, kind: LockKind) -> int:
 
 
 def first_token(wall_seconds: float, above: int = 0) -> int:
-    """Return the first token of a new token queue: higher than every token that an earlier queue has given.
+    """Return the first token of a new token queue. It is higher than every token of earlier queues, and than ``above``.
 
-    It is derived from the clock, because a deleted queue leaves no trace. An earlier queue could only have exceeded it
-    with about one grant per microsecond.
+    The token is derived from the clock, because a deleted queue leaves no trace of its tokens. An earlier queue could
+    have reached this token only with about one grant per microsecond.
     """
     return max(int(wall_seconds * TOKENS_PER_SECOND), above + 1)

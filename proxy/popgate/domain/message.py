@@ -1,6 +1,6 @@
-"""Messages as every broker carries them.
+"""Defines messages in the form that is common to all brokers.
 
-Owns the shape of a message and its limits. The adapters encode it for the wire.
+This module defines the fields of a message and their limits. The adapters encode messages for the wire.
 """
 
 import secrets
@@ -11,14 +11,15 @@ from typing import NamedTuple, TypeGuard, cast
 from popgate.domain.names import CopyId
 
 HeaderValue = object
-"""A str, int, float, bool or None on publish; from foreign publishers also lists and dicts of these."""
+"""The value of a header. Publishers that use popgate send a str, int, float, bool or None. Messages of other publishers
+may also have lists and dicts of these."""
 
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 HEADERS_BYTES_MAX = 64 * 1024
-"""Maximum size of headers in bytes. AMQP carries them in one frame, 128 KiB by default; half of the frame is left for
-the rest."""
+"""Maximum size of a message's headers in bytes. AMQP carries them in one frame, 128 KiB by default. Half of the frame
+is left for the other properties of the message."""
 SHORT_STRING_BYTES_MAX = 255
-"""AMQP's maximum length of a short string in bytes: message ids, header names, ordering keys."""
+"""AMQP's maximum length of a short string in bytes. Message ids, header names and ordering keys are short strings."""
 BATCH_COUNT_MAX = 256
 HEADER_NESTING_MAX = 32
 """Maximum depth of lists and maps in a header's value."""
@@ -26,18 +27,20 @@ TIME_MAX = 253_402_300_799.0
 """Latest time that a message may carry, in Unix seconds: the end of the year 9999."""
 COPY_ID_DIGITS = 32
 MINTED_AT_DIGITS = 12
-"""Number of hexadecimal digits at the beginning of a copy id that are its time in milliseconds."""
+"""Number of hexadecimal digits at the beginning of a copy id that contain its time of minting in milliseconds."""
 RESERVED_HEADER_PREFIX = "x-popgate-"
 _TIMESTAMP_SECONDS_MAX = 0xFFFF_FFFF
-"""Latest timestamp in seconds (the year 2106); a larger number has a smaller unit."""
+"""The latest timestamp that is read as seconds (in the year 2106). A larger number is read in a smaller unit."""
 _UNITS_PER_SECOND = (1, 1_000, 1_000_000, 1_000_000_000)
 
 
 class Message(NamedTuple):
-    """One copy of a message. ``published_at`` is in Unix seconds; ``copy_id`` is minted by popgate.
+    """One copy of a message. All times are in Unix seconds.
 
-    ``visible_at`` (Unix seconds): when a delayed message becomes visible (None: no delay). ``expires_at`` (Unix
-    seconds): the time after which the message is not delivered (None: no limit).
+    ``copy_id`` identifies the copy. popgate mints it, unless an admin has declared that the ``message_id`` of other
+    publishers is unique (``domain.names.Layout``), or the message is transient. ``visible_at``: when a delayed message
+    becomes visible; None if the message is not delayed. ``expires_at``: the time after which the message is not
+    delivered; None if there is no such time.
     """
 
     copy_id: CopyId
@@ -63,7 +66,7 @@ def is_copy_id(text: str) -> bool:
 def is_time(value: HeaderValue) -> TypeGuard[float]:
     """Return whether ``value`` is a number of Unix seconds that every part of popgate can represent.
 
-    Integers are fine: pika turns doubles into integers when it republishes a message that it has read.
+    Integers are accepted, because pika turns doubles into integers when it republishes a message that it has read.
     """
     return isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= TIME_MAX
 
@@ -100,7 +103,8 @@ def _has_characters_only(text: str) -> bool:
 def seconds_of_timestamp(count: int) -> float | None:
     """Return a publisher's timestamp (0..2**64-1) in Unix seconds, or None if it is not a valid time.
 
-    AMQP counts seconds. Some publishers count milliseconds, microseconds or nanoseconds: these numbers are larger.
+    AMQP timestamps are in seconds. Some publishers send milliseconds, microseconds or nanoseconds, which are recognized
+    because these numbers are larger.
     """
     for units_per_second in _UNITS_PER_SECOND:
         if count <= _TIMESTAMP_SECONDS_MAX * units_per_second:
@@ -109,9 +113,10 @@ def seconds_of_timestamp(count: int) -> float | None:
 
 
 def place_of(message: Message) -> tuple[int, CopyId]:
-    """Return the sort key that orders messages of one ordering key by when they became visible in their queue.
+    """Return the key that sorts messages with one ordering key by the time at which they became visible in their queue.
 
-    The order is exact for one publisher that waits for each answer, as long as the proxies' clocks agree.
+    The order of the messages of one publisher is exact if the publisher waits for the answer to each publish, and if
+    the clocks of the proxies agree.
     """
     minted_at = int(message.copy_id[:MINTED_AT_DIGITS], 16)
     return max(minted_at, int((message.visible_at or 0.0) * 1000)), message.copy_id
@@ -120,9 +125,9 @@ def place_of(message: Message) -> tuple[int, CopyId]:
 def copy_id_minter(wall: Callable[[], float]) -> Callable[[], CopyId]:
     """Return a function that mints copy ids: 32 hexadecimal digits, globally unique, ascending within a process.
 
-    An id consists of 48 bits of milliseconds, 40 random bits that identify the process, and a 40-bit counter. Ascending
-    ids keep inserts at the end of the store's index. Every start draws new process bits, so a clock that was set back
-    does not repeat ids.
+    An id consists of 48 bits of milliseconds, 40 random bits that identify the process, and a 40-bit counter. Because
+    ids ascend, the store inserts them at the end of its index. Each start of a process draws new random bits, so ids
+    are not repeated after a clock was set back.
     """
     process = secrets.token_hex(5)
     counter = int.from_bytes(secrets.token_bytes(3), "big")

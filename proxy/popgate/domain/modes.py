@@ -1,19 +1,20 @@
 """Changes the consume mode of a group, and decides which leases are valid in each mode (decision 10).
 
-Pure: each step returns a new spec, which replaces the previous one only if that is still current (``ports.catalog``).
-The generation grows by one with each step, and the store grants no lease under an earlier generation. So a proxy that
-has not yet learned of a step is harmless.
+Pure. Each step returns a new ``GroupSpec``. The caller stores it only if the previous spec is still the stored one
+(``ports.catalog``). The mode generation grows by one with each step, and the store grants no lease under an earlier
+generation. So a proxy that does not know a step yet can't grant leases of the previous mode. In the diagram, g is the
+mode generation before the first step.
 
-               to pull                    the last lease is over, or its time is
+               to pull                     no lease is left, or the time is up
     POP g ----------------> DRAINING g+1 ----------------------------------------> PULL g+2
       ^                          |                                                    |
       +--------------------------+                                                    |
-      |    back to pop (g+2): no lease is cut off                                     |
+      |    back to pop (g+2): all leases stay valid                                   |
       +-------------------------------------------------------------------------------+
            to pop (g+3): uncommitted messages return, at once or after a drain (PULL, DRAINING, POP)
 
-A lease is valid as long as the mode in which it was granted lasts, including the drain of that mode and the way back.
-A queue's owner releases the leases that are no longer valid.
+A lease is valid as long as the group stays in the mode in which the lease was granted. This includes the drain of that
+mode, and a return to the mode before the drain ends. The owner of a queue releases the leases that are no longer valid.
 """
 
 from dataclasses import replace
@@ -23,16 +24,17 @@ from popgate.domain.names import LeaseId
 from popgate.domain.topics import ConsumeMode, Drain, GroupSpec
 
 DRAIN_SECONDS = 60.0
-"""Default maximum seconds of a drain from pop to pull. From pull to pop there is no drain by default."""
+"""Default maximum duration, in seconds, of a drain from pop to pull. By default, there is no drain from pull to pop."""
 DRAIN_SECONDS_MAX = 43_200.0
 _PULL = "pull-"
 
 
 def switched(spec: GroupSpec, to: ConsumeMode, *, now: float, drain_seconds: float | None = None) -> GroupSpec:
-    """Return ``spec`` after a request for mode ``to`` (pop or pull), or ``spec`` itself if there is nothing to do.
+    """Return ``spec`` after a request for mode ``to`` (pop or pull), or ``spec`` itself if nothing changes.
 
-    ``now``: the store's time. ``drain_seconds``: the maximum time until all leases end, counted from now even if a
-    drain is under way. None: the default, or the deadline of the drain under way.
+    ``now``: the store's time. ``drain_seconds``: the maximum number of seconds from ``now`` until all leases end, even
+    if a drain is under way. If it is None, a new drain gets the default, and a drain that is under way keeps its
+    deadline.
     """
     assert to is not ConsumeMode.DRAINING, "a switch leads to pop or pull"
     if spec.drain is not None:
@@ -51,7 +53,7 @@ def switched(spec: GroupSpec, to: ConsumeMode, *, now: float, drain_seconds: flo
 
 
 def drained(spec: GroupSpec) -> GroupSpec:
-    """Return ``spec`` after its drain: leases of the previous mode are no longer valid."""
+    """Return ``spec`` after the end of its drain, when leases of the previous mode are no longer valid."""
     assert spec.drain is not None, "only a draining group can end its drain"
     return _entered(spec, spec.drain.to, spec.mode_generation + 1)
 
@@ -64,7 +66,7 @@ def leased_by(spec: GroupSpec) -> ConsumeMode:
 
 
 def is_good(spec: GroupSpec, lease_id: LeaseId) -> bool:
-    """Return whether a lease belongs to the mode that is in force or that drains."""
+    """Return whether the lease is valid, because it was granted in the present mode or in the mode that drains."""
     if leased_by(spec) is ConsumeMode.PULL:
         return lease_id.startswith(pull_prefix(spec))
     return not lease_id.startswith(_PULL)
@@ -76,21 +78,25 @@ def pull_prefix(spec: GroupSpec) -> str:
 
 
 def pull_lease_id(spec: GroupSpec, since: int) -> LeaseId:
-    """Return the lease id of all messages that a client pulls from a queue that it has held since generation ``since``
-    of the assignment."""
+    """Return the lease id of all messages that a client pulls from one queue.
+
+    ``since``: the generation of the assignment in which the client received the queue (``domain.assignment.Holding``).
+    """
     return LeaseId(f"{pull_prefix(spec)}{since}")
 
 
 def extended_under(spec: GroupSpec) -> int:
-    """Return the mode generation under which leases are extended. Outside pop mode it is -1, which is always overtaken.
+    """Return the mode generation to state when leases are extended. Outside pop mode it is -1, which is always
+    outdated.
 
-    So a drain does not revive expired leases. It ends when no lease is left, and no lease may follow.
+    Then the store does not extend expired leases, so a drain does not revive them. The drain ends when no lease is
+    left, and no lease may become valid after that.
     """
     return spec.mode_generation if spec.mode is ConsumeMode.POP else -1
 
 
 def is_pulled(lease_id: LeaseId) -> bool:
-    """Return whether the lease belongs, or belonged, to a pull client."""
+    """Return whether the lease was granted to a pull client, even if it is no longer valid."""
     return lease_id.startswith(_PULL)
 
 

@@ -1,6 +1,6 @@
 """Defines the names of topics, groups, queues and copies, in popgate and on the broker.
 
-Owns the shape of every name, but not the list of existing objects.
+This module defines the form of every name. It does not know which topics, groups and queues exist.
 """
 
 import re
@@ -14,30 +14,31 @@ from popgate.domain.errors import InvalidRequest
 TopicName = NewType("TopicName", str)
 GroupName = NewType("GroupName", str)
 CopyId = NewType("CopyId", str)
-"""The unique id that popgate gives to each published copy (decision 3)."""
+"""The id of one copy of a message. popgate mints a unique id for each copy that it publishes (decision 3)."""
 LeaseId = NewType("LeaseId", str)
 StreamName = NewType("StreamName", str)
-"""The name of a client's sequence of lease groups, such as one streaming query; epochs number its groups."""
+"""The name of a client's sequence of lease groups, for example for one streaming query. Epochs number the groups."""
 ClientId = NewType("ClientId", str)
-"""The name that a pull client, one running program, gives itself; unique within its group."""
+"""The name that a client, one running program, chooses. The name of a pull client is unique within its group."""
 InstanceId = NewType("InstanceId", str)
 """The id of one start of a proxy's process; never reused."""
 BrokerQueue = NewType("BrokerQueue", str)
-"""The name of a queue on the broker, adopted queues included."""
+"""The name of a queue on the broker. The queue may be an adopted one."""
 
 NAME_LENGTH_MAX = 64
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
 QUEUES_MAX = 256
 DEFAULT_GROUP = GroupName("default")
 TRANSIENT_PREFIX = "~"
-"""Prefix of the copy ids of transient messages, which have no stable identity. These ids end with the channel."""
+"""Prefix of the copy ids of transient messages, which have no stable identity. These ids are valid until the channel
+that delivered the messages ends."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _BOUND_QUEUE = re.compile(r"popgate:([A-Za-z0-9._-]{1,64}):(\d{1,3})")
 
 
 class Subscription(NamedTuple):
-    """One (topic, group): the unit of consume mode, policy and statistics."""
+    """A group of a topic. Each subscription has one consume mode, one policy and its own statistics."""
 
     topic: TopicName
     group: GroupName
@@ -59,8 +60,8 @@ class QueueId(NamedTuple):
 class Layout:
     """The broker's queues of one subscription.
 
-    ``queues[i]`` is the queue of index i. popgate did not declare ``adopted`` queues: it leaves their type, arguments
-    and publishers unchanged and never deletes them. ``dead`` is always popgate's own queue.
+    ``queues[i]`` is the queue with index i. If ``adopted``, popgate did not declare these queues: it leaves their type,
+    arguments and publishers unchanged, and never deletes them. popgate always declares the dead-letter queue ``dead``.
     """
 
     subscription: Subscription
@@ -68,7 +69,8 @@ class Layout:
     dead: BrokerQueue
     adopted: bool = False
     unique_message_ids: bool = False
-    """The admin declares that ``message_id`` is unique in the adopted queues, so it serves as the copy id."""
+    """Whether the admin has declared that ``message_id`` is unique in the adopted queues. If so, it serves as the copy
+    id."""
 
     def queue_ids(self) -> list[QueueId]:
         return [QueueId(*self.subscription, index) for index in range(len(self.queues))]
@@ -80,7 +82,10 @@ def transient_copy_id(instance: str, epoch: int, number: int) -> CopyId:
 
 
 def is_transient(copy_id: CopyId) -> bool:
-    """Return whether the copy id, and every lease under it, ends with its channel."""
+    """Return whether the copy id belongs to a transient message.
+
+    The copy id, and every lease of the copy, is valid only until the channel that delivered the message ends.
+    """
     return copy_id.startswith(TRANSIENT_PREFIX)
 
 
@@ -129,13 +134,16 @@ def bound_queue(topic: TopicName, index: int) -> BrokerQueue:
 
 
 def topic_of_queue(target: BrokerQueue) -> tuple[TopicName, int] | None:
-    """Return the topic and the index of a ``target`` made by ``bound_queue``; None if ``target`` names one queue."""
+    """Return the topic and the index in a name made by ``bound_queue``. Return None if ``target`` names one queue."""
     match = _BOUND_QUEUE.fullmatch(target)
     return None if match is None else (TopicName(match[1]), int(match[2]))
 
 
 def queue_index(ordering_key: str, queue_count: int) -> int:
-    """Return the queue index of an ordering key. It must never change, and is the same in every process."""
+    """Return the index of the queue for an ordering key.
+
+    The index is the same in every process, and must not change in later versions.
+    """
     return crc32(ordering_key.encode()) % queue_count
 
 

@@ -1,6 +1,7 @@
 """Defines quotas, which limit the number of objects so that no client exhausts shared resources.
 
-Pure. A quota limits creation only. If a quota is lowered below what exists, everything that exists continues to work.
+Pure. A quota limits only the creation of objects. If a quota is lowered below the number of existing objects, these
+objects continue to work.
 """
 
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ HEADERS_MAX = 4_096
 HEADERS_BYTES_MIN = 1_024
 FILTER_BYTES_MIN, FILTER_BYTES_MAX = 1_024, 1024 * 1024
 METRICS_GROUPS_MAX = 10_000
-"""The largest values that the settings of these names may have."""
+"""The bounds of the settings with the same names: ``_MIN`` marks the smallest value, and all others are the largest."""
 
 
 class Quota(StrEnum):
-    """A quota on creation, named by its setting."""
+    """A limit on the creation of objects. The value is the name of the setting that defines the limit."""
 
     TOPICS = "topics_max"
     GROUPS = "groups_per_topic_max"
@@ -40,7 +41,7 @@ _LIMITED = {
         "ack or release some (GET lease-groups lists them)",
     ),
 }
-"""What each quota limits, and what to do when it is reached."""
+"""The objects that each quota limits, and the advice for a user who has reached the quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +49,9 @@ class Quotas:
     """The limits of one proxy. Sizes are in bytes.
 
     ``queues_max`` counts the queues of all groups, without dead-letter queues. ``lease_groups_max`` counts the lease
-    groups of one group that are not acked. ``headers_max`` and ``headers_bytes_max`` limit one published message,
-    ``filter_bytes_max`` one pop's filter. ``metrics_groups_max`` limits the groups that have their own rows in
-    ``/metrics``.
+    groups of one group that are not acked. ``headers_max`` and ``headers_bytes_max`` limit the headers of one published
+    message. ``filter_bytes_max`` limits the filter of one pop. ``metrics_groups_max`` limits the number of groups that
+    have their own rows in ``/metrics``.
     """
 
     topics_max: int = 1_000
@@ -64,7 +65,7 @@ class Quotas:
     metrics_groups_max: int = 200
 
     def check(self, quota: Quota, present: int, more: int = 1) -> None:
-        """Check that ``more`` may be added to the number ``present``. Raises: QuotaExceeded."""
+        """Check that ``more`` objects may be created if there are ``present`` objects now. Raises: QuotaExceeded."""
         check_quota(quota, getattr(self, quota), present, more)
 
 
@@ -72,7 +73,7 @@ DEFAULTS = Quotas()
 
 
 def check_quota(quota: Quota, limit: int, present: int, more: int = 1) -> None:
-    """Do the same as ``Quotas.check``, with the given ``limit``."""
+    """Check like ``Quotas.check``, with ``limit`` in place of the configured value. Raises: QuotaExceeded."""
     if more > 0 and present + more > limit:
         raise quota_exceeded(quota, limit)
 
@@ -84,5 +85,5 @@ def quota_exceeded(quota: Quota, limit: int) -> QuotaExceeded:
 
 
 def flag_of(setting: str) -> str:
-    """Return a setting's command-line flag, as errors name it."""
+    """Return the command-line flag of a setting, for use in error messages."""
     return "--" + setting.replace("_", "-")

@@ -1,8 +1,8 @@
-"""Receipt handles: opaque, signed tokens that name one lease.
+"""Makes and verifies receipt handles, which are opaque, signed tokens. Each handle identifies one lease.
 
-A handle is base64url of: version byte, a keyed BLAKE2b tag of 16 bytes, then the lease's fields. The tag prevents
-clients from forging or mixing up leases. It encrypts nothing. Every proxy of a cluster has the secret and so can verify
-the handles of all others.
+A handle is the base64url encoding of a version byte, a keyed BLAKE2b tag of 16 bytes, and the fields of the lease. The
+tag prevents clients from forging handles. The fields are not encrypted. All proxies of a cluster have the same secret,
+so every proxy can verify the handles of all others.
 """
 
 from binascii import Error as BinasciiError
@@ -16,20 +16,22 @@ from popgate.domain.names import CopyId, GroupName, LeaseId, QueueId, TopicName
 RECEIPT_LENGTH_MAX = 1024
 SECRET_BYTES_MIN = 16
 REMEMBERED_MAX = 16_384
-"""Maximum number of its own handles that a signer caches, about 8 MB: most return once, to the proxy that made them."""
+"""Maximum number of handles that a signer caches, about 8 MB. The cache contains handles that this signer made, because
+most handles return once, to the proxy that made them."""
 
 _VERSION = b"\x01"
 _TAG_BYTES = 16
 _FIELDS = 6
 _FILLER = (b" ", b"", b"  ")
-"""Padding by the fields' length modulo 3: it completes the last base64 group, so each handle has one spelling and no
-``=``."""
+"""The padding for each length of the fields modulo 3. It completes the last base64 group. So a handle has only one
+spelling, and no ``=``."""
 _TO_URL = bytes.maketrans(b"+/", b"-_")
 _FROM_URL = bytes.maketrans(b"-_+/", b"+/!!")
 
 
 class Receipt(NamedTuple):
-    """Names one lease: of copy ``copy_id`` on ``queue``, granted under the claim's ``epoch``."""
+    """Identifies one lease of copy ``copy_id`` on ``queue``. ``epoch`` is the epoch of the claim under which it was
+    granted."""
 
     queue: QueueId
     lease_id: LeaseId
@@ -38,7 +40,7 @@ class Receipt(NamedTuple):
 
 
 class ReceiptSigner:
-    """Converts receipts to handles and back. ``secret`` has at least 16 bytes and is the same on every proxy."""
+    """Converts receipts to handles and back. ``secret`` must have at least 16 bytes and be the same on every proxy."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < SECRET_BYTES_MIN:

@@ -1,4 +1,7 @@
-"""Ranks the nodes for a new replica, unless a plug-in does: other zones first, then the nodes with the most room."""
+"""Ranks the nodes for a new replica: first the nodes in other zones, then the nodes with the most free resources.
+
+This ranking is used if no placement plug-in is configured, or if the plug-in names no suitable node.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,13 +9,16 @@ from collections.abc import Sequence
 from popgate.domain.replicas import ReplicaNode, ReplicaQueue
 
 PRESSURE_STEP = 0.1
-"""Step to which pressures are rounded (a share from 0 to 1); without it, every megabyte would decide."""
+"""The pressure on memory or disk, a share from 0 to 1, is rounded to multiples of this step. Without rounding, every
+megabyte would change the ranking."""
 
 
 def spread(queue: ReplicaQueue, members: Sequence[ReplicaNode], nodes: Sequence[ReplicaNode]) -> Sequence[str]:
-    """Rank by fewest members in the node's zone, then by fewest replicas, then by least pressure on memory and disk.
+    """Return the names of ``nodes``, the best node for a new replica first.
 
-    A node without a zone is a zone of its own. Members that are down count in their zones: they may come back.
+    Nodes with few members in their zone come first, then nodes with few replicas, then nodes with low pressure on
+    memory and disk. A node without a zone counts as a separate zone. ``members`` that are down count too, because they
+    may return.
     """
     taken = Counter(_zone(member) for member in members)
     ranked = sorted(

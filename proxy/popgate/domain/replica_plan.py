@@ -1,4 +1,4 @@
-"""Plans the changes to queue replicas: one pure plan from one observation of the broker.
+"""Plans the changes to queue replicas, as a pure function of one observation of the broker.
 
 Theory of operation. Each queue gets one row: the number of wanted replicas, the setting that demands it, the number of
 online replicas, and the next change. A row has at most one change, and none while another change of that queue is under
@@ -6,19 +6,20 @@ way. The rules, in this order:
 
 - A queue can't be changed unless a majority of its members is online. The plan only reports such a queue.
 - A member on a node that was removed from the cluster is forgotten. A member on a node that is down is kept for
-  ``forget_after_seconds`` (for ever if that is not set). It is then forgotten once it is replaced, or if it prevents
-  its replacement.
-- If fewer members are online than wanted, one is added on the first node of the placement's ranking, as soon as that
-  node has room for a change. The plan does not choose a worse node because it is free sooner. A member is added only
-  after the queue was short for ``recovery_interval_seconds``.
-- A new member counts before it has caught up. If its vote is needed for a majority (1 -> 2, or 3 with one down -> 4),
-  publishing stops until it has caught up. A queue with a large backlog therefore grows in this way only with
-  ``allow_stall``. This does not apply to brokers on which members join without a vote.
-- Members beyond the wanted number are left alone.
+  ``forget_after_seconds`` (for ever if that is not set). After that time, it is forgotten when another member has
+  replaced it, or if it prevents the addition of another member.
+- If fewer members are online than wanted, one member is added on the first node of the placement's ranking, as soon as
+  the limits permit a change on this node. The plan does not choose a node of lower rank because it is free sooner. A
+  member is added only after the queue has had too few online members for ``recovery_interval_seconds``.
+- A new member counts toward the majority before it has caught up. If the majority requires its vote, publishing stops
+  until it has caught up. This is so if a queue grows from 1 to 2 members, or from 3 to 4 while one of the 3 is down. A
+  queue with a large backlog therefore grows in this way only with ``allow_stall``. The rule does not apply to brokers
+  on which a new member gets its vote when it has caught up.
+- Members beyond the wanted number are not removed.
 
-The most endangered queues come first. No change lowers the number of online members, so no change takes a queue below
-its count or its majority. Source: RabbitMQ's design of continuously maintained minimum replica counts
-(rabbitmq-server issue 7209).
+The rows of the most endangered queues come first. No change lowers the number of online members. So no change takes a
+queue below its wanted number of replicas or below its majority. Source: RabbitMQ's design of continuously maintained
+minimum replica counts (rabbitmq-server issue 7209).
 """
 
 from collections import Counter
@@ -68,9 +69,10 @@ class Verdict(StrEnum):
     BUSY = "busy"
     """Another change of the queue is under way."""
     WAITING = "waiting"
-    """The queue has too few replicas, or its leader is not on its owner's node, but not yet for long enough."""
+    """The queue has too few replicas, or its leader is not on its owner's node. The change waits until this has lasted
+    long enough, or until the next check that may change the queue."""
     LIMITED = "limited"
-    """The change waits until other changes are done."""
+    """The change waits until other changes are done, because of the limits."""
     STALL = "stall"
     """The change would stop publishing for too long; an operator may allow it."""
     NO_NODE = "no_node"
@@ -93,8 +95,8 @@ SHORT = frozenset({Verdict.ADD, Verdict.BUSY, Verdict.WAITING, Verdict.LIMITED, 
 class Ages:
     """How long problems have lasted, in seconds; a problem without an entry is new.
 
-    ``short``: queues that have too few replicas. ``astray``: queues whose leader is not on the node of the same owner.
-    ``absent``: nodes that are down or gone.
+    ``short``: queues that have too few replicas. ``astray``: queues whose leader is not on their owner's node, counted
+    while this node stays the same. ``absent``: nodes that are down or were removed from the cluster.
     """
 
     short: Mapping[QueueRef, float] = field(default_factory=dict[QueueRef, float])
@@ -104,8 +106,11 @@ class Ages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePlan:
-    """One queue's row. ``wanted`` is ``asked.replicas``, capped at the number of nodes. ``online`` are its members that
-    take part."""
+    """The row of one queue in the plan.
+
+    ``wanted`` is ``asked.replicas``, but at most the number of nodes. ``online``: the members of the queue that are
+    online.
+    """
 
     ref: QueueRef
     members: frozenset[str]
@@ -155,10 +160,10 @@ def replica_plan(
     forgets_absent_streams: bool = True,
     moves_leaders: bool = True,
 ) -> ReplicaPlan:
-    """Return one row for each queue, the most endangered first.
+    """Return the plan, which has one row for each queue, the most endangered queue first.
 
-    ``only``: the queues that this plan may change (None: all); the others are observed and counted. ``busy``: changes
-    that are under way. The last three arguments describe what the broker can do (``ports.replicas``).
+    ``only``: the queues that this plan may change (None: all queues). The other queues are observed and counted, too.
+    ``busy``: changes that are under way. The last three arguments describe what the broker can do (``ports.replicas``).
     """
     limits = limits if moves_leaders else replace(limits, move_leaders=False)
     planner = _Planner(seen, limits, ages, busy, place, voters_join_late, forgets_absent_streams)
@@ -183,9 +188,9 @@ def replica_plan(
 
 
 def queues_led_astray(seen: Observation) -> set[tuple[QueueRef, str]]:
-    """Return the quorum queues whose leader could be on their owner's node but is not, with that node.
+    """Return the quorum queues whose leader could be on their owner's node but is not, each with the owner's node.
 
-    Streams are not moved: RabbitMQ restarts a stream to move its leader.
+    Streams are not included, because RabbitMQ restarts a stream to move its leader.
     """
     fit = {node.name for node in seen.nodes if node.unfit_reason is None}
     return {
@@ -199,7 +204,7 @@ def queues_led_astray(seen: Observation) -> set[tuple[QueueRef, str]]:
 
 
 def short_queues(seen: Observation, policies: ReplicaPolicies) -> set[QueueRef]:
-    """Return the queues with fewer members online than wanted."""
+    """Return the queues that have fewer online members than wanted."""
     return {
         queue.ref
         for queue in seen.queues
@@ -208,7 +213,7 @@ def short_queues(seen: Observation, policies: ReplicaPolicies) -> set[QueueRef]:
 
 
 class _Planner:
-    """Decides the rows one after the other. Changes under way and changes planned so far count against the limits."""
+    """Decides the rows of a plan one by one. Changes under way and changes planned so far count against the limits."""
 
     def __init__(
         self,
@@ -240,7 +245,11 @@ class _Planner:
         )
 
     def danger(self, queue: ReplicaQueue, asked: Asked) -> tuple[int, int, QueueRef]:
-        """Return the sort key: first how many more members the queue may lose, then how many are missing."""
+        """Return the key that sorts queues by danger, the greatest danger first.
+
+        The key compares how many members a queue can lose without losing its majority, then how many members are
+        missing.
+        """
         online = len(self._seen.online(queue))
         return online - queue.majority, online - asked.replicas, queue.ref
 
@@ -307,7 +316,7 @@ class _Planner:
             if name not in self._nodes and absent >= self._limits.recovery_interval_seconds:
                 return self._change(ChangeKind.FORGET, queue, name, f"{name} was removed from the cluster")
         after = self._limits.forget_after_seconds
-        # A member prevents its replacement only if a node could take one.
+        # A member prevents its replacement only if some node could get the new member.
         if after is None or (is_short and not (stalls and self._fit(queue))):
             return None
         for name in sorted(queue.members - queue.online):
@@ -341,7 +350,7 @@ class _Planner:
                 "with --allow-stall, or let the backlog shrink"
             )
             return Verdict.STALL, reason, None
-        # An external placement may be slow: don't ask it if there is no room anyway.
+        # An external placement may be slow, so don't call it if the limits permit no change.
         if self._count >= self._limits.changes_max or self._is_full(name := self._best(queue, fit)):
             return Verdict.LIMITED, f"{short}; waits for other changes", None
         return Verdict.ADD, short, self._change(ChangeKind.ADD, queue, name, short)
@@ -362,7 +371,8 @@ class _Planner:
         return online < majority(len(queue.members) + 1)
 
     def _best(self, queue: ReplicaQueue, fit: list[ReplicaNode]) -> str:
-        """Return the placement's first node that is fit; if it names none, the built-in placement's."""
+        """Return the node of ``fit`` that ranks first in the placement, or in the built-in placement if there is
+        none."""
         members = [self._counted(node) for name, node in self._nodes.items() if name in queue.members]
         names = {node.name for node in fit}
         ranked = [*self._place(queue, members, fit), *spread(queue, members, fit)]

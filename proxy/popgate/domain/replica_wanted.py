@@ -1,7 +1,8 @@
-"""Decides how many replicas a queue should have, and names the setting that says so.
+"""Decides how many replicas a queue should have, and names the setting that requires this number.
 
-The order of precedence: the queue's own argument, the policy of its popgate group, the most specific of the keeper's
-policies whose pattern matches its name, the broker's policy (``target-group-size``), the default. 0 sets no minimum.
+The first of these settings that exists applies: the queue's own argument, the policy of the queue's popgate group, the
+most specific of the keeper's policies whose patterns match the queue's name, the broker's policy
+(``target-group-size``), the default. The number 0 means that there is no minimum.
 """
 
 from collections.abc import Sequence
@@ -17,21 +18,22 @@ _WILD = frozenset("*?[")
 
 
 class ReplicaPolicy(NamedTuple):
-    """Asks for ``replicas`` of each queue whose name matches ``pattern`` (``*``, ``?`` and ``[...]`` as in a shell)."""
+    """Requires ``replicas`` of each queue whose name matches ``pattern`` (``*``, ``?`` and ``[...]`` as in a shell)."""
 
     pattern: str
     replicas: int
 
     @property
     def specificity(self) -> tuple[bool, int]:
-        """The sort key: a whole name before any pattern, then the number of literal characters."""
+        """The key that sorts policies: patterns without wildcards are the most specific, then those with many literal
+        characters."""
         given = sum(letter not in _WILD for letter in self.pattern)
         return given == len(self.pattern), given
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPolicies:
-    """The keeper's policies and the default. ``asked`` applies the order of precedence to one queue."""
+    """The keeper's policies and default number. ``asked`` applies the order of precedence to one queue."""
 
     policies: tuple[ReplicaPolicy, ...] = ()
     default: int = 3

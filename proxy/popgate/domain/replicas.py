@@ -1,8 +1,8 @@
 """Describes replicas of quorum queues and streams: a broker's report about them, and the possible changes.
 
-Defines the types that the planner (``replica_plan``), the port (``ports.replicas``) and the keeper share. It decides
-nothing. A *member* of a queue is a replica that the broker counts; it is *online* if it takes part now. A node is
-*gone* when it was removed from the cluster, and *down* when it belongs to the cluster and does not run.
+This module defines the types that the planner (``replica_plan``), the port (``ports.replicas``) and the keeper share.
+It decides nothing. A *member* of a queue is a replica that the broker counts. A member is *online* if it takes part in
+the queue now. A node is *gone* if it was removed from the cluster, and *down* if it is in the cluster but does not run.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 QUEUE_ARGUMENT = "x-popgate-min-replicas"
 NATIVE_ARGUMENT = "x-quorum-target-group-size"
-"""RabbitMQ's own argument, from 3.13 on; older brokers store it and ignore it."""
+"""RabbitMQ's own argument for the number of replicas, from 3.13 on. Older versions store it and ignore it."""
 NATIVE_POLICY_KEY = "target-group-size"
 
 
@@ -28,7 +28,8 @@ class QueueRef(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A wanted number of replicas. ``source`` names the setting that asks for it, in words for operators."""
+    """A wanted number of replicas. ``source`` is a text for operators that names the setting that requires this
+    number."""
 
     replicas: int
     source: str
@@ -36,8 +37,11 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaNode:
-    """A node of the cluster. ``memory_share`` and ``disk_share`` range from 0 (nothing used) to 1 (the alarm);
-    ``replicas`` is its number of members of the observed queues."""
+    """A node of the RabbitMQ cluster.
+
+    ``memory_share`` and ``disk_share`` range from 0 (nothing used) to 1 (the alarm). ``replicas`` is the number of
+    members of the observed queues on this node.
+    """
 
     name: str
     is_running: bool = True
@@ -51,12 +55,12 @@ class ReplicaNode:
 
     @property
     def serves(self) -> bool:
-        """Whether its replicas count as online."""
+        """Whether replicas on this node count as online."""
         return self.is_running and not self.is_cut_off
 
     @property
     def unfit_reason(self) -> str | None:
-        """Why it can't get a replica; None if it can."""
+        """The reason why the node can't get a replica, or None if it can."""
         if not self.is_running:
             return "down"
         if self.is_cut_off:
@@ -70,10 +74,10 @@ class ReplicaNode:
 class ReplicaQueue:
     """A queue as the broker describes it.
 
-    ``messages``: its backlog; None if the broker does not report it. ``asked``: what the queue's own argument asks for;
-    ``group_asked``: what its popgate group asks for; ``broker_asked``: what the broker's policy asks for.
-    ``owner_node``: the node to which the queue's active consumer is connected; None if that is unknown, or if active
-    consumers are on several nodes.
+    ``messages``: the backlog of the queue; None if the broker does not report it. ``asked``, ``group_asked`` and
+    ``broker_asked``: the number of replicas that the queue's own argument, its popgate group and the broker's policy
+    require. ``owner_node``: the node to which the queue's active consumer is connected; None if that is unknown, or if
+    active consumers are on several nodes.
     """
 
     ref: QueueRef
@@ -93,19 +97,19 @@ class ReplicaQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One observation of the broker. ``unseen``: queues whose members it did not report this time."""
+    """One observation of the broker. ``unseen``: queues whose members the broker did not report this time."""
 
     nodes: tuple[ReplicaNode, ...]
     queues: tuple[ReplicaQueue, ...]
     unseen: tuple[QueueRef, ...] = ()
 
     def online(self, queue: ReplicaQueue) -> frozenset[str]:
-        """Return the members that take part, on nodes that run and are not cut off."""
+        """Return the members of ``queue`` that are online, on nodes that run and are not cut off."""
         serving = {node.name for node in self.nodes if node.serves}
         return queue.online & queue.members & serving
 
     def absent_nodes(self) -> frozenset[str]:
-        """Return the nodes that are down, and nodes that have members but have left the cluster."""
+        """Return the nodes that are down, and the nodes that were removed from the cluster but still have members."""
         cluster = {node.name for node in self.nodes}
         members = {member for queue in self.queues for member in queue.members}
         return frozenset(members - cluster) | {node.name for node in self.nodes if not node.is_running}
@@ -115,12 +119,12 @@ class ChangeKind(StrEnum):
     ADD = "add"
     FORGET = "forget"
     LEAD = "lead"
-    """Make the member on the node the queue's leader."""
+    """Make the member on ``node`` the leader of the queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of one queue.
+    """One change to the replicas of one queue.
 
     ``members`` are the queue's members when the change was decided, and ``online`` those that were online then.
     """
@@ -135,8 +139,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberState:
-    """A member as it answers now. ``position``: the end of its log; None if unknown. A member that is no voter yet is
-    still catching up."""
+    """The present state of a member of a queue, as the member reports it.
+
+    ``position``: the end of the member's log; None if it is unknown. A member that is not yet a voter is still catching
+    up.
+    """
 
     node: str
     is_online: bool
@@ -148,7 +155,8 @@ class MemberState:
 Placement = Callable[[ReplicaQueue, Sequence[ReplicaNode], Sequence[ReplicaNode]], Sequence[str]]
 """``(queue, members, nodes) -> ranked names``: ranks the nodes for a new replica, the best first.
 
-``nodes`` are the nodes that may get one; ``members`` are the nodes of the cluster that have one.
+``nodes`` are the nodes that may get the new replica. ``members`` are the nodes of the cluster that already have a
+replica of the queue.
 """
 
 

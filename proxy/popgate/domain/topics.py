@@ -1,6 +1,6 @@
 """Defines the admin's configuration: topics, groups and their policies.
 
-Owns defaults and limits, but neither their storage nor the objects on the broker.
+This module defines defaults and limits. It does not store the configuration, and declares nothing on the broker.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ MAX_IN_FLIGHT_MAX = 1_000_000
 
 
 class ConsumeMode(StrEnum):
-    """How a group's messages are consumed. ``domain.modes`` changes it."""
+    """How clients consume the messages of a group. ``domain.modes`` decides about changes of the mode."""
 
     POP = "pop"
     DRAINING = "draining"
-    """The group changes between the other two modes. No new messages are leased."""
+    """The group is changing between the other two modes. No new messages are leased."""
     PULL = "pull"
 
 
@@ -33,7 +33,8 @@ class ConsumeMode(StrEnum):
 class RetryPolicy:
     """The delay before a message becomes visible again after an expiry, or after a release that names no delay.
 
-    ``initial_seconds`` after the first delivery, then ``multiplier`` times as long each time, up to ``max_seconds``.
+    The delay is ``initial_seconds`` after the first delivery. After each further delivery it is ``multiplier`` times as
+    long as before, up to ``max_seconds``.
     """
 
     initial_seconds: float = 0.0
@@ -55,10 +56,11 @@ class RetryPolicy:
 class Policy:
     """How a subscription treats its messages.
 
-    ``max_lease_seconds``: maximum age of a lease by extensions. A lease group has its own limit. ``max_deliveries``
-    None: never dead-letter by count. ``max_in_flight`` None: no limit on leases. ``paused``: no message is leased, but
-    leased messages can be settled. ``min_replicas``: the replicas that a replica keeper maintains of each of the
-    group's queues; None: the group sets no number.
+    ``max_lease_seconds``: the maximum age that a lease can reach by extensions; lease groups have another limit.
+    ``max_deliveries``: the number of deliveries after which a message is dead-lettered; None: no limit.
+    ``max_in_flight``: the maximum number of leases at the same time; None: no limit. ``paused``: no message is leased,
+    but leased messages can be settled. ``min_replicas``: the number of replicas that a replica keeper maintains of each
+    queue of the group; None: the group sets no number.
     """
 
     invisibility_seconds: float = 30.0
@@ -72,7 +74,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSpec:
-    """A topic: ``queue_count`` queues that popgate declares, or ``adopted`` queues that it did not declare."""
+    """The configuration of a topic. popgate declares ``queue_count`` queues for each group, unless the topic has
+    ``adopted`` queues, which other programs declared."""
 
     topic: TopicName
     queue_count: int
@@ -93,8 +96,11 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """The drain of a group to mode ``to``, pop or pull. It ends with the last lease, or at ``ends_at`` (Unix seconds of
-    the store), when the remaining leases become invalid."""
+    """The drain of a group that changes to mode ``to``, pop or pull.
+
+    The drain ends when the last lease ends, but not later than at ``ends_at`` (Unix seconds of the store). Leases that
+    remain at that time become invalid.
+    """
 
     to: ConsumeMode
     ends_at: float
@@ -102,10 +108,10 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """A group of a topic, with its consume mode and the mode's generation, which grows with each change.
+    """The configuration of a group, and its consume mode with the mode's generation, which grows with each change.
 
-    ``lease_generation``: the generation in which the valid leases began. It does not change at the start of a drain,
-    or when a drain is cancelled. ``drain`` is set only while the mode is DRAINING.
+    ``lease_generation``: the mode generation in which the valid leases began. It does not change at the start of a
+    drain, or when a drain is cancelled. ``drain`` is set only while the mode is DRAINING.
     """
 
     subscription: Subscription
