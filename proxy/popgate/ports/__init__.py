@@ -1,4 +1,4 @@
-"""The interfaces through which the engine uses the outside world, as Protocols.
+"""Defines the interfaces, as Protocols, through which the engine uses brokers, stores, clocks and other proxies.
 
-Adapters implement them without inheritance; contract tests verify each adapter.
+Adapters implement these interfaces without inheritance. Contract tests verify each adapter.
 """

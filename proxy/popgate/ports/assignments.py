@@ -1,9 +1,10 @@
-"""Defines the state port's part for pull clients: their sessions, and the client that holds each queue.
+"""Defines the part of the state port for pull clients: their sessions, and the client that holds each queue.
 
 There is one document per subscription. A write replaces the whole document, and succeeds only if the stored version is
-the version that the writer has read. One proxy at a time assigns a subscription's queues. If another proxy has taken
-over, the write of the former one fails. The time of a client's last heartbeat is not stored: the next proxy gives each
-client its full session time again. So a session outlives the proxy that served it, and a heartbeat writes nothing.
+the version that the writer has read. One proxy at a time assigns the queues of a subscription. If another proxy has
+taken over this task, the writes of the former proxy fail. The store does not contain the time of a client's last
+heartbeat, so heartbeats write nothing. A proxy that takes over restarts the session timeout of each client. So sessions
+continue when their proxy ends.
 
 All calls raise StateUnavailable if the store can't be reached or can't write. In this case nothing was changed.
 """
@@ -15,8 +16,10 @@ from popgate.domain.names import Subscription
 
 
 class StoredAssignment(NamedTuple):
-    """An assignment and its ``version``, which differs after every change. Version 0: nothing is stored, and the
-    assignment is empty."""
+    """A stored assignment and its ``version``, which is different after every change.
+
+    Version 0 means that nothing is stored. In this case the assignment is empty.
+    """
 
     version: int
     assignment: Assignment
@@ -33,5 +36,5 @@ class Assignments(Protocol):
         ...
 
     async def drop(self, subscription: Subscription) -> None:
-        """Forget a deleted subscription. Idempotent."""
+        """Delete the assignment of a deleted subscription. Idempotent."""
         ...

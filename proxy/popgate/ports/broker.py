@@ -1,13 +1,14 @@
-"""Defines the broker port: the store of messages.
+"""Defines the broker port, the interface to the store of messages.
 
-Theory of operation. A broker holds queues of messages. ``consume`` opens one channel on one queue; the broker then
+Theory of operation. A broker contains queues of messages. ``consume`` opens one channel on one queue. The broker then
 pushes deliveries to the listener, in queue order, as long as fewer than ``prefetch`` of them are unsettled. The broker
-keeps messages that were delivered and not acked. It redelivers them, ahead of newer messages, when the channel ends for
-any reason. They are redelivered in the original order, unless the channel ended before it had received all messages
-that an earlier channel returned. (channel, tag) names a delivery. Tags are meaningless on other channels, so a delivery
-is settled through the ``Channel`` object that delivered it. A channel that has ended ignores settlements.
+stores a delivered message until it is acked. When the channel ends for any reason, the broker redelivers the unacked
+messages, ahead of newer messages. It redelivers them in the original order, unless the channel ended before it had
+received all messages that an earlier channel had returned. A channel and a tag together identify a delivery. Tags are
+meaningless on other channels, so a delivery is settled through the ``Channel`` object that delivered it. A channel that
+has ended ignores settlements.
 
-Leases, delivery counts and everything else that pop adds live in the state port, not here.
+Leases, delivery counts and all other data of pops are stored through the state port, not through this port.
 """
 
 from collections.abc import Sequence
@@ -35,11 +36,11 @@ class Capabilities:
 class Delivery:
     """One message as the broker pushed it on one channel.
 
-    ``identified``: ``message.copy_id`` is this copy's permanent id (popgate minted it, or the admin declared the
-    publisher's message_id unique). Otherwise ``message.copy_id`` is empty and the engine gives it a transient one.
-    ``earlier_deliveries`` is the number of earlier deliveries by the broker, or 0 if the broker does not count them.
-    ``returned``: the message was delivered before, or may have overtaken a message that was delivered before. All
-    returned messages arrive ahead of the others, but perhaps not in the queue's order.
+    ``identified``: ``message.copy_id`` is the permanent id of this copy (popgate minted it, or the admin declared that
+    the publisher's message_id is unique). Otherwise ``message.copy_id`` is empty, and the engine assigns a transient
+    id. ``earlier_deliveries`` is the number of earlier deliveries by the broker, or 0 if the broker does not count
+    them. ``returned``: the message was delivered before, or may have overtaken a message that was delivered before. All
+    returned messages arrive ahead of messages that are not returned, but perhaps not in the queue's order.
     """
 
     __slots__ = ("earlier_deliveries", "identified", "message", "returned", "tag")
@@ -62,9 +63,9 @@ class Listener(Protocol):
         ...
 
     def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
-        """Handle the end of the channel without ``close``. Its unsettled messages return to the queue.
+        """Handle that the channel ended without ``close``. The broker returns its unsettled messages to the queue.
 
-        Called at most once. ``queue_gone``: the queue itself was deleted.
+        Called at most once. ``queue_gone``: the channel ended because the queue was deleted.
         """
         ...
 
@@ -74,59 +75,63 @@ class Channel(Protocol):
 
     @property
     def unsettled_seconds_max(self) -> float | None:
-        """Seconds that a delivery may stay unsettled before the broker ends the channel; None: unlimited."""
+        """Seconds for which a delivery may stay unsettled before the broker ends the channel; None: there is no
+        limit."""
         ...
 
     def ack(self, tags: Sequence[int]) -> None:
-        """Acknowledge deliveries, in any order, without waiting: writes are coalesced. Unknown tags are ignored."""
+        """Acknowledge deliveries, in any order. Unknown tags are ignored. The call does not wait, so acks can share a
+        write."""
         ...
 
     def requeue(self, tags: Sequence[int]) -> None:
-        """Return single deliveries to the queue, at the front if the broker supports this. They are redelivered."""
+        """Return these deliveries to the queue, at the front if the broker supports this. The broker redelivers
+        them."""
         ...
 
     async def flush(self) -> None:
-        """Return when all acks so far have left this process (RabbitMQ) or are durable (embedded).
+        """Wait until all earlier acks have left this process (RabbitMQ) or are durable (embedded broker).
 
         If the channel ends during the call, acks may be lost. The listener is notified as usual.
         """
         ...
 
     async def resize(self, prefetch: int) -> None:
-        """Allow at most ``prefetch`` (0..65535) further unsettled deliveries; 0 pauses.
+        """Allow at most ``prefetch`` (0..65535) further unsettled deliveries; 0 pauses the channel.
 
-        Messages that were already delivered stay with the channel and do not count. A call with the same prefetch also
-        opens a new window. Deliveries that were under way may still arrive after a smaller prefetch.
-        Raises: BrokerUnavailable (the channel is lost then).
+        Messages that were delivered before stay unsettled on the channel, and do not count toward ``prefetch``. So a
+        call with an unchanged prefetch also allows further deliveries. After a call with a smaller prefetch, deliveries
+        that were under way may still arrive. Raises: BrokerUnavailable; the channel has then ended.
         """
         ...
 
     async def backlog(self) -> int:
-        """Return the number of messages that are ready at the broker and not delivered here.
+        """Return the number of messages that are ready at the broker and have not been delivered to this channel.
 
-        All earlier deliveries have arrived when the call returns. While the broker can't count, the number is larger
-        than any queue, or 0 if the prefetch is 0. With any other prefetch, 0 is a real count.
-        Raises: BrokerUnavailable.
+        When the call returns, all earlier deliveries have arrived. If the broker can't count at the moment, the result
+        is 0 if the prefetch is 0, and otherwise a number larger than any queue. So with a prefetch above 0, the result
+        0 is a real count. Raises: BrokerUnavailable.
         """
         ...
 
     def settled_evidence(self) -> int:
-        """Return how many of this channel's acks, in their order, the broker has provably applied.
+        """Return the number n for which the broker has provably applied the first n acks of this channel.
 
-        With RabbitMQ, later deliveries are the proof: with prefetch W, delivery number d proves d - W acks
-        (decision 5). With the embedded broker, its commits are the proof.
+        With RabbitMQ, later deliveries are the proof: with prefetch W, delivery number d proves d - W acks (decision
+        5). With the embedded broker, its commits are the proof.
         """
         ...
 
     async def close(self) -> None:
-        """End the consumer. Unsettled messages return in order, and earlier acks remain valid. Idempotent."""
+        """End the consumer. The broker returns unsettled messages in order, and earlier acks remain valid.
+        Idempotent."""
         ...
 
 
 class PublishStatus(StrEnum):
     PUBLISHED = "published"
     UNROUTED = "unrouted"
-    """No queue received it: the topic has no group, or the queue does not exist."""
+    """No queue received the message: the topic has no group, or the queue does not exist."""
     REFUSED = "refused"
     """The broker did not accept the message. The same publish will fail again unless the broker's state changes."""
     FAILED = "failed"
@@ -135,8 +140,10 @@ class PublishStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishOutcome:
-    """The result of publishing one message. ``unfit``: the message was refused because this broker can't carry its
-    headers to any queue."""
+    """The result of publishing one message.
+
+    ``unfit``: the message was refused because this broker can't carry its headers to any queue.
+    """
 
     status: PublishStatus
     detail: str = ""
@@ -147,13 +154,15 @@ class PublishOutcome:
 class Outgoing:
     """A message and its target: queue ``index`` of every group of ``topic``, or one ``queue`` by name.
 
-    ``once``: this may repeat an earlier publish with the same copy id, for example the publish of a move. A broker that
-    supports it stores the message only once. Messages to a queue by name are always treated in this way.
-    ``delay_seconds`` (0..``DELAY_SECONDS_MAX``), only for a topic: the message becomes visible that much later, never
-    earlier, in queue ``index`` of every group that exists then. PUBLISHED means that the message is stored until that
-    time, even if no group exists now. If no group exists at that time, the message is discarded. If there are fewer
-    queues at that time, the embedded broker uses queue ``index`` modulo their number, and RabbitMQ discards the
-    message. A delayed message to an adopted topic names topic and index as well as its ``queue``.
+    ``once``: this publish may repeat an earlier one with the same copy id, for example when a move is repeated. A
+    broker that can detect this stores the message only once. Messages to a queue by name are always treated in this
+    way.
+
+    ``delay_seconds`` (0..``DELAY_SECONDS_MAX``), only for a topic: the message becomes visible this many seconds later,
+    never earlier, in queue ``index`` of every group that exists at that time. PUBLISHED means that the message is
+    stored until that time, even if no group exists now. If no group exists at that time, the message is discarded. If a
+    group has fewer queues at that time, the embedded broker uses queue ``index`` modulo their number, and RabbitMQ
+    discards the message. A delayed message to an adopted topic has a topic and an index as well as a ``queue``.
     """
 
     message: Message
@@ -179,9 +188,9 @@ class QueueDepth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
-    """The properties of a queue that should be adopted.
+    """The properties of a queue that an admin wants to adopt.
 
-    ``kind`` is "classic", "quorum", "stream" or "unknown" (it can't be read over AMQP without the management API).
+    ``kind`` is "classic", "quorum", "stream" or "unknown" (AMQP does not show the kind, only the management API does).
     ``warnings`` are sentences for the admin, for example about a missing delivery limit.
     """
 
@@ -193,23 +202,24 @@ class QueueFacts:
 
 
 class Broker(Protocol):
-    """All that popgate needs from a broker. All methods raise BrokerUnavailable while the broker can't be reached."""
+    """The operations of a broker that popgate needs. All methods raise BrokerUnavailable if it can't be reached."""
 
     @property
     def capabilities(self) -> Capabilities: ...
 
     async def start(self) -> None:
-        """Connect. Raises: StartupError, with one clear line, if the broker can't be reached or refuses."""
+        """Connect to the broker. Raises: StartupError, with a detail of one line, if the broker can't be reached or
+        refuses."""
         ...
 
     async def stop(self) -> None:
-        """Disconnect; every channel ends. Idempotent, and safe before ``start``."""
+        """Disconnect from the broker, which ends every channel. Idempotent, and safe before ``start``."""
         ...
 
     def unavailable_reason(self) -> str | None:
-        """Return why the broker can do nothing right now, or None; for /readyz.
+        """Return the reason why the broker can't be used now, or None if it can. /readyz shows this reason.
 
-        A broker that only refuses publishes for a while is available: pops reduce its load.
+        A broker that refuses only publishes for a while counts as available, because pops reduce its load.
         """
         ...
 
@@ -238,7 +248,8 @@ class Broker(Protocol):
         ...
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
-        """Store messages durably; the outcomes are in the order of ``messages``. PUBLISHED means on stable storage."""
+        """Store messages durably, and return the outcomes in the order of ``messages``. PUBLISHED means on stable
+        storage."""
         ...
 
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
@@ -251,7 +262,7 @@ class Broker(Protocol):
         ...
 
     async def let_go(self, queue: BrokerQueue) -> None:
-        """Release the queue, whose channel is closed, so that another proxy can consume it. Idempotent."""
+        """Release the queue, so that another proxy can consume it. Its channel must be closed. Idempotent."""
         ...
 
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:

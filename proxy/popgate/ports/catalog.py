@@ -17,7 +17,7 @@ class Catalog(Protocol):
     async def groups(self) -> list[GroupSpec]: ...
 
     async def put_topic(self, spec: TopicSpec) -> None:
-        """Create or replace; durable when it returns."""
+        """Create or replace the topic. The change is durable when the call returns."""
         ...
 
     async def delete_topic(self, topic: TopicName) -> None:
@@ -27,29 +27,33 @@ class Catalog(Protocol):
     async def group(self, subscription: Subscription) -> GroupSpec | None: ...
 
     async def change_group(self, before: GroupSpec | None, after: GroupSpec) -> bool:
-        """Replace ``before`` (None: no such group) by ``after``, and return whether ``before`` was stored.
+        """Replace the stored spec ``before`` by ``after``, and return True. If another spec is stored, return False.
 
-        So two proxies never undo each other's changes. The change is durable when the call returns.
+        ``before`` None: the group must not exist yet. The comparison ensures that two proxies never undo each other's
+        changes. The change is durable when the call returns.
         """
         ...
 
     async def delete_group(self, subscription: Subscription) -> None: ...
 
     async def now(self) -> float:
-        """Return the time, in Unix seconds, on which the specs' deadlines are based: one clock for all proxies."""
+        """Return the store's time in Unix seconds. The deadlines in specs are times of this clock.
+
+        All proxies use this one clock.
+        """
         ...
 
     async def version(self) -> int:
-        """Return the catalog's version, which is higher after every change. Cheap.
+        """Return the catalog's version, which is higher after every change. This call is cheap.
 
-        It is 0 before the first change, and after the store has lost its data. A caller that reads the version before
-        the catalog may read the catalog once too often, but misses no change.
+        The version is 0 before the first change, and after the store has lost its data. A caller that reads the version
+        before the catalog may read the catalog once too often, but misses no change.
         """
         ...
 
     async def changed(self) -> None:
-        """Return when any process, including this one, has changed the catalog since the last return.
+        """Wait until any process, including this one, has changed the catalog since the previous call returned.
 
-        Notifications may be lost, so callers also poll ``version``. For one caller at a time.
+        Notifications may be lost, so callers must also poll ``version``. Only one caller may wait at a time.
         """
         ...

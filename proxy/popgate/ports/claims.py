@@ -1,15 +1,17 @@
 """Defines the claims port: the members of the cluster, and the owner of each queue.
 
-Theory of operation. There is one view with a version, which changes whenever members or owners change. A member proves
-by ``beat`` that it is alive. A member that has not done so for ``GONE_SECONDS``, or whose process was seen to die
-(``remove``), is removed, and its queues have no owner. Time in which the store was unavailable does not count. A
-removed member may not notice. Therefore a claim only decides which proxy should consume a queue. Exclusion comes from
-the epoch of the lease records (``ports.leases``), which every new owner of a queue raises.
+Theory of operation. The store has one view of members and owners. Its version changes whenever members or owners
+change. A member proves by ``beat`` that it is alive. A member is removed if it sends no heartbeat for ``GONE_SECONDS``,
+or if its process was seen to die (``remove``). The queues of a removed member have no owner. Time in which the store
+was unavailable does not count. A member may not notice that it was removed. Therefore a claim only decides which proxy
+should consume a queue. It does not prevent two proxies from leasing the same message. The epoch of the lease records
+(``ports.leases``) does, because every new owner of a queue raises it.
 
-A store that loses its data forgets all members and owners. Each proxy then joins again and keeps its own queues in the
-same step. It gives the other proxies time to do the same before it takes their former queues.
+If a store loses its data, it has no members and no owners. Each proxy then joins again, and in the same step becomes
+the owner of the queues that it owned before. It waits before it claims the former queues of other proxies, so that
+these proxies can do the same.
 
-A removed proxy may join again, and then owns nothing. An instance is one start of a process; its id is never reused.
+A removed proxy may join again, but then owns no queues. An instance is one start of a process; its id is never reused.
 All calls raise StateUnavailable if the store can't be reached or can't write. In this case nothing was changed, and
 the owners stay the owners.
 """
@@ -27,7 +29,7 @@ class Member(NamedTuple):
     """A member of the cluster.
 
     ``address``: the URL at which its peers reach it. ``protocols``: the lowest and the highest protocol version that it
-    speaks. ``owns``: whether it owns queues. Other members only forward requests.
+    speaks. ``owns``: whether it may own queues. A member that may not own queues only forwards requests.
     """
 
     instance: InstanceId
@@ -49,10 +51,12 @@ class ClusterView(NamedTuple):
 
 class Claims(Protocol):
     async def join(self, member: Member, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
-        """Become a member, and the owner of the queues of ``keeps`` that have no owner. Idempotent; also a heartbeat.
+        """Add ``member`` to the cluster, and make it the owner of those queues of ``keeps`` that have no owner.
 
-        If a member has no protocol version in common with this one, nothing is changed, and the returned view does
-        not contain the new member. The incompatible member may be dead already, so try again."""
+        Idempotent. The call also counts as a heartbeat. If another member has no protocol version in common with
+        ``member``, then ``member`` is not added, and the returned view does not contain it. The other member may
+        already be dead, so the caller should try again.
+        """
         ...
 
     async def beat(self, instance: InstanceId, known: int) -> ClusterView | None:
@@ -60,20 +64,23 @@ class Claims(Protocol):
         ...
 
     async def claim(self, instance: InstanceId, queues: Sequence[BrokerQueue]) -> tuple[list[BrokerQueue], int]:
-        """Become the owner of the queues that have no owner. Raises: NotAMember.
+        """Make ``instance`` the owner of those of ``queues`` that have no owner. Raises: NotAMember.
 
-        Returns the queues that ``instance`` owns now, and the version of the view with this change.
+        Return those of ``queues`` that ``instance`` owns now, and the version of the view with this change.
         """
         ...
 
     async def release(self, instance: InstanceId, queues: Sequence[BrokerQueue]) -> int:
-        """Release the queues that ``instance`` owns, and return the version of the view with this change."""
+        """Release those of ``queues`` that ``instance`` owns, and return the version of the view with this change."""
         ...
 
     async def remove(self, instance: InstanceId) -> None:
-        """Remove a member that left or whose process is known to be dead. Idempotent."""
+        """Remove a member that left, or whose process is known to be dead. Idempotent."""
         ...
 
     async def changed(self) -> None:
-        """Return when the view has changed since the last return. ``beat`` finds changes without a notification."""
+        """Wait until the view has changed since the previous call returned.
+
+        Notifications may be lost. ``beat`` finds changes without a notification.
+        """
         ...

@@ -1,13 +1,13 @@
-"""Defines the clock port. Deadlines use ``monotonic``. ``wall`` is only for times that leave the process."""
+"""Defines the clock port. Deadlines use ``monotonic``. Only times that leave the process use ``wall``."""
 
 from typing import Protocol
 
 
 class Clock(Protocol):
     def monotonic(self) -> float:
-        """Return seconds that never decrease. They are meaningless in another process."""
+        """Return a time in seconds that never decreases. It is meaningless in another process."""
         ...
 
     def wall(self) -> float:
-        """Unix seconds; may jump."""
+        """Return the Unix time in seconds. It may jump."""
         ...

@@ -8,14 +8,16 @@ Theory of operation. A publish reserves its ids first, then publishes, then conf
        |     cancel       |
        +------------------+     every entry ends ``window_seconds`` after it was first reserved
 
-If a process died or a broker did not answer, a publish stays pending: its copy may or may not be stored. A repeated
-publish sends the *same copy* to the same queue. The queue then has the copy once, or twice with one identity, and the
-lease records ensure that it is consumed once. The store notes such a copy, and ``LeaseStore.trim`` keeps its settled
-records, so that this holds even if the second delivery is much later.
+If a process dies or the broker does not answer, an id stays pending: the broker may or may not have stored its copy. A
+repeated publish with the same id sends the *same copy* to the same queue. The queue then has the copy once, or twice
+with the same copy id, and the lease records ensure that it is consumed once. The store records that the copy may be
+stored twice. ``LeaseStore.trim`` then does not delete the settled record of the copy, so that the copy is consumed only
+once even if its second delivery is much later.
 
-The store holds one small entry for each id of the last ``window_seconds``, and the older ones that ``collect`` has not
-reached yet. The rate of publishes bounds its size. Every call is one atomic step on one topic and uses the
-store's clock. Entries do not depend on each other, so one Redis script can implement a call.
+The store contains one small entry for each id that was reserved in the last ``window_seconds``, and older entries that
+``collect`` has not yet deleted. So the rate of publishes limits the size of the store. ``reserve``, ``confirm`` and
+``cancel`` are each one atomic step on one topic, and use the store's clock. Entries do not depend on each other, so one
+Redis script can implement such a call.
 All calls raise StateUnavailable if the store can't be reached or can't write. In this case nothing was changed.
 """
 
@@ -27,7 +29,7 @@ from popgate.ports.broker import Outgoing
 
 
 class DedupEntry(NamedTuple):
-    """One id and its copy; if the id is new, the copy to publish."""
+    """A ``dedup_id`` and the copy under which it is published. For a new id, this is the copy to publish."""
 
     dedup_id: str
     copy_id: CopyId
@@ -38,8 +40,8 @@ class DedupEntry(NamedTuple):
 class Reservation(NamedTuple):
     """An id that was reserved before.
 
-    If it is confirmed, its copy is stored, and a repeat is a duplicate. Otherwise it is pending with unknown outcome:
-    publish this copy again.
+    If ``is_confirmed``, the broker has stored the copy of ``entry``, and a repeated publish is a duplicate. Otherwise
+    the id is pending, and the broker may not have stored this copy: publish the same copy again.
     """
 
     entry: DedupEntry
@@ -50,11 +52,11 @@ class DedupStore(Protocol):
     async def reserve(
         self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
     ) -> dict[str, Reservation]:
-        """Reserve ids, and return the ids that were reserved before, with their copies.
+        """Reserve the ids of ``entries``, and return the ids that were reserved before, with their copies.
 
-        No two entries may have the same id. For every other id, publish the copy of its entry. A repeated call with the
-        same entries gets the same answer. A copy that is returned as pending is noted as possibly stored twice at the
-        broker.
+        No two entries may have the same id. For each id that is not returned, publish the copy of its entry. A repeated
+        call with the same entries gets the same answer. If a returned copy is pending, the store records that the
+        broker may store this copy twice.
         """
         ...
 
@@ -63,17 +65,18 @@ class DedupStore(Protocol):
         ...
 
     async def cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
-        """Forget these copies, which the broker certainly has not stored, if they are pending and were not repeated."""
+        """Delete the reservations of copies that the broker certainly has not stored, unless confirmed or repeated."""
         ...
 
     async def drop_topic(self, topic: TopicName) -> None:
-        """Forget the ids of a deleted topic."""
+        """Delete all ids of a deleted topic."""
         ...
 
     async def collect(self, *, window_seconds: float, noted_seconds: float) -> int:
-        """Drop entries that have ended, and notes older than ``noted_seconds``, in several steps.
+        """Delete ended entries, and records of possible second copies that are older than ``noted_seconds``.
 
-        Returns the number of entries dropped.
+        An entry ends ``window_seconds`` after it was first reserved. The call works in several steps, and returns the
+        number of deleted entries.
         """
         ...
 
@@ -82,9 +85,9 @@ class AtomicPublisher(Protocol):
     """A broker that shares its storage with the dedup store: it stores a message and its confirmed id in one step."""
 
     async def publish_new(self, topic: TopicName, messages: Sequence[Outgoing], entries: Sequence[DedupEntry]) -> bool:
-        """Store messages, and the ids of those that have one as confirmed, in one atomic step.
+        """Store ``messages``, and the ids of ``entries`` as confirmed, in one atomic step.
 
-        Returns False if nothing was changed because one of the ids is already in use or one of the messages can't be
-        stored. Raises: BrokerUnavailable. In this case nothing was changed.
+        Return False, and change nothing, if one of the ids is already in use or one of the messages can't be stored.
+        Raises: BrokerUnavailable; in this case nothing was changed, either.
         """
         ...

@@ -1,7 +1,7 @@
 """Defines the journal port, which receives all delivery events (decision 20).
 
-The engine reports a batch of one kind at a time, synchronously. An adapter must copy what it needs, must not raise and
-must not block.
+The engine reports events synchronously, in batches of one kind. An adapter must copy the data that it needs, must not
+raise and must not block.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,13 @@ class EventKind(StrEnum):
     DISCARDED = "discarded"
     """The message's time to live ended while it was not leased."""
     FOUND_SETTLED = "found_settled"
-    """The store already had the message as settled: an ack was repeated, or the copy was delivered again. The event of
-    the settlement itself may be missing if the store's answer was lost. The detail is the record's state."""
+    """The store reported that the message was settled before: an ack was repeated, or the copy was delivered again.
+
+    The event of the earlier settlement may be missing, if the store's answer to it was lost. The detail of this event
+    is the state of the lease record.
+    """
     REDELIVERED = "redelivered"
-    """The broker redelivered the message after a channel ended, and it was attached to its valid lease."""
+    """The broker redelivered the message after a channel ended, while its lease was valid. The lease continues."""
     GROUP_CREATED = "group_created"
     GROUP_DELETED = "group_deleted"
     """The group was deleted with all its messages."""
@@ -43,11 +46,11 @@ class EventKind(StrEnum):
     QUEUE_RELEASED = "queue_released"
     JOURNAL_STARTED = "journal_started"
     JOURNAL_LOST = "journal_lost"
-    """Events before this one are missing; the detail is their number."""
+    """Events before this event are missing. The detail is the number of missing events."""
 
 
 TOPIC_EVENTS = frozenset({EventKind.PUBLISHED, EventKind.DUPLICATE})
-"""Events of publishers, which belong to no group: recorded under the default group's name."""
+"""Events of publishes, which concern no single group. They are recorded under the name of the default group."""
 EVENTS_WITHOUT_MESSAGE = frozenset(
     {
         EventKind.GROUP_CREATED,
@@ -60,15 +63,15 @@ EVENTS_WITHOUT_MESSAGE = frozenset(
         EventKind.JOURNAL_LOST,
     }
 )
-"""Events reported by ``note``, not by ``record``; they are not counted for /metrics."""
+"""Events that are reported by ``Journal.note``, not by ``Journal.record``. /metrics does not count them."""
 
 
 class JournalSubject(Protocol):
     """The message that an event is about.
 
-    ``delivery_count`` is 0 and ``leased_at`` (Unix seconds) 0.0 before the first delivery. ``client``: the client that
-    has or had it; None if unknown here. ``invisibility_seconds``: the duration of its lease when granted; 0.0 if there
-    is none or it is unknown here.
+    ``delivery_count`` is 0, and ``leased_at`` (Unix seconds) is 0.0, before the first delivery. ``client``: the client
+    that has or had the lease; None if this process does not know it. ``invisibility_seconds``: the duration for which
+    the lease was granted; 0.0 if there is no lease, or if this process does not know the duration.
     """
 
     @property
@@ -104,9 +107,9 @@ class Journal(Protocol):
     ) -> None:
         """Record that ``kind`` happened to each of ``subjects`` at ``at`` (Unix seconds).
 
-        ``details`` and ``new_copy_ids``, if given, have one element per subject: the reason, and the copy that replaces
-        it. ``groups``: the groups that will get the published messages. The sequences do not change afterwards, but the
-        subjects may.
+        ``details`` and ``new_copy_ids``, if given, have one element per subject: the reason of the event, and the id of
+        the copy that replaces the subject. ``groups``: the groups that will receive the published messages. The
+        sequences do not change after the call, but the subjects may change.
         """
         ...
 

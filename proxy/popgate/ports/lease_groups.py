@@ -1,12 +1,13 @@
 """Defines the lease-group part of the state port: ordered batches of leases that are settled together.
 
-Theory of operation. A group has one row, and a row for each member copy. They are stored beside the lease records, and
-every call is one atomic step over at most ``STEP_MEMBERS_MAX`` members (a SQLite transaction; a Redis script over one
-hash, one list and the records that it names). ``LeaseStore.grant`` writes the members in the same step that grants
-their leases. So a message leased for a group is always its member, and every member was leased. Operations on many
-members take several steps; after each step, the same call can continue.
+Theory of operation. The store has one row for each group, and one for each member of a group, beside the lease
+records. Every call is one atomic step over at most ``STEP_MEMBERS_MAX`` members (a SQLite transaction; a Redis script
+over one hash, one list and the records that it names). ``LeaseStore.grant`` writes the members in the same step that
+grants their leases. So a message that is leased for a group is always a member of the group, and every member was
+leased. Renewals and settlements of more members take several calls. Each call continues where the previous call ended.
 
-A stream's watermark, ``acked_through``, only grows; all epochs up to it are acked, or about to be.
+Each stream has a watermark, ``acked_through``, which only grows. The groups with epochs up to the watermark are acked,
+or are being acked.
 All calls raise StateUnavailable if the store can't be reached or can't write. In this case nothing was changed.
 """
 
@@ -18,11 +19,11 @@ from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId, StreamName, Subscription
 
 STEP_MEMBERS_MAX = 1_000
-"""Maximum number of members in one step, so that other calls wait only some milliseconds for it."""
+"""Maximum number of members in one step, so that other calls wait only some milliseconds for the step."""
 
 
 class StoredGroup(NamedTuple):
-    """One lease group.
+    """One lease group as it is stored.
 
     ``message_count``: members that can be read; ``lost``: members that the group no longer holds. ``span``: the
     positions of its members are in 0..span-1. ``remaining_seconds``: time until the earliest end of a lease in the
@@ -44,10 +45,11 @@ class StoredGroup(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A copy and its position in the group.
+    """A member of a lease group: a copy and its position in the group.
 
-    ``delivery_count`` and ``first_delivered_at`` are those of the grant that made it a member, and stay. ``record`` is
-    its current lease record, None if there is none; ``remaining_seconds`` is what is left of the lease.
+    ``delivery_count`` and ``first_delivered_at`` have the values of the grant that made the copy a member, and do not
+    change. ``record`` is the copy's current lease record, or None if the copy has none. ``remaining_seconds`` is the
+    time until the copy becomes visible.
     """
 
     position: int
@@ -60,9 +62,11 @@ class Member(NamedTuple):
 
 
 class Renewal(NamedTuple):
-    """The terms of a renewal: leases continue until ``ends_at`` (the store's time, the same for all steps of one pass).
+    """The terms on which the leases of a group are renewed.
 
-    If grants need a later generation than ``mode_generation``, expired leases do not continue.
+    ``ends_at``: the time at which the renewed leases end. It is a time of the store's clock, and the same for all steps
+    of one renewal. ``regrant`` and ``max_deliveries`` are used as in ``domain.lease_group.decide_renewal``. If the
+    store requires a later mode generation than ``mode_generation``, expired leases are not renewed.
     """
 
     ends_at: float
@@ -81,7 +85,8 @@ class RenewedMember(NamedTuple):
 
 
 class RenewalStep(NamedTuple):
-    """The result of one step of a renewal. ``next_position``: where the next step begins; None if this was the last."""
+    """The result of one step of a renewal. ``next_position``: where the next step must begin; None if no step is
+    left."""
 
     members: Sequence[RenewedMember]
     next_position: int | None
@@ -94,8 +99,11 @@ class SettledMember(NamedTuple):
 
 
 class SettlementStep(NamedTuple):
-    """The result of one step of a settlement. ``lost``: members that were lost before, or answered LOST. ``more``: call
-    again."""
+    """The result of one step of a settlement.
+
+    ``lost``: the number of members that were lost before, or whose answer is LOST. ``more``: whether ``settle_next``
+    must be called again.
+    """
 
     action: SettleAction
     members: Sequence[SettledMember]
@@ -104,7 +112,7 @@ class SettlementStep(NamedTuple):
 
 
 class AckedSoFar(NamedTuple):
-    """The number of members settled under a stream's current watermark."""
+    """The numbers of members that have been acked, and that were lost, under the current watermark of a stream."""
 
     acked: int
     lost: int
@@ -114,16 +122,18 @@ class LeaseGroupStore(Protocol):
     async def begin(
         self, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int, groups_max: int = GROUPS_MAX
     ) -> StoredGroup:
-        """Return the group; create it as FORMING if it does not exist. ``builder`` takes over a group that is FORMING.
+        """Return the group. If it does not exist, create it as FORMING.
 
-        Raises: LeaseGroupAcked; QuotaExceeded if the subscription has ``groups_max`` groups.
+        ``builder`` names the request that forms the group. If the group is FORMING already, this request takes over
+        from the earlier one. Raises: LeaseGroupAcked; QuotaExceeded if the subscription has ``groups_max`` groups.
         """
         ...
 
     async def freeze(self, key: GroupKey, builder: str) -> StoredGroup | None:
-        """End the forming and return the group; None if it had no members and was removed.
+        """Make a FORMING group FROZEN and return it. If the group has no members, delete it and return None.
 
-        Members that were lost meanwhile are dropped; no client knows them yet. Raises: LeaseGroupAcked, Conflict.
+        Members that were lost during the forming are not in the group, because no client has seen them. Raises:
+        LeaseGroupAcked; Conflict if ``builder`` does not form the group.
         """
         ...
 
@@ -144,39 +154,55 @@ class LeaseGroupStore(Protocol):
         ...
 
     async def begin_renewal(self, key: GroupKey, *, seconds: float, age_seconds_max: float) -> float:
-        """Return until when its leases continue (the store's time) if they are renewed for ``seconds`` from now.
+        """Return the time, on the store's clock, at which the group's leases end if they are renewed for ``seconds``
+        from now.
 
-        If they have expired, ``held_seconds`` starts again at 0. Raises: LeaseGroupAcked, LeaseGroupNotFound.
+        The leases end at most ``age_seconds_max`` after ``held_seconds`` began. If the leases have expired,
+        ``held_seconds`` begins again at 0. Raises: LeaseGroupAcked, LeaseGroupNotFound.
         """
         ...
 
     async def renew(self, key: GroupKey, first: int, renewal: Renewal) -> RenewalStep:
-        """Renew the leases of the next members from position ``first``. A member that can't be renewed is lost.
+        """Renew the leases of the next members, beginning at position ``first``. A member that can't be renewed is
+        lost.
 
-        The last step sets the end of the group's leases to ``renewal.ends_at``. Raises the same as ``begin_renewal``.
+        The last step sets the end of the group's leases to ``renewal.ends_at``. Raises the same errors as
+        ``begin_renewal``.
         """
         ...
 
     async def begin_ack(self, subscription: Subscription, stream: StreamName, through: int) -> AckedSoFar:
-        """Raise the watermark to ``through``; return what was settled if it stood there already, else zeros."""
+        """Raise the watermark of the stream to ``through``.
+
+        If the watermark is already ``through``, return what was settled so far. Otherwise return zeros. The call never
+        lowers the watermark.
+        """
         ...
 
     async def begin_release(self, subscription: Subscription, stream: StreamName, after: int) -> None:
-        """Make every unacknowledged group with an epoch later than ``after`` RELEASING."""
+        """Make every group RELEASING that is not acked and has an epoch later than ``after``."""
         ...
 
     async def settle_next(self, subscription: Subscription, stream: StreamName) -> SettlementStep:
-        """Settle the next members of groups up to the watermark, or RELEASING; remove a group without members."""
+        """Settle the next members of a group that is RELEASING, or whose epoch is at most the watermark.
+
+        When the group has no members left, it is deleted.
+        """
         ...
 
     async def half_settled(self) -> list[tuple[Subscription, StreamName]]:
-        """Return the streams for which ``settle_next`` has work."""
+        """Return the streams that have groups which ``settle_next`` must still settle."""
         ...
 
     async def collect(self, *, forming_seconds: float, older_than_seconds: float) -> None:
-        """Make groups RELEASING whose leases ended that long ago without a request; forget streams without groups."""
+        """Make abandoned groups RELEASING, and delete unused streams that have no groups.
+
+        A group is abandoned if its leases ended more than ``older_than_seconds`` ago. A FORMING group is abandoned if
+        its leases ended, or if it was created and still has no members, more than ``forming_seconds`` ago. A stream
+        without groups is deleted if it has not changed for ``older_than_seconds``.
+        """
         ...
 
     async def drop(self, subscription: Subscription) -> None:
-        """Forget every group and stream of a deleted subscription."""
+        """Delete every group and stream of a deleted subscription."""
         ...

@@ -1,12 +1,14 @@
 """Defines the lease part of the state port: conditional writes on lease records, and claims.
 
-Every call is one atomic step, so a zombie proxy, a forwarded request and a lost response all meet the same fence
-(decision 2). Stored times are times of the store's clock. Callers pass and receive durations.
-All calls raise StateUnavailable if the store can't be reached or can't write. In this case nothing was changed.
+Every call is one atomic step that compares the request with the stored record. So a proxy that has lost its queue, a
+forwarded request, or the repetition of a request whose response was lost can't settle or lease a message wrongly
+(decision 2). Stored times are times of the store's clock. Callers pass and receive durations. All calls raise
+StateUnavailable if the store can't be reached or can't write. In this case nothing was changed.
 
-A store may lose its data and continue. The owner of a queue then writes back the records that it remembers
-(``restore``) before it grants anything. Other messages are redelivered. Until the records are restored, a
-settlement without a record raises StateUnavailable if the store can detect the loss by the missing claim.
+A store may lose its data and continue to run. The owner of a queue then writes back the records that it has in memory
+(``restore``) before it grants any lease. Messages without a record are redelivered. A queue has no claim in the store
+until its owner has called ``restore``. If the store can detect this, a settlement without a record raises
+StateUnavailable.
 """
 
 from collections.abc import Sequence
@@ -23,8 +25,8 @@ class GrantEntry(NamedTuple):
     """One copy that a pop wants to lease. ``epoch`` is the epoch of this proxy's claim on ``queue``.
 
     ``earlier_deliveries`` (the broker's lower bound) is used only if the store has no record of the copy. Entries with
-    the same ``line``, other than 0, are granted in order: an entry is BEHIND unless all before it are granted or
-    settled.
+    the same ``line``, other than 0, are granted in order: the answer is BEHIND unless all earlier entries of the line
+    are granted or settled.
     """
 
     queue: BrokerQueue
@@ -35,7 +37,7 @@ class GrantEntry(NamedTuple):
 
 
 class GroupPart(NamedTuple):
-    """The lease group for which a batch is leased. ``builder`` names the PUT that forms it."""
+    """The lease group for which a batch is leased. ``builder`` names the PUT request that forms the group."""
 
     key: GroupKey
     builder: str
@@ -43,11 +45,12 @@ class GroupPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantRequest:
-    """One pop batch. All leases that it grants share ``lease_id``, which is never used for another pop.
+    """A request for the leases of one pop batch.
 
-    ``attempt_id`` links the leases to the client's attempt, for ``find_attempt``. An attempt can have several batches.
-    ``group``: the granted copies become members of that lease group, in the same atomic step and each copy once. The
-    expired lease of a member is renewed, and does not count as a new delivery.
+    All leases that it grants share ``lease_id``, which is never used for another pop. ``attempt_id`` links the leases
+    to the client's attempt, for ``find_attempt``. An attempt can have several batches. ``group``: if it is set, the
+    granted copies become members of this lease group in the same atomic step. A copy becomes a member only once. If the
+    lease of a member has expired, it is renewed, and this does not count as a new delivery.
     """
 
     subscription: Subscription
@@ -61,11 +64,11 @@ class GrantRequest:
 
 
 class SettleEntry(NamedTuple):
-    """One settlement. ``seconds`` is the extension or the delay. The target and the reason are for moves.
+    """One settlement. ``seconds`` is the length of an extension or a delay. The target and the reason are for moves.
 
-    ``age_seconds_max``: the maximum age of a lease after an extension. A longer extension is cut to this age, and the
-    extension of a lease that has reached it is LOST. ``under``: the mode generation that the caller knows. If grants
-    need a later generation, a release, and the extension of an expired lease, are LOST.
+    ``age_seconds_max``: the maximum age of a lease after an extension. A longer extension is shortened, and an
+    extension of a lease that has reached this age is LOST. ``under``: the subscription, and the mode generation that
+    the caller knows. If the store requires a later generation, a release, or an extension of an expired lease, is LOST.
     """
 
     queue: BrokerQueue
@@ -87,7 +90,7 @@ class LoadedRecord(NamedTuple):
 
 
 class AttemptLease(NamedTuple):
-    """A live lease that was granted to an earlier pop with the same attempt id."""
+    """A valid lease that was granted to an earlier pop with the same attempt id."""
 
     queue: BrokerQueue
     copy_id: CopyId
@@ -97,30 +100,32 @@ class AttemptLease(NamedTuple):
 
 class LeaseStore(Protocol):
     def unavailable_reason(self) -> str | None:
-        """Return why the store can't write right now, or None; for /readyz."""
+        """Return the reason why the store can't write now, or None if it can. /readyz shows this reason."""
         ...
 
     async def claim(self, queue: BrokerQueue) -> int:
-        """Become the owner of ``queue`` and return its new epoch, which is higher than every earlier one.
+        """Claim ``queue`` for this proxy, and return the new epoch, which is higher than every earlier epoch of the
+        queue.
 
-        The records of transient copies are dropped, because their channel ended with the former owner.
+        The records of transient copies are deleted, because the channel of the former owner has ended.
         """
         ...
 
     async def restore(self, queue: BrokerQueue, records: Sequence[LoadedRecord], *, above: int) -> int:
-        """Claim ``queue`` after a loss of data, for the owner whose last epoch is ``above``.
+        """Claim ``queue`` after a loss of data, for the owner whose last epoch is ``above``, and return the new epoch.
 
-        First writes back each of ``records``, including those of transient copies, that the store does not have. The
-        new epoch is also higher than ``above``. ``remaining_seconds`` determines when each copy is visible;
-        ``visible_at`` is ignored, and ``changed_at`` becomes now. For a store that can't lose its data while its
-        process runs, this call is not needed, but has the same effect.
+        First, those of ``records`` that the store does not have are written back, including records of transient
+        copies. The new epoch is also higher than ``above``. ``remaining_seconds`` determines when each copy is visible;
+        ``visible_at`` is ignored, and ``changed_at`` becomes the present time. A store that can't lose its data while
+        its process runs does not need this call, but the call has the same effect there.
         """
         ...
 
     async def allow_mode(self, subscription: Subscription, generation: int) -> int:
-        """Require this mode generation for grants on ``subscription``, if it is the latest one (decision 10).
+        """Require at least this mode generation for grants on ``subscription`` (decision 10).
 
-        Return the generation that grants need now, or 0 if no generation was ever set.
+        If a later generation is required already, nothing changes. Return the generation that grants need now, or 0 if
+        no generation was ever set.
         """
         ...
 
@@ -142,7 +147,8 @@ class LeaseStore(Protocol):
         ...
 
     async def settle(self, entries: Sequence[SettleEntry]) -> list[SettleAnswer]:
-        """Settle. Return one answer per entry, in order. Entries on the same copy take effect one after the other."""
+        """Settle messages. Return one answer per entry, in order. Entries for one copy take effect one after the
+        other."""
         ...
 
     async def find_attempt(self, subscription: Subscription, attempt_id: str) -> list[AttemptLease]:
@@ -150,22 +156,25 @@ class LeaseStore(Protocol):
         ...
 
     async def trim(self, queue: BrokerQueue, *, settled_before: float, older_than_seconds: float) -> int:
-        """Drop old settled records of ``queue``, and return how many.
+        """Delete old settled records of ``queue``, and return their number.
 
-        A record is dropped if it changed before ``settled_before`` (store time: the broker has proved the acks up to
-        that time) and more than ``older_than_seconds`` ago. Records of copies that the broker may have twice are kept
-        (``ports.dedup``).
+        A record is deleted if it changed before ``settled_before`` and more than ``older_than_seconds`` ago.
+        ``settled_before`` is a time of the store's clock; the broker has proved that it applied all acks up to that
+        time. Records of copies that the broker may have stored twice are not deleted (``ports.dedup``).
         """
         ...
 
     async def collect(self, *, older_than_seconds: float) -> int:
-        """Drop records of any queue that have not changed for this time. Return how many. This is a last resort."""
+        """Delete the records of all queues that have not changed for ``older_than_seconds``. Return their number.
+
+        This call is a last resort, for records that no other call deletes.
+        """
         ...
 
     async def forget(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> None:
-        """Drop the records of transient copies whose channel has ended."""
+        """Delete the records of transient copies whose channel has ended."""
         ...
 
     async def drop_queue(self, queue: BrokerQueue) -> None:
-        """Drop every record of a deleted queue. Keep the queue's epoch, because epochs only grow."""
+        """Delete every record of a deleted queue. The queue's epoch stays, because epochs must only grow."""
         ...

@@ -1,12 +1,13 @@
 """Defines the limits port, which limits the leases of a subscription across all proxies of a cluster.
 
-Theory of operation. The store counts the leases of every subscription that has a limit, in the step that writes their
-records. So a lease counts from its grant until it is settled, given back, moved or expired, regardless of the proxy
-that does it, and the count outlives every proxy. When a limit is first used, the store counts the leases that exist
-already. Nothing is reserved, so nothing has to be given back.
+Theory of operation. The store counts the leases of every subscription that has a limit, in the same step that writes
+the lease records. So a lease counts from its grant until it is settled, released, moved or expired, no matter which
+proxy does this. The count does not depend on any running proxy. When a limit is first used, the store counts the leases
+that exist already. Proxies reserve no leases in advance, so they need not return any.
 
-A refused proxy stays in line as long as it asks again within half a second each time (``ASK_AGAIN_SECONDS``). After a
-fifth of a second, all proxies that are behind it in line leave one lease for it. So no proxy's queues starve.
+A refused proxy stands in line as long as it asks again within half a second each time. It should ask again after
+``ASK_AGAIN_SECONDS``. When it has stood in line for a fifth of a second, every proxy that came later, or that does not
+stand in line, may grant one lease less. So the queues of every proxy get leases.
 
 All calls raise StateUnavailable if the store can't be reached or can't write. In this case nothing was changed.
 """
@@ -23,8 +24,10 @@ ASK_AGAIN_SECONDS = (0.04, 0.08)
 
 
 class Limit(NamedTuple):
-    """Allows at most ``in_flight_max`` leases of ``subscription``, which has these ``queues``. ``member``: the proxy
-    that asks."""
+    """The limit of a subscription: at most ``in_flight_max`` leases at the same time.
+
+    ``queues``: all queues of the subscription. ``member``: the proxy that asks.
+    """
 
     subscription: Subscription
     queues: Sequence[BrokerQueue]
@@ -33,10 +36,10 @@ class Limit(NamedTuple):
 
 
 class Vacancy(NamedTuple):
-    """The number of leases that the proxy may still grant (``left``).
+    """The number of leases that a proxy may still grant (``left``).
 
-    ``is_full``: the limit is reached. If ``left`` is 0 without ``is_full``, other proxies are ahead in line, or the
-    store has not yet counted the existing leases.
+    ``is_full``: the limit is reached. If ``left`` is 0 but ``is_full`` is False, other proxies are ahead in line, or
+    the store has not yet counted the existing leases.
     """
 
     left: int
@@ -45,16 +48,22 @@ class Vacancy(NamedTuple):
 
 class Limits(Protocol):
     async def grant(self, request: GrantRequest, limit: Limit) -> tuple[list[GrantAnswer], Vacancy]:
-        """Grant as ``LeaseStore.grant`` does, within ``limit``, in one atomic step; also return the vacancy afterwards.
+        """Grant leases as ``LeaseStore.grant`` does, within ``limit``, in one atomic step. Also return the new vacancy.
 
-        Entries beyond the limit answer FULL, starting from the end of the batch.
+        If the limit does not allow all leases of the batch, the last entries of the batch get the answer FULL.
         """
         ...
 
     async def vacancy(self, limit: Limit, *, waits: bool) -> Vacancy:
-        """Return the vacancy. ``waits``: the proxy has pops that want leases, and gets in line if nothing is left."""
+        """Return how many more leases the proxy may grant now.
+
+        ``waits``: the proxy has pops that wait for leases. If no lease is left for the proxy, it then gets in line.
+        """
         ...
 
     async def keep(self, subscriptions: Collection[Subscription]) -> None:
-        """Stop counting for all other subscriptions. If one is used again, its leases are counted from its records."""
+        """Stop counting the leases of all subscriptions that are not in ``subscriptions``.
+
+        If a limit of such a subscription is used again, the store first counts its leases from the records.
+        """
         ...

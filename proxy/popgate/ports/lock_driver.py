@@ -1,8 +1,8 @@
-"""The lock driver port: the few operations that the lock protocol needs from an AMQP program's connection.
+"""Defines the lock driver port: the operations on an AMQP connection that the lock protocol needs.
 
-A channel is private to one attempt or one grant. An error that ends it (a missing queue, a locked resource) affects no
-other channel. All calls raise LockUnavailable when the broker does not answer; the channel has then ended. A cancelled
-call may still take effect; closing the channel undoes it.
+Each attempt to acquire a lock, and each grant, has a separate channel. An error that ends a channel (a missing queue, a
+locked resource) affects no other channel. All calls raise LockUnavailable if the broker does not answer; the channel
+has then ended. A cancelled call may still take effect. Closing the channel reverses this effect.
 """
 
 from dataclasses import dataclass
@@ -12,25 +12,27 @@ from typing import NamedTuple, Protocol
 
 class QueueRole(StrEnum):
     TOKEN = "token"
-    """Replicated; one consumer at a time, in the order of their arrival; returned messages go to the front."""
+    """A replicated queue with a single active consumer. Consumers become active in the order in which they subscribed.
+    Returned messages go to the front of the queue."""
     SLOT = "slot"
-    """Replicated; stays empty."""
+    """A replicated queue that stays empty."""
     HOLDER = "holder"
-    """Replicated; keeps only the last message."""
+    """A replicated queue that stores only the last message."""
     WAITING = "waiting"
-    """Stays empty: only the number of its consumers matters."""
+    """A queue that stays empty, because only the number of its consumers matters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueState:
-    """The state of a queue. If a queue has one consumer at a time, RabbitMQ counts only that one: 0 or 1."""
+    """The state of a queue. If the queue has a single active consumer, RabbitMQ counts only that consumer: 0 or 1."""
 
     ready: int
     consumers: int
 
 
 class Token(NamedTuple):
-    """The token message as delivered to this channel. ``deliveries``: how often it was delivered before."""
+    """The token message of ``queue``, as it was delivered to this channel. ``deliveries``: number of earlier
+    deliveries."""
 
     queue: str
     body: bytes
@@ -43,14 +45,17 @@ class LockListener(Protocol):
     def on_token(self, token: Token) -> None: ...
 
     def on_ended(self, reason: str) -> None:
-        """Handle that the channel or its connection ended, or that a queue it waits on was deleted. Called at most
-        once."""
+        """Handle that the channel or its connection ended, or that a queue that the channel consumes was deleted.
+
+        Called at most once.
+        """
         ...
 
 
 class LockChannel(Protocol):
     async def declare(self, queue: str, role: QueueRole, *, kept_seconds: int | None) -> None:
-        """Declare ``queue`` if it is missing. The broker deletes it if it is not used for ``kept_seconds``."""
+        """Declare ``queue`` if it is missing. The broker deletes it after ``kept_seconds`` without use (None:
+        never)."""
         ...
 
     async def delete(self, queue: str) -> None:
@@ -58,49 +63,56 @@ class LockChannel(Protocol):
         ...
 
     async def state(self, queue: str) -> QueueState | None:
-        """Return the state of ``queue``. None: there is no such queue, and the channel has ended."""
+        """Return the state of ``queue``. Return None if the queue does not exist; the channel has then ended."""
         ...
 
     async def put(self, queue: str, body: bytes) -> bool:
-        """Store a message, and return once it is stored safely. False: there is no such queue."""
+        """Store a message, and return True when it is stored safely. Return False if ``queue`` does not exist."""
         ...
 
     async def last(self, queue: str) -> bytes | None:
-        """Return the body of the message at the front, without removing it.
+        """Return the body of the message at the front of ``queue``, without removing the message.
 
-        None: there is no message, or another client is reading it; or there is no such queue, and the channel has
-        ended.
+        Return None if the queue is empty, or if another client is reading its message. Also return None if the queue
+        does not exist; the channel has then ended.
         """
         ...
 
     async def wait_for_token(self, queue: str) -> bool:
-        """Consume ``queue``; the listener is called when this channel gets the token.
+        """Consume ``queue``, and return True. The listener is called when this channel gets the token.
 
-        False: there is no such queue, and the channel has ended.
+        Return False if the queue does not exist; the channel has then ended.
         """
         ...
 
     async def leave(self, queue: str) -> None:
-        """Stop consuming ``queue``; if this channel has the token, the next consumer gets it."""
+        """Stop consuming ``queue``. If this channel has the token, the broker delivers the token to the next
+        consumer."""
         ...
 
     async def return_token(self, queue: str) -> None:
-        """Return the token but continue to consume. The token is redelivered at once, as one more delivery."""
+        """Return the token to the broker, but continue to consume. The broker redelivers it at once, as one more
+        delivery."""
         ...
 
     async def take(self, queue: str) -> bool:
-        """Declare ``queue`` as exclusive to this connection; messages to it are dropped.
+        """Declare ``queue`` as exclusive to this connection, and return True. The broker drops messages to this queue.
 
-        False: another connection has it, and the channel has ended.
+        Return False if another channel of this connection has the queue, or if another connection has it. In the second
+        case, this channel has ended.
         """
         ...
 
     async def close(self) -> None:
-        """Give up all that this channel holds; tokens go to the next consumers. Idempotent."""
+        """Close the channel, and delete the queues that it declared with ``take``. Idempotent.
+
+        The broker delivers the channel's tokens to the next consumers.
+        """
         ...
 
     def abandon(self) -> None:
-        """Close a channel on which a call received no answer, without waiting for the close."""
+        """Begin to close a channel on which a call received no answer. The call does not wait until the channel is
+        closed."""
         ...
 
 
@@ -111,7 +123,7 @@ class LockDriver(Protocol):
         ...
 
     async def open(self, listener: LockListener) -> LockChannel:
-        """Open a channel."""
+        """Open a channel that reports its events to ``listener``."""
         ...
 
 
@@ -123,7 +135,7 @@ class LockConnection(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Disconnect, which releases all locks held over it. Idempotent, and safe before ``start``."""
+        """Disconnect, which releases all locks held over this connection. Idempotent, and safe before ``start``."""
         ...
 
     def driver(self) -> LockDriver:

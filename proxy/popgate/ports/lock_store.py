@@ -1,7 +1,6 @@
-"""Defines the locks part of the state port: the locks that administrators have defined, and the fencing tokens given so
-far.
+"""Defines the part of the state port for locks: the locks that administrators defined, and the reserved fencing tokens.
 
-The holders of locks are not stored: a proxy that ends loses its locks (decision 19).
+The holders of locks are not stored, because a proxy that ends loses its locks (decision 19).
 """
 
 from typing import Protocol
@@ -20,24 +19,24 @@ class LockStore(Protocol):
         ...
 
     async def find(self, name: str) -> LockDefinition | None:
-        """Return the definition of that name, or None."""
+        """Return the definition of the lock ``name``, or None if it is not defined."""
         ...
 
     async def put(self, definition: LockDefinition) -> None:
-        """Add the definition, or replace the one of that name."""
+        """Store the definition. It replaces a definition with the same name."""
         ...
 
     async def add(self, definition: LockDefinition) -> LockDefinition:
-        """Add the definition unless one of that name exists; return the one that is stored now."""
+        """Store the definition unless the name has one. Return the definition that is stored now."""
         ...
 
     async def delete(self, name: str) -> None:
-        """Delete the definition of that name. Idempotent."""
+        """Delete the definition of the lock ``name``. Idempotent."""
         ...
 
     async def reserve_tokens(self, count: int, *, at_least: int) -> int:
-        """Reserve ``count`` consecutive tokens and return the first.
+        """Reserve ``count`` consecutive tokens, and return the first token.
 
-        They are higher than all tokens that any process reserved before, and not below ``at_least``.
+        The tokens are higher than all tokens that any process reserved before, and not below ``at_least``.
         """
         ...

@@ -1,11 +1,12 @@
 """Defines the peers port: the messages between the proxies of one cluster.
 
-Theory of operation. The store decides. Peer messages only make the cluster faster and its answers complete. A proxy
-that misses a settlement discovers it at its next conditional write. A proxy that does not answer is detected by its
-missing heartbeats. So no peer message has to be repeated, and the loss of a peer message is harmless.
+Theory of operation. The store decides about leases and owners. Peer messages only make the cluster faster, and make the
+answers to clients complete. A proxy that misses a settlement discovers it at its next conditional write. A proxy that
+does not answer is detected by its missing heartbeats. So no peer message has to be repeated, and the loss of a peer
+message is harmless.
 
-A message is sent to one member, which answers only for its own queues: one hop, never two. ``MESSAGES`` lists all
-message types.
+A message is sent to one member. This member answers only for its own queues, and never forwards the message.
+``MESSAGES`` lists all message types.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ class PeerMessage(Generic[AnswerT]):
 
 
 class LearnedRecord(NamedTuple):
-    """A copy's record in the store. ``remaining_seconds`` was computed just now."""
+    """A copy's record in the store. ``remaining_seconds`` was computed just before the record was sent."""
 
     queue: BrokerQueue
     copy_id: CopyId
@@ -64,7 +65,7 @@ class Available(PeerMessage[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseForGroup(PeerMessage[int]):
-    """Asks to lease up to ``count`` ready messages as members of a lease group. The answer is their number."""
+    """Asks to lease up to ``count`` ready messages as members of a lease group. The answer is the number of leases."""
 
     subscription: Subscription
     key: GroupKey
@@ -76,9 +77,10 @@ class LeaseForGroup(PeerMessage[int]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch(PeerMessage[list[Message | None]]):
-    """Asks for the messages of leases. The answer has them in order, with None for each lease that no longer holds.
+    """Asks for the messages of leases.
 
-    Raises: RetryLater if the broker has not yet delivered some of the messages.
+    The answer has one element per lease, in order: the message, or None if the lease is no longer valid. Raises:
+    RetryLater if the broker has not yet delivered some of the messages.
     """
 
     subscription: Subscription
@@ -86,7 +88,7 @@ class Fetch(PeerMessage[list[Message | None]]):
 
 
 class QueueCounts(NamedTuple):
-    """The counts of messages that the owner of a queue holds. ``ready`` includes ``blocked``."""
+    """The owner's counts of the messages of one queue. ``ready`` includes ``blocked``."""
 
     number: int
     ready: int
@@ -94,7 +96,8 @@ class QueueCounts(NamedTuple):
     waiting: int
     blocked: int
     at_broker: int
-    """The number of messages that the broker counts as ready, although they are counted here or are settled."""
+    """The number of messages that the broker counts as ready, although the proxy counts them in other fields, or they
+    are settled."""
     dead_held: int
     """Dead letters that the broker does not count as ready. The owner of the first queue reports them."""
     is_paused: bool
@@ -146,7 +149,7 @@ class PurgeAtOwner(PeerMessage[PurgeResult]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follow(PeerMessage[None]):
-    """Reports a change of topics or groups. The other proxy answers when it serves the current catalog."""
+    """Reports a change of topics or groups. The receiver answers when it serves the topics of the current catalog."""
 
 
 MESSAGES: Mapping[str, type[PeerMessage[Any]]] = {
@@ -178,10 +181,10 @@ class ForwardedRequest(NamedTuple):
 
 
 class ForwardedAnswer(NamedTuple):
-    """The answer to a forwarded request. ``headers`` are those for the client.
+    """The answer to a forwarded request. ``headers`` are the headers to send to the client.
 
-    ``arrivals``: for a pop that received no messages, the arrival count that the pop has checked (see ``Wanted``).
-    None: the pop received messages, or the request was no pop.
+    ``arrivals``: for a pop that received no messages, the arrival count that the pop has checked (see ``Wanted``). It
+    is None if the pop received messages, or if the request was no pop.
     """
 
     status: int
@@ -204,9 +207,10 @@ class Peers(Protocol):
     async def forward(
         self, to: InstanceId, request: ForwardedRequest, *, wait_seconds: float | None
     ) -> ForwardedAnswer:
-        """Forward a client's request, which ``to`` answers from its own queues. Cancellation signals a disconnect.
+        """Forward a client's request, which ``to`` answers from its own queues.
 
-        ``wait_seconds`` replaces the request's own value. Raises: PeerUnavailable.
+        If this call is cancelled, ``to`` sees a disconnect of the client. ``wait_seconds`` replaces the value in the
+        request. Raises: PeerUnavailable.
         """
         ...
 
@@ -215,5 +219,5 @@ class PeerAnswers(Protocol):
     """Answers the messages of other proxies; the engine implements it."""
 
     async def answer(self, sender: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
-        """Answer a message. Raises: PopgateError, which is sent back."""
+        """Answer a message. Raises: PopgateError, which is sent back to ``sender``."""
         ...

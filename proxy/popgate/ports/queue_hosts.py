@@ -7,43 +7,50 @@ from popgate.domain.names import BrokerQueue
 
 
 class QueueHosts(Protocol):
-    """Serves the queues that the cluster assigns. All calls are idempotent, and do nothing for a deleted queue."""
+    """Serves the queues that the cluster assigns to this proxy. All calls are idempotent, and ignore deleted queues."""
 
     def queues(self) -> Collection[BrokerQueue]:
         """Return all queues that need an owner."""
         ...
 
     def served(self) -> Collection[BrokerQueue]:
-        """Return the queues that this proxy serves now: it has taken them and not given them up."""
+        """Return the queues that this proxy serves now: it owns them, and has a valid claim on them."""
         ...
 
     def lost(self) -> Collection[BrokerQueue]:
-        """Return the queues that this proxy served until the store lost its data. The proxy must take them again."""
+        """Return the queues that this proxy served until the store lost its data. ``take`` must be called for them
+        again."""
         ...
 
     async def take(self, queue: BrokerQueue) -> None:
-        """Serve the queue, which this proxy owns now. After a loss of data, first write back its records.
+        """Begin to serve a queue that this proxy owns now. After a loss of data, first write back the queue's records.
 
         Raises: StateUnavailable.
         """
         ...
 
     async def hand_over(self, queue: BrokerQueue) -> None:
-        """Stop granting, finish pending writes, and give back buffered messages in order, so that another proxy can own
-        the queue."""
+        """Stop serving the queue, so that another proxy can own it.
+
+        Grant no more leases, finish pending writes, and return the buffered messages to the broker in order.
+        """
         ...
 
     def data_lost(self) -> None:
-        """Handle that the store lost its data: grant nothing from a queue until it is taken again.
+        """Handle that the store lost its data: grant no lease from a queue until ``take`` is called for it again.
 
-        Keep the queue's state, to write it back when the queue is taken.
+        Each queue's state stays in memory, so that ``take`` can write it back.
         """
         ...
 
     def review(self) -> None:
-        """Check soon whether a member that is gone has settled buffered messages without reporting it to this proxy."""
+        """Check soon whether a member that is gone has settled buffered messages without reporting this to this
+        proxy."""
         ...
 
     def lose(self, queue: BrokerQueue) -> None:
-        """Forget all state of the queue, which has another owner already, and give back its buffered messages."""
+        """Stop serving the queue at once, because another proxy already owns it.
+
+        Forget all state of the queue, and return the buffered messages to the broker.
+        """
         ...

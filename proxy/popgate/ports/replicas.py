@@ -1,7 +1,8 @@
-"""The port that observes and changes replicas, and the port that lists the groups with a ``min_replicas``.
+"""Defines the port that observes and changes replicas, and the port that lists the groups with a ``min_replicas``.
 
-An adapter uses whichever methods the broker supports. All calls raise BrokerUnavailable if the broker can't be
-reached. Calls that change something raise ReplicaRefused if the broker refuses. A cancelled call may still take effect.
+An adapter uses those interfaces of the broker that are available. All calls raise BrokerUnavailable if the broker can't
+be reached. Calls that change replicas raise ReplicaRefused if the broker refuses. A cancelled call may still take
+effect.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,11 +14,12 @@ from popgate.domain.replica_wanted import GroupReplicas
 from popgate.domain.replicas import MemberState, Observation, QueueRef
 
 Proof: TypeAlias = Callable[[], Awaitable[object]]
-"""Returns if its caller may still make changes; otherwise raises."""
+"""Returns if the caller may still change replicas. Otherwise it raises an error."""
 
 
 class ReplicaRefused(RetryLater):
-    """The broker refuses this change of a queue's replicas, now or in general; ``detail`` has its message."""
+    """The broker refuses this change of a queue's replicas, now or in general. ``detail`` contains the broker's
+    message."""
 
     code = "replica_refused"
 
@@ -43,11 +45,12 @@ class ReplicaCapabilities:
 
 class ReplicaBroker(Protocol):
     async def start(self) -> ReplicaCapabilities:
-        """Find out what the broker can do. Repeat it after an upgrade of the broker. Raises: BrokerUnavailable."""
+        """Find out and return what the broker can do. Call it again after an upgrade of the broker. Raises:
+        BrokerUnavailable."""
         ...
 
     async def stop(self) -> None:
-        """Disconnect. Idempotent, and safe before ``start``."""
+        """Disconnect from the broker. Idempotent, and safe before ``start``."""
         ...
 
     async def observe(self) -> Observation:
@@ -55,24 +58,27 @@ class ReplicaBroker(Protocol):
         ...
 
     async def look(self, queue: QueueRef) -> tuple[MemberState, ...]:
-        """Return the members of one queue as they report themselves now. Empty: there is no such queue."""
+        """Return the members of one queue as they report themselves now. Return an empty tuple if the queue does not
+        exist."""
         ...
 
     async def add(self, queue: QueueRef, node: str, prove: Proof) -> None:
-        """Add a member on ``node``; idempotent. The member still has to catch up when this returns.
+        """Add a member on ``node``. Idempotent. When the call returns, the member may not have caught up yet.
 
-        ``prove`` is awaited right before each request to the broker, because an earlier attempt or waiting may have
-        taken a minute. If it raises, no request is sent and the error passes to the caller.
+        ``prove`` is awaited immediately before each request to the broker, because an earlier request or a wait may
+        have taken a minute. If ``prove`` raises an error, no request is sent and the caller gets the error.
         """
         ...
 
     async def forget(self, queue: QueueRef, node: str, prove: Proof) -> None:
-        """Remove the member on ``node`` permanently. Idempotent. ``prove`` as for ``add``."""
+        """Remove the member on ``node`` permanently. Idempotent. ``prove`` is used as in ``add``."""
         ...
 
     async def lead(self, queue: QueueRef, node: str, prove: Proof) -> None:
-        """Ask the member on ``node`` to lead the queue; idempotent. ``look`` shows whether it does. ``prove`` as for
-        ``add``."""
+        """Ask the member on ``node`` to become the leader of the queue. Idempotent.
+
+        ``look`` shows whether it has become the leader. ``prove`` is used as in ``add``.
+        """
         ...
 
 
