@@ -1,1 +1,1 @@
-"""The rules of popgate as values and pure functions: no I/O, no clock, no randomness."""
+"""Defines the rules of popgate as values and pure functions, without I/O and clocks. Only new ids are random."""

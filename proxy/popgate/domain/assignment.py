@@ -148,7 +148,8 @@ def share_of(assignment: Assignment, client_id: ClientId) -> Share:
 
 
 def held_by(assignment: Assignment, number: int, client_id: ClientId, shown: int) -> Holding | None:
-    """Return the holding of queue ``number`` if the client, which knows generation ``shown``, may settle its messages.
+    """Return the holding of queue ``number`` if the client, which knows generation ``shown``, may settle messages of
+    it.
 
     Return None if the client does not hold the queue, or if ``shown`` is outdated. If ``to`` of the holding is set, the
     client receives no more messages of the queue.
@@ -160,7 +161,10 @@ def held_by(assignment: Assignment, number: int, client_id: ClientId, shown: int
 
 
 def _anew(one: Holding, client_id: ClientId, generation: int) -> Holding:
-    """Return a holding after ``client_id`` has begun a new session. A queue that it had to release passes on."""
+    """Return a holding after ``client_id`` has begun a new session.
+
+    If ``client_id`` had to release the queue, the next client has it.
+    """
     return one if one.client_id != client_id else Holding(one.to or client_id, generation)
 
 

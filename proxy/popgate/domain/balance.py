@@ -78,8 +78,8 @@ class Verb(Enum):
     """Consume the queue with ``Step.priority`` on a second channel, then close the channel on which the member
     waited."""
     RELEASE = "release"
-    """Start to process no further message, settle the messages in progress, then close the channel. Don't cancel the
-    consumer before the channel is closed, because this loses the order of the messages."""
+    """Process no further messages, settle the messages in progress, then close the channel. Don't cancel the consumer
+    before this, because a cancelled consumer loses the order of the messages."""
     YIELD = "yield"
     """Stop waiting for the queue: close the channel."""
 

@@ -35,8 +35,8 @@ _DELIVERY_COUNT, _ORIGIN = "x-popgate-delivery-count", "x-popgate-origin-copy-id
 _UNREADABLE_HEADERS = "amqp-unreadable-headers"
 _UNREADABLE_CHARACTERS_MAX = 4_096
 _HEADERS_BYTES = "x-popgate-dead-headers-bytes"
-"""Name of the header of a packed dead letter that contains the length of the publisher's headers, in bytes of JSON, in
-front of the body."""
+"""Header of a packed dead letter. Its value is the number of bytes of JSON in front of the body. This JSON contains the
+publisher's headers."""
 
 
 class DeadLetterDetails(NamedTuple):

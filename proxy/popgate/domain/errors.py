@@ -178,10 +178,8 @@ class LockUnavailable(RetryLater):
 
 
 class TooManyInFlight(RetryLater):
-    """The group has as many leases as its ``max_in_flight`` allows.
-
-    Or a pull client has as many uncommitted messages of a queue as it may have.
-    """
+    """The group has as many leases as its ``max_in_flight`` allows, or a pull client has too many uncommitted
+    messages."""
 
     code = "too_many_in_flight"
 

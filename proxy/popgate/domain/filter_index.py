@@ -58,7 +58,7 @@ class FilterIndex:
             _count_down(self._optional, name)
 
     def facts(self, headers: Mapping[str, HeaderValue]) -> Facts:
-        """Return the headers that any filter names, with their values. Messages with equal facts pass the same
+        """Return the headers that at least one filter names, with their values. Messages with equal facts pass the same
         filters."""
         named = self._named
         return frozenset(

@@ -93,8 +93,8 @@ class GrantStatus(StrEnum):
     WRONG_MODE = "wrong_mode"
     """The group has a later mode generation than the calling proxy knows."""
     FULL = "full"
-    """The subscription has its maximum number of leases, its leases are not counted yet, or other proxies are ahead in
-    line (``ports.limits``)."""
+    """The subscription has its maximum number of leases, other proxies are ahead in line, or the store has not yet
+    counted the leases (``ports.limits``)."""
 
 
 class SettleAction(StrEnum):
@@ -102,8 +102,8 @@ class SettleAction(StrEnum):
     EXTEND = "extend"
     RELEASE = "release"
     WITHDRAW = "withdraw"
-    """Release a lease that no client has received. It does not count as a delivery, and its lease id becomes invalid,
-    so that no later action relies on the former delivery count."""
+    """Release a lease that no client has received. The lease does not count as a delivery, and its lease id becomes
+    invalid, so that no later action relies on the former delivery count."""
     EXPIRE = "expire"
     """Record that the lease expired, and set the retry delay to ``seconds``. The deadline loop of the queue's owner
     does this."""

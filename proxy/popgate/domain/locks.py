@@ -14,8 +14,8 @@ from popgate.domain.names import NAME_LENGTH_MAX
 SLOTS_MAX = 64
 TOKENS_PER_SECOND = 2**20
 """Number of fencing tokens for each second of Unix time. The first token of a new token queue is the Unix time
-multiplied by this number. It is higher than all tokens of earlier queues, unless they granted more tokens per second
-than this number."""
+multiplied by this number. This token is higher than all tokens of earlier queues, as long as they granted fewer tokens
+per second than this number."""
 MUTEX_KEPT_SECONDS = 86_400
 """Seconds without use after which the broker removes the queues of a mutex."""
 
@@ -76,9 +76,10 @@ class Slot(NamedTuple):
 
     @property
     def watched_queue(self) -> str:
-        """The queue that a holder watches. If it does not exist, the slot was removed.
+        """The queue that a holder watches. If this queue does not exist, the holder has lost the slot.
 
-        A mutex has no slot queue, because no administrator removes its slot.
+        A mutex has no slot queue, because no administrator removes its slot. Its holder watches the token queue or, if
+        the lock is unfenced, the held queue.
         """
         if self.kind is not LockKind.MUTEX:
             return self.slot_queue
@@ -154,7 +155,7 @@ def checked_lock_name(name: str) -> str:
 
 
 def checked_slots(slots: int, kind: LockKind) -> int:
-    """Return ``slots`` if a lock of this kind can have so many. Raises: InvalidRequest."""
+    """Return ``slots`` if it is a valid number of slots for this kind of lock. Raises: InvalidRequest."""
     most = SLOTS_MAX if kind is LockKind.SEMAPHORE else 1
     if not 0 <= slots <= most:
         raise InvalidRequest(f"slots: {slots} is not between 0 and {most}, the maximum of a {kind}", field="slots")

@@ -73,7 +73,7 @@ DEFAULTS = Quotas()
 
 
 def check_quota(quota: Quota, limit: int, present: int, more: int = 1) -> None:
-    """Check like ``Quotas.check``, with ``limit`` in place of the configured value. Raises: QuotaExceeded."""
+    """Check that ``more`` objects may be created if the value of the quota is ``limit``. Raises: QuotaExceeded."""
     if more > 0 and present + more > limit:
         raise quota_exceeded(quota, limit)
 

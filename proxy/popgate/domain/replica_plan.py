@@ -371,8 +371,10 @@ class _Planner:
         return online < majority(len(queue.members) + 1)
 
     def _best(self, queue: ReplicaQueue, fit: list[ReplicaNode]) -> str:
-        """Return the node of ``fit`` that ranks first in the placement, or in the built-in placement if there is
-        none."""
+        """Return the node of ``fit`` that comes first in the placement's ranking.
+
+        If this ranking contains no node of ``fit``, use the built-in ranking.
+        """
         members = [self._counted(node) for name, node in self._nodes.items() if name in queue.members]
         names = {node.name for node in fit}
         ranked = [*self._place(queue, members, fit), *spread(queue, members, fit)]

@@ -202,7 +202,7 @@ class QueueFacts:
 
 
 class Broker(Protocol):
-    """The operations of a broker that popgate needs. All methods raise BrokerUnavailable if it can't be reached."""
+    """The operations of a broker that popgate needs. All of them raise BrokerUnavailable while it can't be reached."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -248,8 +248,10 @@ class Broker(Protocol):
         ...
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
-        """Store messages durably, and return the outcomes in the order of ``messages``. PUBLISHED means on stable
-        storage."""
+        """Store messages durably, and return the outcomes in the order of ``messages``.
+
+        PUBLISHED means that the message is on stable storage.
+        """
         ...
 
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
@@ -262,7 +264,7 @@ class Broker(Protocol):
         ...
 
     async def let_go(self, queue: BrokerQueue) -> None:
-        """Release the queue, so that another proxy can consume it. Its channel must be closed. Idempotent."""
+        """Release the queue, so that another proxy can consume it. The queue's channel must be closed. Idempotent."""
         ...
 
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:

@@ -65,7 +65,10 @@ class DedupStore(Protocol):
         ...
 
     async def cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
-        """Delete the reservations of copies that the broker certainly has not stored, unless confirmed or repeated."""
+        """Delete the reservations of copies that the broker certainly has not stored.
+
+        A reservation that is confirmed, or that was returned by a later ``reserve``, stays unchanged.
+        """
         ...
 
     async def drop_topic(self, topic: TopicName) -> None:

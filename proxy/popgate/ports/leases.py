@@ -117,7 +117,7 @@ class LeaseStore(Protocol):
         First, those of ``records`` that the store does not have are written back, including records of transient
         copies. The new epoch is also higher than ``above``. ``remaining_seconds`` determines when each copy is visible;
         ``visible_at`` is ignored, and ``changed_at`` becomes the present time. A store that can't lose its data while
-        its process runs does not need this call, but the call has the same effect there.
+        its process runs does not need this call, but must implement it with the same effect.
         """
         ...
 

@@ -27,7 +27,7 @@ class LockStore(Protocol):
         ...
 
     async def add(self, definition: LockDefinition) -> LockDefinition:
-        """Store the definition unless the name has one. Return the definition that is stored now."""
+        """Store the definition, unless a definition with this name exists. Return the definition that is stored now."""
         ...
 
     async def delete(self, name: str) -> None:

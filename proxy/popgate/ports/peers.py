@@ -96,8 +96,7 @@ class QueueCounts(NamedTuple):
     waiting: int
     blocked: int
     at_broker: int
-    """The number of messages that the broker counts as ready, although the proxy counts them in other fields, or they
-    are settled."""
+    """The number of messages that the broker counts as ready, but that other fields count too, or that are settled."""
     dead_held: int
     """Dead letters that the broker does not count as ready. The owner of the first queue reports them."""
     is_paused: bool
