@@ -146,7 +146,7 @@ async def test_a_repeated_pop_that_outlives_a_channel_gets_all_of_its_messages(f
         first = await lease_by_attempt(world, "a")
         again = asyncio.ensure_future(world.pop("t", count=9, wait=20, attempt="a"))
         (host,) = world.served("t").hosts
-        while not host.state.wanted:
+        while not host.state.memory.wanted:
             assert not again.done(), "nothing was missing"
             await asyncio.sleep(0)
         await world.broker.lose(world.queue("t"))

@@ -135,7 +135,7 @@ ENGINE = (
     ),
     Slip(
         "engine/queue/state.py",
-        "            elif message.state in RECOVERABLE:\n                self.forget_body(message)\n",
+        "            elif message.state in RECOVERABLE:\n                self.memory.forget(message)\n",
         "",
         ("engine/test_memory.py",),
     ),
@@ -246,7 +246,7 @@ ENGINE = (
         ("contract/test_http_interface.py",),
     ),
     Slip(
-        "engine/queue/state.py",
+        "engine/queue/body_memory.py",
         "if message.message is None or message.is_kept or message.is_transient:",
         "if message.message is None or message.is_kept:",
         (
@@ -274,7 +274,7 @@ ENGINE = (
     ),
     Slip(
         "engine/lease/body_retrieval.py",
-        "                self._group.host(buffered).state.wanted.discard(buffered)",
+        "                self._group.host(buffered).state.memory.wanted.discard(buffered)",
         "                pass",
         ("engine/test_memory.py",),
     ),

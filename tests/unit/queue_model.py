@@ -124,7 +124,7 @@ class World:
             if message.is_head:  # otherwise it is offered again when it becomes the head of its key
                 self.ready[message.copy_id] = message
         if self.state.flow.may_resume:
-            self.state.resume(has_demand=True)
+            self.state.memory.resume(has_demand=True)
         while (prefetch := self.state.flow.next_resize()) is not None:
             self.prefetch = prefetch + len(self.unsettled())
             if not prefetch:
@@ -135,7 +135,7 @@ class World:
     def starve(self) -> None:
         """Simulate pops that want more messages than are here."""
         if self.is_open:
-            self.state.widen(has_demand=True)
+            self.state.memory.widen(has_demand=True)
             self.carry_out(Effects())
 
     def order(self) -> None:
@@ -191,7 +191,7 @@ class World:
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
-        while self.state.next_deadline <= self.now:
+        while self.state.deadlines.next_at <= self.now:
             effects = self.state.tick(self.now)
             self.carry_out(effects)
             self.carry_out(self.state.make_ready(effects.expired))

@@ -44,12 +44,12 @@ class BodyRetrieval:
             return not missing
 
         for buffered in many:  # also with a body: it must not be dropped while the other bodies arrive
-            self._group.host(buffered).state.wanted.add(buffered)
+            self._group.host(buffered).state.memory.wanted.add(buffered)
         try:
             return await self.until(are_here)
         finally:
             for buffered in many:
-                self._group.host(buffered).state.wanted.discard(buffered)
+                self._group.host(buffered).state.memory.wanted.discard(buffered)
 
     async def until(self, holds: Callable[[], bool]) -> bool:
         """Wait until ``holds`` returns True, and return True. Return False after ``WAIT_SECONDS_MAX``.

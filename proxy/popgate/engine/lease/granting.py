@@ -197,7 +197,7 @@ class Granter:
             host.granted(buffered, record, now + remaining)
             buffered.client, buffered.invisibility_seconds = request.client, given_for_seconds
             if is_here and request.selection.part is not None:
-                host.state.keep(buffered)
+                host.state.memory.keep(buffered)
             is_told = request.selection.part is None
             leased.append(
                 self.leased(host.queue, buffered.copy_id, buffered, message, wall + remaining, is_told=is_told)

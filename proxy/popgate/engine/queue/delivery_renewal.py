@@ -95,7 +95,7 @@ class DeliveryRenewal:
             overdue = [message for message in self._state.messages.values() if self._is_overdue(message)]
             if overdue:
                 self._is_working = True
-                self._state.returns_unseen()
+                self._state.deliveries.returns_unseen()
                 self._context.background.spawn(self._renew(overdue, self._channel), name=f"renew {self._queue}")
         return now + self._interval
 

@@ -256,7 +256,7 @@ class QueueHost:
 
         Leases stay in their records, except those of transient messages.
         """
-        self.state.returns_unseen()
+        self.state.deliveries.returns_unseen()
         channel = self._end_channel()
         if channel is not None:
             self._closing = self._context.background.spawn(channel.close(), name=f"close {self.broker_queue}")
@@ -372,8 +372,8 @@ class QueueHost:
     def granted(self, message: BufferedMessage, record: LeaseRecord, deadline: float) -> bool:
         """Note a lease of ``message`` until ``deadline`` (monotonic). Return whether the message is still here."""
         is_here = self.state.granted(message, record, deadline)
-        if self.state.next_deadline < self.timer:
-            self._context.deadlines.schedule(self.state.next_deadline, self)
+        if self.state.deadlines.next_at < self.timer:
+            self._context.deadlines.schedule(self.state.deadlines.next_at, self)
         return is_here
 
     def settle(self, messages: Iterable[BufferedMessage], settled_at: float) -> None:
@@ -404,13 +404,13 @@ class QueueHost:
     def starve(self) -> None:
         """Let the broker push more if memory allows, because pops want more messages than are ready."""
         if self.channel is not None:
-            self.state.widen(has_demand=self._events.has_demand())
+            self.state.memory.widen(has_demand=self._events.has_demand())
             self._regulate()
 
     def spare_bodies(self, messages: Iterable[BufferedMessage]) -> None:
         """Forget the bodies of leased messages while more than half of the budget is used."""
         if self.state.flow.is_half_full:
-            self.state.spare_bodies(messages)
+            self.state.memory.spare(messages)
             self._regulate()
 
     def fetch_again(self, messages: Iterable[BufferedMessage]) -> None:
@@ -431,8 +431,8 @@ class QueueHost:
         if effects.forget:
             self.forget_records(effects.forget)
         self._events.happened(effects)
-        if state.next_deadline < self.timer:
-            self._context.deadlines.schedule(state.next_deadline, self)
+        if state.deadlines.next_at < self.timer:
+            self._context.deadlines.schedule(state.deadlines.next_at, self)
         self._regulate()
 
     def _send(self, effects: Effects) -> None:
@@ -449,13 +449,13 @@ class QueueHost:
     def due(self, now: float) -> float | None:
         """End expired leases and delays. The deadline loop calls this method; return the time of the next call."""
         self._do(self.state.tick(now))
-        again = self.state.next_deadline
+        again = self.state.deadlines.next_at
         return None if again == NEVER else max(again, now + CONTINUE_SECONDS)
 
     def _regulate(self) -> None:
         """Resume a paused channel if enough memory was freed, and resize the channel if ``flow`` has decided to."""
         if self.state.flow.may_resume:
-            self.state.resume(has_demand=self._events.has_demand())
+            self.state.memory.resume(has_demand=self._events.has_demand())
         if self.state.flow.is_resize_due and self.channel is not None:
             prefetch = self.state.flow.next_resize()
             self._context.background.spawn(self._resize(self.channel, prefetch), name=f"resize {self.broker_queue}")

@@ -25,7 +25,7 @@ def recovered_records(state: QueueState, *, now: float, wall: float) -> list[Loa
             found.append(LoadedRecord(message.copy_id, move, 0.0))
         elif message.delivery_count:
             found.append(_loaded(message, RecordState.RELEASED, 0.0))
-    for copy_id, count in state.handed_out.items():
+    for copy_id, count in state.deliveries.remembered.items():
         found.append(_bare(copy_id, RecordState.RELEASED, count, wall))
     for copy_id, settled_at in state.evidence.detached.items():
         found.append(_bare(copy_id, RecordState.ACKED, 1, settled_at))

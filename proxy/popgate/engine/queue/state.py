@@ -1,8 +1,9 @@
 """Holds the state of one queue at this proxy, and makes every decision on it. Synchronous, no I/O, no clock.
 
-Owns the buffered messages (``buffered`` has the diagram of their states), their order, the byte budget, and the proof
-that the broker has applied acks. Each verb changes the state at once and returns the ``Effects``, which the host
-carries out. The store's conditional write, not this module, decides which client gets a lease.
+Owns the buffered messages (``buffered`` has the diagram of their states). Its parts own their order, their deadlines,
+the memory of their bodies, the prefetch, and the proof that the broker has applied acks. Each verb changes the state at
+once and returns the ``Effects``, which the host carries out. The store's conditional write, not this module, decides
+which client gets a lease.
 
 A message that has a record in the store, but was not delivered on the present channel, has no ``tag``. When the
 channel ends, all tags become void. Leases and delays stay, because the store holds them. Ready messages are dropped.
@@ -15,20 +16,16 @@ from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState
 from popgate.domain.message import Message
 from popgate.domain.names import CopyId, is_transient
 from popgate.engine.context.engine_context import BufferBudget
-from popgate.engine.queue.buffered import (
-    RECOVERABLE,
-    UNSEEN,
-    BufferedMessage,
-    Counts,
-    MessageState,
-    cost_of,
-)
+from popgate.engine.queue.body_memory import BodyMemory
+from popgate.engine.queue.buffered import RECOVERABLE, UNSEEN, BufferedMessage, Counts, MessageState, cost_of
+from popgate.engine.queue.delivery_counts import DeliveryCounts
 from popgate.engine.queue.effects import Effects
 from popgate.engine.queue.flow import Flow
+from popgate.engine.queue.lease_deadlines import LeaseDeadlines
 from popgate.engine.queue.queue_order import QueueOrder
 from popgate.engine.queue.settlement_evidence import SettlementEvidence
 from popgate.ports.broker import Delivery
-from popgate.runtime.deadlines import DUE_BATCH_MAX, NEVER, DeadlineHeap
+from popgate.runtime.deadlines import NEVER
 
 
 class QueueState:
@@ -46,21 +43,17 @@ class QueueState:
         self.messages: dict[CopyId, BufferedMessage] = {}
         self.counts = Counts()
         self.flow = Flow(budget)
+        self.memory = BodyMemory(self.flow, self.messages, self.counts)
         self.order = QueueOrder(adopted=adopted, sequence=sequence)
         self.evidence = SettlementEvidence()
-        self.handed_out: dict[CopyId, int] = {}
-        """Delivery counts of dropped messages that clients have had, for their next delivery by the broker."""
+        self.deliveries = DeliveryCounts()
+        self.deadlines = LeaseDeadlines()
         self.moves: dict[CopyId, LeaseRecord] = {}
         """The records of MOVING messages."""
         self.stuck: set[CopyId] = set()
         """Messages that popgate can't even dead-letter: they stay unsettled until the channel ends."""
-        self.wanted: set[BufferedMessage] = set()
-        """Leased messages for whose bodies a call is waiting."""
         self._index = index
         self._mint_transient = mint_transient
-        self._deadlines: DeadlineHeap[BufferedMessage] = DeadlineHeap()
-        self._unseen_returns = 0
-        """Number of returns of unseen messages to the broker. One return contains a message at most once."""
 
     # -- the channel --------------------------------------------------------------------------------------------
 
@@ -86,14 +79,14 @@ class QueueState:
             elif message.state in UNSEEN:
                 self._drop_until_delivered(message, effects)
             elif message.state in RECOVERABLE:
-                self.forget_body(message)
+                self.memory.forget(message)
         self.evidence.channel_ended(proved_acks, unsettled)
         return effects
 
     def drop_all(self) -> Effects:
         """Forget everything, because this proxy no longer owns the queue, or the queue was deleted."""
         effects = Effects()
-        self.handed_out.clear()
+        self.deliveries.remembered.clear()
         self.order.dissolve(self.messages.values())
         for message in list(self.messages.values()):
             self._drop(message, effects)
@@ -150,17 +143,14 @@ class QueueState:
         delivered, tag = delivery.message, delivery.tag
         if message is None:
             message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
-            message.delivery_count = self.handed_out.pop(copy_id, 0)
+            message.delivery_count = self.deliveries.remembered.pop(copy_id, 0)
         elif message.state is MessageState.REQUEUED:
             message.enter(MessageState.READY)
         else:
-            self.forget_body(message)
+            self.memory.forget(message)
         message.tag = tag
-        # The broker's count includes deliveries into buffers. For an identified message only its record is used. For
-        # a transient message the returns of unseen messages are subtracted, so that a message that no client has seen
-        # is not dead-lettered.
         if not delivery.identified:
-            message.earlier_deliveries = max(0, delivery.earlier_deliveries - self._unseen_returns)
+            message.earlier_deliveries = self.deliveries.of_unidentified(delivery)
         if not message.rank:
             self._offer_heads(self.order.place(message, delivery, wall, self.messages.values()), effects)
         message.message = delivered
@@ -222,7 +212,7 @@ class QueueState:
         if message.state is MessageState.DROPPED:
             return effects
         if message.lease_id != record.lease_id:
-            self._unkeep(message)
+            self.memory.unkeep(message)
             message.adopt(record)
             message.client, message.invisibility_seconds = None, 0.0
         if record.state in SETTLED_STATES:
@@ -234,11 +224,11 @@ class QueueState:
         elif remaining_seconds > 0.0:
             is_leased = record.state is RecordState.LEASED
             message.enter(MessageState.LEASED if is_leased else MessageState.DELAYED)
-            self._hold_until(message, now + remaining_seconds)
+            self.deadlines.hold_until(message, now + remaining_seconds)
             if is_leased:
                 effects.leased.append(message)
             else:
-                self._unkeep(message)
+                self.memory.unkeep(message)
                 effects.has_fewer_out = True
         elif record.state is RecordState.LEASED:
             message.enter(MessageState.LEASED)
@@ -254,7 +244,7 @@ class QueueState:
         if message.state is MessageState.DROPPED:
             return False
         message.enter(MessageState.LEASED)
-        self._hold_until(message, deadline)
+        self.deadlines.hold_until(message, deadline)
         return True
 
     def begin_move(self, message: BufferedMessage, record: LeaseRecord) -> None:
@@ -273,7 +263,7 @@ class QueueState:
 
     def settle_absent(self, copy_id: CopyId, settled_at: float) -> None:
         """Note that the store has settled a copy that is not here, to ack the copy when the broker delivers it."""
-        self.handed_out.pop(copy_id, None)
+        self.deliveries.remembered.pop(copy_id, None)
         if not is_transient(copy_id):  # a transient copy is never delivered again under its id
             self.evidence.detached[copy_id] = settled_at
 
@@ -297,32 +287,15 @@ class QueueState:
 
     # -- time -------------------------------------------------------------------------------------------------------
 
-    @property
-    def next_deadline(self) -> float:
-        """The time of the next call of ``tick``, or NEVER."""
-        return self._deadlines.next_at
-
     def tick(self, now: float) -> Effects:
         """Return the leases that have expired, and make messages ready whose delay has ended."""
         effects = Effects()
-        for _ in range(DUE_BATCH_MAX):
-            message = self._deadlines.pop_due(now)
-            if message is None:
-                break
-            if message.state is not MessageState.LEASED and message.state is not MessageState.DELAYED:
-                continue
-            if message.deadline > now:  # the lease was extended after this deadline was scheduled
-                self._deadlines.schedule(message.deadline, message)
-            elif message.state is MessageState.LEASED:
+        for message in self.deadlines.due(now):
+            if message.state is MessageState.LEASED:
                 effects.expired.append(message)
             else:
                 self._make_ready(message, effects)
         return effects
-
-    def _hold_until(self, message: BufferedMessage, deadline: float) -> None:
-        message.deadline = deadline
-        if deadline < message.timer:
-            self._deadlines.schedule(deadline, message)
 
     # -- back to the ready, or to the broker ----------------------------------------------------------------------
 
@@ -336,7 +309,7 @@ class QueueState:
 
     def _make_ready(self, message: BufferedMessage, effects: Effects) -> None:
         message.deadline = NEVER
-        self._unkeep(message)
+        self.memory.unkeep(message)
         if message.tag is None:
             if message.rank:
                 message.enter(MessageState.REQUEUED)
@@ -380,130 +353,29 @@ class QueueState:
         """Requeue a message whose delivery is getting too old. Its state stays, unless it is transient or unseen."""
         if message.state in UNSEEN or message.is_transient:
             return self.requeue(message)
-        self.forget_body(message)
+        self.memory.forget(message)
         return self.fetch_again([message])
 
-    def returns_unseen(self) -> None:
-        """Note that unseen messages are about to be returned to the broker."""
-        self._unseen_returns += 1
-
     def _detach(self, message: BufferedMessage, tag: int) -> None:
-        self.forget_body(message)
+        self.memory.forget(message)
         self.flow.returned(tag)
         message.tag = None
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
-    def widen(self, *, has_demand: bool) -> None:
-        """Let the broker push more if memory allows, because pops want more messages than are ready."""
-        if self.flow.is_half_full:
-            self._spare_unwanted()
-        if self.flow.is_resizing:
-            return
-        if self.flow.is_paused:
-            self.resume(has_demand=has_demand)
-        else:
-            self.flow.widen()
-
-    def resume(self, *, has_demand: bool) -> None:
-        """End a pause if there is memory and demand, or if a body is needed (``_needed_count``)."""
-        self.flow.looked()
-        if not self.flow.is_half_full and has_demand:
-            self.flow.resume(0)
-        elif needed := self._needed_count(has_demand=has_demand):
-            self.flow.resume(needed)
-
     def relieve(self, arrived: Effects, *, has_demand: bool) -> Effects:
-        """Stay within the budget after a delivery.
-
-        First forget bodies that can be fetched again. If that is not enough, pause the channel. If it is already
-        paused, return messages to the broker.
-        """
-        self.spare_bodies(message for message in arrived.redelivered if message not in self.wanted)
-        self.spare_bodies(message for message in arrived.ready if message.awaits_order)
-        if self.flow.excess_bytes > 0 and self.flow.throttle():
-            return self.shed(has_demand=has_demand)
-        return Effects()
+        """Stay within the budget after a delivery. If forgetting and pausing are not enough, return messages."""
+        return self.shed(has_demand=has_demand) if self.memory.relieve(arrived) else Effects()
 
     def shed(self, *, has_demand: bool) -> Effects:
-        """Return ready messages to the broker while the channel is paused.
-
-        Without demand, all ready messages are returned. With demand, only as many as exceed the budget, and at least
-        one stays. Messages behind others of their key are returned first, and the newest of them first.
-
-        While there is demand, a message that awaits its place only loses its body. If it were requeued, the broker
-        would deliver it again before the rest. If these messages together exceed the budget, that would never end.
-        """
-        ready = [message for message in self.messages.values() if message.state is MessageState.READY]
-        ready.sort(key=lambda message: (not message.is_head, message.rank))
-        keep = 1 if has_demand else 0
-        returned: list[BufferedMessage] = []
-        excess = self.flow.excess_bytes
-        while len(ready) > keep and (excess > 0 or not keep or ready[-1].awaits_order):
-            message = ready.pop()
-            excess -= cost_of(message.message) if message.message is not None else 0
-            if keep and message.awaits_order:
-                self.forget_body(message)
-            else:
-                returned.append(message)
+        """Return ready messages to the broker while the channel is paused."""
         effects = Effects()
-        if returned:
-            self.returns_unseen()
-        for message in reversed(returned):
+        surplus = self.memory.surplus(has_demand=has_demand)
+        if surplus:
+            self.deliveries.returns_unseen()
+        for message in surplus:
             self._requeue(message, effects)
         return effects
-
-    def spare_bodies(self, messages: Iterable[BufferedMessage]) -> None:
-        """Forget bodies while more than half of the budget is used. A requeue fetches a body that is needed again.
-
-        Only bodies of leased and delayed messages, and of ready messages that await their places, are forgotten.
-        Bodies with ``is_kept`` stay. Bodies of transient messages stay because a requeue would end their leases.
-        """
-        for message in messages:
-            if message.message is None or message.is_kept or message.is_transient:
-                continue
-            if message.state not in RECOVERABLE and not (message.state is MessageState.READY and message.awaits_order):
-                continue
-            if not self.flow.is_half_full:
-                return
-            self.forget_body(message)
-
-    def _spare_unwanted(self) -> None:
-        self.spare_bodies(
-            message for message in self.messages.values() if message.message is not None and message not in self.wanted
-        )
-
-    def _needed_count(self, *, has_demand: bool) -> int:
-        """Return how many messages must be delivered even beyond the budget.
-
-        These are the missing bodies in ``wanted``. If there are none, and there is demand but no ready head while
-        requeued heads block the rest, these are all requeued messages.
-        """
-        needed = sum(message.message is None for message in self.wanted)
-        if needed or not has_demand:
-            return needed
-        if self.counts.heads(MessageState.READY) or not self.counts.heads(MessageState.REQUEUED):
-            return 0
-        return self.counts.all(MessageState.REQUEUED)
-
-    def forget_body(self, message: BufferedMessage) -> None:
-        """Forget the body of a message, if it is here."""
-        body = message.message
-        if body is not None:
-            self._unkeep(message)
-            message.message = None
-            self.flow.freed(cost_of(body))
-
-    def keep(self, message: BufferedMessage) -> None:
-        """Retain a leased body if memory allows, because the client will read it soon, and maybe more than once."""
-        body = message.message
-        if body is not None and not message.is_kept:
-            message.is_kept = self.flow.keep(cost_of(body))
-
-    def _unkeep(self, message: BufferedMessage) -> None:
-        if message.is_kept and message.message is not None:
-            message.is_kept = False
-            self.flow.unkeep(cost_of(message.message))
 
     # -- the end of a message ---------------------------------------------------------------------------------------
 
@@ -513,8 +385,8 @@ class QueueState:
             self.flow.returned(message.tag)
         message.enter(MessageState.DROPPED)
         message.tag = None
-        self.forget_body(message)
-        self._deadlines.cancel(message)
+        self.memory.forget(message)
+        self.deadlines.cancel(message)
         self.messages.pop(message.copy_id, None)
         self.moves.pop(message.copy_id, None)
         self.stuck.discard(message.copy_id)
@@ -523,6 +395,5 @@ class QueueState:
             self._offer_heads([following], effects)
 
     def _drop_until_delivered(self, message: BufferedMessage, effects: Effects) -> None:
-        if message.delivery_count:
-            self.handed_out[message.copy_id] = message.delivery_count
+        self.deliveries.remember(message)
         self._drop(message, effects)
