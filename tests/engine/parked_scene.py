@@ -131,7 +131,7 @@ class Scene:
     def happened(self, effects: Effects) -> None:
         self.serving.happened(effects)
 
-    def lost(self, host: QueueHost) -> None:
+    def lost(self, number: int) -> None:
         raise AssertionError("no queue is consumed here")
 
     def has_demand(self) -> bool:

@@ -247,7 +247,7 @@ class Granter:
     def _handed_out(self, granted: Sequence[BufferedMessage], wall: float) -> None:
         self._context.journal.record(EventKind.DELIVERED, self._group.name, granted, wall)
         for host in self._hosts_of(granted):
-            host.spare_bodies(buffered for buffered in granted if buffered.queue_index == host.queue.number)
+            host.prefetch.spare_bodies(buffered for buffered in granted if buffered.queue_index == host.queue.number)
 
     def _hosts_of(self, many: Iterable[BufferedMessage]) -> list[QueueHost]:
         return [self._group.hosts[index] for index in {buffered.queue_index for buffered in many}]

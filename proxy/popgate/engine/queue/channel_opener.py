@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from popgate.domain.errors import PopgateError, QueueGone, queue_gone_detail
 from popgate.engine.context.engine_context import EngineContext
-from popgate.engine.queue.host import QueueEvents, QueueHost
+from popgate.engine.queue.effects import QueueEvents
+from popgate.engine.queue.host import QueueHost
 from popgate.runtime.deadlines import NEVER
 
 OPEN_RETRY_SECONDS_MIN, OPEN_RETRY_SECONDS_MAX = 0.05, 0.5

@@ -1,4 +1,6 @@
-"""Defines the effects of a decision about messages of a queue. The queue host carries them out."""
+"""Defines the effects of a decision about messages of a queue, and the events that the queue host reports."""
+
+from typing import Protocol
 
 from popgate.domain.names import CopyId
 from popgate.engine.queue.buffered import BufferedMessage
@@ -44,3 +46,23 @@ class Effects:
         self.failed: list[tuple[BufferedMessage, Exception]] = []
         self.has_fewer_out = False
         self.has_news = False
+
+
+class QueueEvents(Protocol):
+    """The callbacks of a host to its subscription. Synchronous."""
+
+    def happened(self, effects: Effects) -> None:
+        """Apply the effects that concern the subscription: messages are ready, moving, expired ... (``Effects``)."""
+        ...
+
+    def lost(self, number: int) -> None:
+        """Note that this proxy no longer consumes or owns queue ``number``."""
+        ...
+
+    def has_demand(self) -> bool:
+        """Whether clients ask for messages."""
+        ...
+
+    def given_up(self) -> None:
+        """End the wait of parked pops, because no queue could be opened for too long."""
+        ...

@@ -10,7 +10,6 @@ sends the records that it receives from the store to that proxy.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Protocol
 
 from popgate.domain.dead_letter import bare
 from popgate.domain.errors import PopgateError, QueueGone
@@ -21,9 +20,12 @@ from popgate.engine.queue.buffered import UNSEEN, BufferedMessage, MessageState
 from popgate.engine.queue.claim import QueueClaim
 from popgate.engine.queue.delivery_guard import DeliveryGuard
 from popgate.engine.queue.delivery_renewal import DeliveryRenewal
-from popgate.engine.queue.effects import Effects
+from popgate.engine.queue.effects import Effects, QueueEvents
+from popgate.engine.queue.prefetch_control import PrefetchControl
+from popgate.engine.queue.queue_channels import QueueChannels
+from popgate.engine.queue.redelivery_order import RedeliveryOrder
 from popgate.engine.queue.state import QueueState
-from popgate.ports.broker import Channel, Delivery
+from popgate.ports.broker import Channel, Delivery, Listener
 from popgate.ports.peers import LearnedRecord
 from popgate.runtime.deadlines import NEVER
 
@@ -32,37 +34,12 @@ _log = logging.getLogger(__name__)
 WRITES_LOOKS_MAX, WRITES_LOOK_SECONDS = 500, 0.002
 """Maximum number of checks, and seconds between two of them, that a handover makes until the queue's writes have ended.
 If a write arrives later, the next owner's epoch refuses it, or the next owner reads its result with the records."""
-ORDER_LOOK_SECONDS, ORDER_LOOK_SECONDS_MAX = 0.02, 0.3
-"""First and longest pause in seconds between two checks whether all redelivered messages have arrived."""
 CONTINUE_SECONDS = 0.001
 """Minimum pause in seconds between two batches of deadlines, so that many of them don't block the event loop."""
 
 
-class QueueEvents(Protocol):
-    """The callbacks of a host to its subscription. Synchronous."""
-
-    def happened(self, effects: Effects) -> None:
-        """Apply the effects that concern the subscription: messages are ready, moving, expired ... (``Effects``)."""
-        ...
-
-    def lost(self, host: "QueueHost") -> None:
-        """Note that this proxy no longer consumes or owns the queue."""
-        ...
-
-    def has_demand(self) -> bool:
-        """Whether clients ask for messages."""
-        ...
-
-    def given_up(self) -> None:
-        """End the wait of parked pops, because no queue could be opened for too long."""
-        ...
-
-
 class QueueHost:
-    """One queue of a subscription. ``index`` is its number there.
-
-    ``listener`` is set from the moment a channel is asked for, ``channel`` once it is open.
-    """
+    """One queue of a subscription. ``queue.number`` is its number there."""
 
     def __init__(
         self,
@@ -75,12 +52,9 @@ class QueueHost:
         self.queue = queue
         self.broker_queue: BrokerQueue = layout.queues[queue.number]
         self.timer = NEVER
-        self.channel: Channel | None = None
-        self.listener: ChannelListener | None = None
-        self.pull_order: tuple[ChannelListener, str] | None = None
+        self.pull_order: tuple[Listener, str] | None = None
         """The channel and the pull lease for which a check has shown that all leased messages are in their chain."""
         self._context = context
-        self._layout = layout
         self._events = events
         self.state = QueueState(
             queue.number,
@@ -90,12 +64,11 @@ class QueueHost:
             mint_transient=lambda: transient_copy_id(context.instance, self.claim.epoch, context.next_transient()),
         )
         self.claim = QueueClaim(context, queue, self.broker_queue, self.state)
-        self._early = Effects()
-        """Acks and requeues that were decided while the channel was still being opened."""
+        self._channels = QueueChannels(context, layout, self.broker_queue, self.state.flow)
+        self.prefetch = PrefetchControl(context, self.broker_queue, self.state, events, self._do)
+        self._order = RedeliveryOrder(context, self.broker_queue, self.state, self.prefetch, self._do)
         self._renewal = DeliveryRenewal(context, self.broker_queue, self.state, self._do)
         self._guard = DeliveryGuard(context.faults, self.broker_queue)
-        self._ordering: Channel | None = None
-        self._closing: asyncio.Task[None] | None = None
 
     # -- what is known of it ------------------------------------------------------------------------------------
 
@@ -116,7 +89,17 @@ class QueueHost:
     @property
     def is_ordering(self) -> bool:
         """Whether some redelivered messages wait until all of them have arrived, so that they can be ordered."""
-        return self._ordering is not None
+        return self._order.is_awaited
+
+    @property
+    def listener(self) -> Listener | None:
+        """The listener of the channel, from the moment the channel is asked for."""
+        return self._channels.listener
+
+    @property
+    def channel(self) -> Channel | None:
+        """The channel, once it is open."""
+        return self._channels.present
 
     def find(self, copy_id: CopyId) -> BufferedMessage | None:
         return self.state.messages.get(copy_id)
@@ -162,9 +145,8 @@ class QueueHost:
                 break
             await asyncio.sleep(WRITES_LOOK_SECONDS)
         self._forget_all()
-        if self._closing is not None:
-            await asyncio.wait({self._closing})
-        await self._leave(channel)
+        await self._channels.closed()
+        await self._channels.leave(channel)
 
     def lose(self) -> None:
         """Give up the queue at once, because another proxy already owns it. Idempotent."""
@@ -184,12 +166,12 @@ class QueueHost:
         if self._context.router.cluster is not None:
             self.claim.is_owned = False
             self._context.router.cluster.ownership.overtaken(self.broker_queue)
-        self._events.lost(self)
+        self._events.lost(self.queue.number)
 
     def _step_down(self) -> None:
         channel = self._end_channel()
         self._forget_all()
-        self._closing = self._context.background.spawn(self._leave(channel), name=f"leave {self.broker_queue}")
+        self._channels.close_soon(self._channels.leave(channel))
 
     def _forget_all(self) -> None:
         self.claim.release()
@@ -204,52 +186,30 @@ class QueueHost:
         await self._claim()
         if not self._is_to_open():
             return
-        listener = self.listener = ChannelListener(self)
-        prefetch = self.state.open_channel()
         try:
-            if self._closing is not None:  # a queue may accept one consumer at a time: wait until the old one is gone
-                await asyncio.wait({self._closing})
-            if self.listener is not listener:  # the channel was ended during the wait, so there is nothing to open
-                return
-            channel = await self._context.broker.consume(self.broker_queue, self._layout, prefetch, listener)
-        except BaseException as error:
-            if self.listener is listener:
-                self.listener = None
-                self.state.flow.closed()
-            if isinstance(error, QueueGone):
-                self._forget_queue()
+            channel = await self._channels.open(self.state.open_channel(), self)
+        except QueueGone:
+            self._forget_queue()
             raise
-        if self.listener is not listener:  # it was closed, or lost, while it was being opened
-            await channel.close()
-            return
-        self.found()
-        self.channel = channel
-        self.state.flow.opened()
-        self._renewal.began(channel)
-        self._send(self._early)
-        self._early = Effects()
-        self._order_soon()
+        if channel is not None:
+            self.found()
+            for part in (self.prefetch, self._renewal, self._order):
+                part.began(channel)
 
     def _is_to_open(self) -> bool:
         return self.listener is None and self.is_owned and not self.claim.is_lost
 
     async def close(self) -> None:
         """Stop consuming. The buffer returns to the queue in order. Leases stay in their records. Idempotent."""
-        await self._leave(self._end_channel())
+        await self._channels.leave(self._end_channel())
 
-    async def _leave(self, channel: Channel | None) -> None:
-        """Close the channel, if there is one, and release the queue so that other proxies can consume it."""
-        if channel is not None:
-            await channel.close()
-        await self._context.broker.let_go(self.broker_queue)
-
-    def channel_lost(self, reason: str, *, queue_gone: bool) -> None:
-        """Note that the broker ended the channel. It delivers all unsettled messages again on the next channel."""
+    def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
+        """See ``Listener``. The broker delivers all unsettled messages again on the next channel."""
         _log.warning("a channel was lost", extra={"queue": self.broker_queue, "reason": reason})
         self._end_channel()
         if queue_gone:
             self._forget_queue()
-        self._events.lost(self)
+        self._events.lost(self.queue.number)
 
     def deliver_again(self) -> None:
         """End the channel, so that the next one delivers all messages again, in order.
@@ -259,7 +219,7 @@ class QueueHost:
         self.state.deliveries.returns_unseen()
         channel = self._end_channel()
         if channel is not None:
-            self._closing = self._context.background.spawn(channel.close(), name=f"close {self.broker_queue}")
+            self._channels.close_soon(channel.close())
 
     def return_buffer(self) -> None:
         """Return the buffered messages to the broker, because there is no demand.
@@ -271,8 +231,7 @@ class QueueHost:
         if self.channel is None or (messages and not any(counts.all(state) for state in UNSEEN)):
             return
         if any(one.is_transient for one in messages.values() if one.state is not MessageState.READY):
-            self.state.flow.pause()
-            self._regulate()
+            self.prefetch.pause()
             return
         self.deliver_again()
 
@@ -280,10 +239,9 @@ class QueueHost:
         """Detach from the channel and return it, so that the caller can close it."""
         if self.listener is None:
             return None
-        channel, self.channel, self.listener = self.channel, None, None
-        self._early = Effects()
-        self._ordering = None
-        self._renewal.ended()
+        channel = self._channels.end()
+        for part in (self.prefetch, self._renewal, self._order):
+            part.ended()
         self._do(self.state.end_channel(channel.settled_evidence() if channel is not None else 0))
         return channel
 
@@ -303,18 +261,18 @@ class QueueHost:
 
     # -- deliveries ---------------------------------------------------------------------------------------------
 
-    def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """Accept deliveries of the present channel, in queue order."""
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        """See ``Listener``."""
         if not self._guard.take(deliveries, self):
             self.deliver_again()
-            self._events.lost(self)
+            self._events.lost(self.queue.number)
 
     def take_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         """See ``TakesDeliveries``."""
         effects = self.state.deliver(deliveries, self._context.clock.wall())
         self._do(effects)
         self._do(self.state.relieve(effects, has_demand=self._events.has_demand()))
-        self._order_soon()
+        self._order.arrived()
         self._renewal.arrived()
 
     def forget_delivery(self, delivery: Delivery) -> None:
@@ -399,20 +357,6 @@ class QueueHost:
         except PopgateError as error:
             _log.warning("records of ended deliveries stay until the next claim", extra={"error": error.detail})
 
-    # -- memory and the prefetch ----------------------------------------------------------------------------------
-
-    def starve(self) -> None:
-        """Let the broker push more if memory allows, because pops want more messages than are ready."""
-        if self.channel is not None:
-            self.state.memory.widen(has_demand=self._events.has_demand())
-            self._regulate()
-
-    def spare_bodies(self, messages: Iterable[BufferedMessage]) -> None:
-        """Forget the bodies of leased messages while more than half of the budget is used."""
-        if self.state.flow.is_half_full:
-            self.state.memory.spare(messages)
-            self._regulate()
-
     def fetch_again(self, messages: Iterable[BufferedMessage]) -> None:
         """Requeue messages whose bodies were forgotten, so that the broker delivers them again."""
         self._do(self.state.fetch_again(messages))
@@ -427,94 +371,16 @@ class QueueHost:
         """Carry out the effects of a decision."""
         state = self.state
         if effects.acks or effects.requeues:
-            self._send(effects)
+            self._channels.send(effects)
         if effects.forget:
             self.forget_records(effects.forget)
         self._events.happened(effects)
         if state.deadlines.next_at < self.timer:
             self._context.deadlines.schedule(state.deadlines.next_at, self)
-        self._regulate()
-
-    def _send(self, effects: Effects) -> None:
-        channel = self.channel
-        if channel is None:
-            self._early.acks += effects.acks
-            self._early.requeues += effects.requeues
-            return
-        if effects.acks:
-            channel.ack(effects.acks)
-        if effects.requeues:
-            channel.requeue(effects.requeues)
+        self.prefetch.regulate()
 
     def due(self, now: float) -> float | None:
         """End expired leases and delays. The deadline loop calls this method; return the time of the next call."""
         self._do(self.state.tick(now))
         again = self.state.deadlines.next_at
         return None if again == NEVER else max(again, now + CONTINUE_SECONDS)
-
-    def _regulate(self) -> None:
-        """Resume a paused channel if enough memory was freed, and resize the channel if ``flow`` has decided to."""
-        if self.state.flow.may_resume:
-            self.state.memory.resume(has_demand=self._events.has_demand())
-        if self.state.flow.is_resize_due and self.channel is not None:
-            prefetch = self.state.flow.next_resize()
-            self._context.background.spawn(self._resize(self.channel, prefetch), name=f"resize {self.broker_queue}")
-
-    async def _resize(self, channel: Channel, prefetch: int | None) -> None:
-        flow = self.state.flow
-        try:
-            while prefetch is not None:
-                await channel.resize(prefetch)
-                if self.channel is not channel:
-                    return
-                prefetch = flow.next_resize()
-        except PopgateError as error:  # the channel is lost then, and the listener is notified
-            _log.warning("a channel could not be resized", extra={"queue": self.broker_queue, "error": error.detail})
-            if self.channel is not channel:
-                return
-            flow.resize_failed()
-        effects = self.state.shed(has_demand=self._events.has_demand()) if flow.is_paused else Effects()
-        effects.has_news = True  # messages that the new size brought may have been taken before this
-        self._do(effects)
-
-    def _order_soon(self) -> None:
-        """Start a task that gives redelivered messages their places when all of them have arrived."""
-        channel = self.channel
-        if channel is not None and not self.state.order.is_ordered and channel is not self._ordering:
-            self._ordering = channel
-            self._context.background.spawn(self._order(channel), name=f"order {self.broker_queue}")
-
-    async def _order(self, channel: Channel) -> None:
-        pause = ORDER_LOOK_SECONDS
-        try:
-            while not self.state.order.is_ordered and self._ordering is channel:
-                backlog = await channel.backlog()
-                if self._ordering is not channel:
-                    return
-                effects = self.state.order_redelivered(backlog)
-                if effects is not None:
-                    self._do(effects)
-                    return
-                self.starve()
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, ORDER_LOOK_SECONDS_MAX)
-        except PopgateError as error:  # the channel is lost then, and the next channel delivers all messages again
-            _log.info("redelivered messages could not be ordered", extra={"error": error.detail})
-        finally:
-            if self._ordering is channel:
-                self._ordering = None
-
-
-class ChannelListener:
-    """Ties callbacks to one channel, so that callbacks of an earlier channel are ignored."""
-
-    def __init__(self, host: QueueHost) -> None:
-        self._host = host
-
-    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        if self._host.listener is self:
-            self._host.deliver(deliveries)
-
-    def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
-        if self._host.listener is self:
-            self._host.channel_lost(reason, queue_gone=queue_gone)

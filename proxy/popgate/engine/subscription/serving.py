@@ -208,7 +208,7 @@ class Serving:
 
     def _starve(self) -> None:
         for host in self._group.hosts:
-            host.starve()
+            host.prefetch.widen()
 
     def _serve_soon(self) -> None:
         if not self._is_due:

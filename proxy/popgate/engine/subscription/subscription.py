@@ -26,8 +26,8 @@ from popgate.engine.lease.stale_leases import StaleLeases
 from popgate.engine.publish.publishing import PublisherGate
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 from popgate.engine.queue.channel_opener import ChannelOpener
-from popgate.engine.queue.effects import Effects
-from popgate.engine.queue.host import QueueEvents, QueueHost
+from popgate.engine.queue.effects import Effects, QueueEvents
+from popgate.engine.queue.host import QueueHost
 from popgate.engine.queue.record_upkeep import trim
 from popgate.engine.subscription.counting import SubscriptionStatus, subscription_status
 from popgate.engine.subscription.draining import Draining
@@ -254,7 +254,7 @@ class ServedSubscription:
         self.note_demand()
         self._opener.open()
         for host in self.hosts:
-            host.starve()
+            host.prefetch.widen()
 
     def note_demand(self) -> None:
         self._last_demand = self._context.clock.monotonic()
@@ -294,9 +294,9 @@ class ServedSubscription:
         """See ``QueueEvents``."""
         self.serving.answer_parked()
 
-    def lost(self, host: QueueHost) -> None:
+    def lost(self, number: int) -> None:
         """See ``QueueEvents``."""
-        if host.queue.number == 0 and not host.is_owned:
+        if number == 0 and not self.hosts[0].is_owned:
             self._context.background.spawn(self.dead_letters.stop(), name=f"leave {self.layout.dead}")
         if self.has_demand():
             self._opener.open()
