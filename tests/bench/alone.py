@@ -11,7 +11,7 @@ import time
 from popgate import bootstrap, config
 from popgate.engine.lease.pop_request import PopRequest, Presence
 from popgate.engine.publish.publishing import NewMessage
-from popgate.engine.settle.settling import SettleOrder, Verb
+from popgate.engine.settle.orders import SettleOrder, Verb
 from popgate.runtime.background import Background
 from popgate.runtime.faults import Faults
 

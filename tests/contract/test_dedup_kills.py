@@ -12,7 +12,7 @@ from typing import Protocol
 import pytest
 
 from popgate.engine.lease.pop_request import Leased
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from support.engines import World, bodies, crash, open_world
 
 

@@ -19,7 +19,7 @@ from engine.machine_model import ENDING, Expected, Group, Id, State
 from popgate.domain.topics import Policy, RetryPolicy
 from popgate.engine.lease.pop_request import Leased
 from popgate.engine.publish.publishing import NewMessage
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.broker import PublishStatus
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, body_of, crash, start_world, stop_world

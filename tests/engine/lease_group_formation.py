@@ -22,7 +22,7 @@ from popgate.domain.names import StreamName
 from popgate.engine.lease.pop_request import Leased
 from popgate.engine.lease_groups.lease_groups import FormedGroup, LeaseGroups
 from popgate.engine.lease_groups.slices import GroupMessage
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.lease_groups import Member
 from support.engines import body_of
 

@@ -15,7 +15,7 @@ from engine.engine_machine import COLORS, GROUPS, TOPIC, EngineMachine
 from engine.machine_model import Expected, Group, State
 from popgate.domain.errors import WrongMode
 from popgate.domain.topics import ConsumeMode, GroupSpec
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.engine.subscription.draining import LOOK_SECONDS
 
 LOOKS = 20

@@ -13,7 +13,7 @@ from popgate.engine.lease.pop_request import Leased
 from popgate.engine.queue.buffered import MessageState
 from popgate.engine.queue.channel_opener import OPEN_RETRY_SECONDS_MAX
 from popgate.engine.queue.host import QueueHost
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from support.engines import (
     World,
     bodies,

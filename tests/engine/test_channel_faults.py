@@ -24,7 +24,7 @@ from popgate.engine.queue import settlement_evidence
 from popgate.engine.queue.buffered import MessageState
 from popgate.engine.queue.channel_opener import OPEN_RETRY_SECONDS_MAX, OPEN_RETRY_SECONDS_MIN, PARKED_GRACE_SECONDS
 from popgate.engine.queue.record_upkeep import SETTLED_KEPT_SECONDS
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.runtime.clocks import ManualClock
 from support.engines import (
     World,

@@ -11,7 +11,7 @@ from popgate.domain.names import StreamName
 from popgate.domain.topics import Policy
 from popgate.engine.lease.pop_request import Leased
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, bodies, eventually, open_world

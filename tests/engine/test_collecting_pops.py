@@ -18,7 +18,7 @@ from engine.pull_clients import into_pull_mode, registered
 from popgate.domain.names import InstanceId, Subscription
 from popgate.domain.topics import Policy
 from popgate.engine.lease.pop_request import Leased, Presence
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.engine.subscription.collecting import COLLECT_SECONDS, LONE_MAX, QUIET_SECONDS
 from popgate.engine.subscription.serving import Serving
 from popgate.runtime.clocks import ManualClock

@@ -17,7 +17,7 @@ from engine.patience import (
 from popgate.domain.errors import BrokerUnavailable, Conflict
 from popgate.domain.topics import Policy
 from popgate.engine.lease import body_retrieval as retrieval
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.broker import PublishStatus
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock

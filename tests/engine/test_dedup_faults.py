@@ -11,7 +11,7 @@ from popgate.engine.engine import COLLECT_SECONDS
 from popgate.engine.publish import deduplication
 from popgate.engine.publish.publishing import NewMessage, Published
 from popgate.engine.queue.record_upkeep import SETTLED_KEPT_SECONDS
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.broker import PublishStatus
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock

@@ -15,7 +15,7 @@ from engine.patience import (
 )
 from popgate.domain.errors import QueueGone
 from popgate.engine.queue.channel_opener import OPEN_RETRY_SECONDS_MAX
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from support.engines import (
     World,
     bodies,

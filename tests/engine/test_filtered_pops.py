@@ -16,7 +16,7 @@ from popgate.domain.filter_index import FilterIndex
 from popgate.domain.filters import FilterValue, HeaderFilter, header_filter
 from popgate.domain.topics import Policy
 from popgate.engine.lease.pop_request import Leased, PopRequest, Waiter
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.engine.subscription.parked_pops import ASKED_AT_ONCE_MAX, ENDED_AT_ONCE_MAX, ParkedPops
 from popgate.ports.journal import EventKind
 from support.engines import World, bodies, eventually

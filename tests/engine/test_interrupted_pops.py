@@ -15,7 +15,7 @@ from engine.patience import (
     patiently,
 )
 from popgate.engine.lease.pop_request import Leased
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.journal import EventKind
 from support.engines import (
     World,

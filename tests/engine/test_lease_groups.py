@@ -9,7 +9,7 @@ import pytest
 from engine.lease_groups import INVISIBILITY, STREAM, TOPIC, ack, numbered, put, read, texts
 from popgate.domain.errors import LeaseGroupExpired, LeaseGroupNotFound, RetryLater, StateUnavailable, TooManyInFlight
 from popgate.domain.topics import Policy, RetryPolicy
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.journal import EventKind
 from popgate.ports.lease_groups import SettlementStep
 from popgate.runtime.clocks import ManualClock

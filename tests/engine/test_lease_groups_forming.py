@@ -9,7 +9,7 @@ import pytest
 from engine.lease_groups import INVISIBILITY, TOPIC, ack, numbered, put, read, texts
 from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.domain.topics import Policy
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.journal import EventKind
 from popgate.ports.lease_groups import RenewalStep
 from popgate.runtime.clocks import ManualClock

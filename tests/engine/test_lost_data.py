@@ -10,7 +10,7 @@ from popgate.domain.errors import StateUnavailable
 from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.topics import Policy
 from popgate.engine.queue.buffered import NO_LEASE
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.leases import LoadedRecord
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, bodies, crash, open_world, start_world

@@ -20,7 +20,7 @@ from popgate.engine.lease.pop_request import Leased
 from popgate.engine.publish.publishing import NewMessage
 from popgate.engine.queue.buffered import MessageState
 from popgate.engine.queue.flow import Flow
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.runtime.clocks import ManualClock
 from support.engines import PATIENCE_SECONDS, World, crash, open_world, start_world, stop_world
 

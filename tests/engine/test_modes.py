@@ -12,7 +12,7 @@ from popgate.domain.errors import StateUnavailable, WrongMode
 from popgate.domain.lease import SettleAction, SettleStatus
 from popgate.domain.modes import drained, switched
 from popgate.domain.topics import ConsumeMode, GroupSpec
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import SettleEntry
 from popgate.runtime.clocks import ManualClock

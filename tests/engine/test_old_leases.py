@@ -6,7 +6,7 @@ import pytest
 
 from engine.lease_groups import put
 from popgate.domain.topics import Policy
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, bodies, crash, open_world
 

@@ -18,7 +18,7 @@ from engine.pull_clients import (
 from popgate.domain.errors import Fenced, InvalidRequest, PopgateError, StateUnavailable, TooManyInFlight, WrongMode
 from popgate.domain.topics import ConsumeMode, Policy
 from popgate.engine.pull import pulling
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, bodies, crash, open_world, start_world

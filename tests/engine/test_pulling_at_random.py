@@ -10,7 +10,7 @@ import pytest
 from engine.pull_clients import AnswerT, Client, into_pull_mode, meanwhile, passes
 from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.engine.lease.pop_request import Leased
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, body_of, open_world
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.patience import host_of, patient_pop
 from popgate.engine.queue import settlement_evidence
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, open_world
 

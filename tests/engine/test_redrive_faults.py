@@ -15,7 +15,7 @@ from popgate.domain.topics import Policy
 from popgate.engine.dead_letters import dead_letters
 from popgate.engine.dead_letters.dead_pages import PageRequest
 from popgate.engine.dead_letters.redriving import LetterChoice, Redrive, RedriveOrder, RedriveState
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.broker import Delivery, PublishStatus
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock

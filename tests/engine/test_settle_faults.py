@@ -22,7 +22,7 @@ from popgate.engine.lease import moves
 from popgate.engine.lease_groups import group_settling
 from popgate.engine.queue import host, state
 from popgate.engine.settle import settling
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, body_of, crash, open_world, start_world, stop_world
 from support.injected import FaultAtLine, InjectedError, Tried

@@ -21,7 +21,7 @@ from popgate.domain.lease import SettleAction
 from popgate.domain.topics import Policy
 from popgate.engine.queue.buffered import MessageState
 from popgate.engine.queue.record_upkeep import review
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.leases import SettleEntry
 from popgate.runtime.clocks import ManualClock
 from support.engines import (

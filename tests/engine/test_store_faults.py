@@ -9,7 +9,7 @@ from popgate.domain.errors import StateUnavailable
 from popgate.domain.message import Message
 from popgate.domain.topics import Policy, RetryPolicy
 from popgate.engine.queue.channel_opener import OPEN_RETRY_SECONDS_MAX
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
 from support.engines import PATIENCE_SECONDS, World, bodies, crash, eventually, open_world, start_world, stop_world

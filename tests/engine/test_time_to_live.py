@@ -4,7 +4,7 @@ import asyncio
 
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.topics import Policy
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from popgate.ports.journal import EventKind
 from support.engines import World, bodies, eventually
 

@@ -15,7 +15,7 @@ from engine.patience import (
 )
 from popgate.domain.errors import StateUnavailable
 from popgate.engine.lease import body_retrieval as retrieval
-from popgate.engine.settle.settling import Verb
+from popgate.engine.settle.orders import Verb
 from support.engines import (
     World,
     bodies,

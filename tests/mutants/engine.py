@@ -235,7 +235,7 @@ ENGINE = (
     ),
     Slip(
         "engine/settle/settling.py",
-        "                        results[one.place] = _EXPIRED\n\n    async def settle_held",
+        "                        results[one.place] = EXPIRED\n\n    async def settle_held",
         "                        pass\n\n    async def settle_held",
         ("engine/test_unidentified_messages.py",),
     ),

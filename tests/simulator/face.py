@@ -27,7 +27,7 @@ from popgate.engine.dead_letters.redriving import LetterChoice, RedriveOrder
 from popgate.engine.engine import Engine
 from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
 from popgate.engine.publish.publishing import NewMessage
-from popgate.engine.settle.settling import SettleOrder, Verb
+from popgate.engine.settle.orders import SettleOrder, Verb
 from simulator.network import Answered, Network
 from simulator.peers import ANSWER_SECONDS, SimulatedPeers
 from simulator.processes import Process

@@ -22,7 +22,8 @@ from popgate.engine.lease.moves import Mover
 from popgate.engine.queue.buffered import BufferedMessage
 from popgate.engine.queue.host import QueueHost
 from popgate.engine.queue.ordering_keys import OrderingKeys
-from popgate.engine.settle.settling import SettleOrder, Settler, SettleResult, Verb
+from popgate.engine.settle.orders import SettleOrder, SettleResult, Verb
+from popgate.engine.settle.settling import Settler
 from popgate.engine.subscription import counting
 from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
 from popgate.ports.peers import QueueCounts

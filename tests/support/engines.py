@@ -33,7 +33,7 @@ from popgate.engine.engine import Engine
 from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
 from popgate.engine.lease.selection import ANY, FilteredSelection, Selection
 from popgate.engine.publish.publishing import NewMessage, Published
-from popgate.engine.settle.settling import SettleOrder, SettleResult, Verb
+from popgate.engine.settle.orders import SettleOrder, SettleResult, Verb
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.broker import Broker, Delivery
 from popgate.ports.journal import EventKind, JournalSubject

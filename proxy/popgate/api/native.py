@@ -20,7 +20,7 @@ from popgate.domain.topics import Policy
 from popgate.engine.engine import Engine
 from popgate.engine.lease.pop_request import Leased, Presence
 from popgate.engine.publish.publishing import Published
-from popgate.engine.settle.settling import SettleOrder, SettleResult, Verb
+from popgate.engine.settle.orders import SettleOrder, SettleResult, Verb
 from popgate.ports.peers import ForwardedAnswer, Peers
 
 RequestT = TypeVar("RequestT", bound=Struct)

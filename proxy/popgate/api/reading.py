@@ -36,7 +36,7 @@ from popgate.domain.quotas import Quotas, flag_of
 from popgate.engine.lease.pop_request import PopRequest
 from popgate.engine.lease.selection import ANY, FilteredSelection
 from popgate.engine.publish.publishing import NewMessage
-from popgate.engine.settle.settling import SettleOrder
+from popgate.engine.settle.orders import SettleOrder
 
 _NO_HEADERS: Mapping[str, HeaderValue] = {}
 _BASE64_LENGTH_MAX = (MESSAGE_BYTES_MAX + 2) // 3 * 4

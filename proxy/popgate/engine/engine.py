@@ -28,8 +28,9 @@ from popgate.engine.publish.deduplication import Deduplicator
 from popgate.engine.publish.publishing import NewMessage, Published, Publisher
 from popgate.engine.pull.pulling import Puller
 from popgate.engine.queue.buffered import MessageState
+from popgate.engine.settle.orders import SettleOrder, SettleResult, Verb
 from popgate.engine.settle.purging import PURGE_AT_OWNER_SECONDS, PURGE_SECONDS, PurgedGroup, purge
-from popgate.engine.settle.settling import SettleOrder, Settler, SettleResult, Verb
+from popgate.engine.settle.settling import Settler
 from popgate.engine.subscription.counting import SubscriptionStatus, ready_and_blocked, ready_here
 from popgate.engine.subscription.mode_status import ModeHere, ModeStanding, mode_here, mode_standing
 from popgate.engine.subscription.subscription import ServedSubscription

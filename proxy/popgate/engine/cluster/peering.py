@@ -13,7 +13,8 @@ from popgate.engine.lease.selection import GroupSelection
 from popgate.engine.lease_groups.lease_groups import LeaseGroups
 from popgate.engine.queue.buffered import BufferedMessage
 from popgate.engine.queue.host import QueueHost
-from popgate.engine.settle.settling import SettleOrder, Settler, Verb
+from popgate.engine.settle.orders import SettleOrder, Verb
+from popgate.engine.settle.settling import Settler
 from popgate.engine.subscription.counting import queue_counts
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.leases import GroupPart

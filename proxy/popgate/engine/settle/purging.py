@@ -10,7 +10,8 @@ from typing import NamedTuple
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.lease.pop_request import PopRequest, Presence
 from popgate.engine.lease.selection import AdminSelection
-from popgate.engine.settle.settling import SettleOrder, Settler, Verb
+from popgate.engine.settle.orders import SettleOrder, Verb
+from popgate.engine.settle.settling import Settler
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.journal import EventKind
 
