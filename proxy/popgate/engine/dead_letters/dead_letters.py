@@ -1,10 +1,10 @@
 """Lists, shows, redrives and purges the dead letters of one subscription for its admin.
 
 Theory of operation. The dead-letter queue is consumed only during a request or a redrive, by one walk at a time. Walks
-take turns (``_turn``); no message of a client waits for a turn. A redrive takes a turn for each batch, so that a list
-request between two batches is answered at once. After such a request, the redrive's walk begins at the front again.
-Letters that a walk does not settle are in their old places when the walk closes. A list retains its walk for some
-seconds, so that the next page can continue.
+take turns (``dead_turns``); no message of a client waits for a turn. A redrive takes a turn for each batch, so that a
+list request between two batches is answered at once. After such a request, the redrive's walk begins at the front
+again. Letters that a walk does not settle are in their old places when the walk closes. A list retains its walk for
+some seconds, so that the next page can continue.
 
 While a redrive runs, the store has a mark beside the records of its letters. If the process is killed, the mark stays.
 The next process then walks once over the queue and finishes the moves that were begun. It does not resume the redrive.
@@ -16,7 +16,6 @@ proxy takes that queue over, a running redrive is cancelled.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
 
 from popgate.domain.errors import (
     Conflict,
@@ -30,9 +29,10 @@ from popgate.domain.lease import SettleAction
 from popgate.domain.names import CopyId, LeaseId
 from popgate.domain.topics import TopicSpec
 from popgate.engine.context.engine_context import EngineContext
-from popgate.engine.dead_letters.dead_moves import DeadMoves, Overtaken, Purged, Route, refused
+from popgate.engine.dead_letters.dead_moves import DeadMoves, Purged, Route, refused
 from popgate.engine.dead_letters.dead_pages import Page, PageBuilder, PageRequest
-from popgate.engine.dead_letters.dead_walk import READ_COUNT, DeadWalk, Letter
+from popgate.engine.dead_letters.dead_turns import DeadTurns, shutting_down
+from popgate.engine.dead_letters.dead_walk import READ_COUNT, Letter
 from popgate.engine.dead_letters.redriving import (
     LetterChoice,
     Redrive,
@@ -78,15 +78,10 @@ class DeadLetters:
         self._group = group
         self._layout = group.layout
         self._moves = DeadMoves(context, group, gate)
-        self._turn = asyncio.Lock()
-        self._epoch = 0
-        self._walk: DeadWalk | None = None
-        self._walk_owner: object = None
+        self._turns = DeadTurns(context, self._layout)
         self._listed_to: CopyId | None = None
         self._working: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
-        self._closed = context.router.cluster is not None
-        """True while this proxy does not own the letters."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -95,8 +90,7 @@ class DeadLetters:
 
         Raises: StateUnavailable.
         """
-        if self._closed:
-            self._closed, self._epoch = False, 0
+        self._turns.begin()
         left = await self._context.leases.load(self._layout.dead)
         if left:
             marks = {one.copy_id: one.record.lease_id for one in left if one.copy_id.startswith(MARK_PREFIX)}
@@ -108,7 +102,7 @@ class DeadLetters:
         A running redrive ends after its present batch, or is cancelled if the batch takes longer than
         ``STOP_SECONDS``.
         """
-        self._closed = True
+        self._turns.closed = True
         self._context.deadlines.cancel(self)
         if self.redrive_now is not None:
             self.redrive_now.cancelled.set()
@@ -119,19 +113,19 @@ class DeadLetters:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
-        if self._closed:  # ``start`` was not called during the wait
-            await self._close_walk(in_order=False)
-            self._epoch = 0
+        if self._turns.closed:  # ``start`` was not called during the wait
+            await self._turns.close_walk(in_order=False)
+            self._turns.epoch = 0
 
     @property
     def is_open(self) -> bool:
         """Whether this proxy owns the letters. It may already own the first queue a moment earlier."""
-        return not self._closed
+        return not self._turns.closed
 
     @property
     def held_count(self) -> int:
         """The number of dead letters that the broker does not count as ready, because a walk holds them."""
-        return self._walk.held_count if self._walk is not None else 0
+        return self._turns.held_count
 
     @property
     def is_sweeping(self) -> bool:
@@ -146,16 +140,15 @@ class DeadLetters:
         If the letter ``after`` no longer exists, the page begins with letters that were dead-lettered later.
         Raises: BrokerUnavailable, StateUnavailable, QueueGone; Conflict if another consumer has the queue.
         """
-        async with self._taking_turns():
-            known = self._walk
-            goes_on = known is not None and self._walk_owner is self and request.after == self._listed_to is not None
+        async with self._turns.taken():
+            goes_on = self._turns.has_walk(self) and request.after == self._listed_to is not None
             if not goes_on:
-                await self._close_walk()
-            walk = await self._walk_of(self)
+                await self._turns.close_walk()
+            walk = await self._turns.walk_of(self)
             builder = PageBuilder(walk, request, is_there=goes_on or request.after is None)
             page = await builder.run()
             if page.next is None or not builder.is_there:
-                await self._close_walk()
+                await self._turns.close_walk()
             else:
                 self._listed_to = page.next
                 self._context.deadlines.schedule(self._context.clock.monotonic() + KEPT_SECONDS, self)
@@ -165,8 +158,8 @@ class DeadLetters:
 
     async def find(self, copy_id: CopyId) -> Letter:
         """Return one letter with its whole body. Raises: DeadLetterNotFound, and the errors of ``page``."""
-        async with self._taking_turns(closes=True):
-            walk = await self._walk_of(copy_id)
+        async with self._turns.taken(closes=True):
+            walk = await self._turns.walk_of(copy_id)
             while letters := await walk.read(READ_COUNT):
                 for letter in letters:
                     if letter.copy_id == copy_id:
@@ -179,12 +172,12 @@ class DeadLetters:
         """Delete the chosen letters that are in the queue now. Raises the errors of ``page``."""
         deadline = self._context.clock.monotonic() + PURGE_SECONDS
         purged, complete = 0, True
-        async with self._taking_turns(closes=True):
-            walk = await self._walk_of(choice)
+        async with self._turns.taken(closes=True):
+            walk = await self._turns.walk_of(choice)
             ids_left = None if choice.ids is None else set(choice.ids)
             while letters := await walk.read(READ_COUNT):
                 chosen = [letter for letter in letters if choice.takes(letter)]
-                purged += await self._moves.drop(walk, chosen, self._epoch)
+                purged += await self._moves.drop(walk, chosen, self._turns.epoch)
                 if ids_left is not None:
                     ids_left.difference_update(letter.copy_id for letter in chosen)
                     if not ids_left:
@@ -199,7 +192,7 @@ class DeadLetters:
 
     def redrive(self, order: RedriveOrder, target: TopicSpec | None) -> Redrive:
         """Start a redrive in the background. Raises: Conflict while another redrive runs; RetryLater."""
-        self._check_open()
+        self._turns.check_open()
         running = self.redrive_now
         if running is not None and running.is_running:
             raise Conflict(
@@ -212,7 +205,7 @@ class DeadLetters:
             self._redrive(redrive, route), name=f"redrive {self._group.name.topic}:{self._group.name.group}"
         )
         if self._working is None:
-            raise _shutting_down()
+            raise shutting_down()
         self.redrive_now = redrive
         return redrive
 
@@ -221,7 +214,7 @@ class DeadLetters:
 
         Raises: RedriveNotFound if this proxy has started none; RetryLater if this proxy does not own the letters.
         """
-        self._check_open()
+        self._turns.check_open()
         if self.redrive_now is None:
             raise RedriveNotFound(
                 f"no redrive of {self._group.name.topic}:{self._group.name.group} since the proxy that owns its "
@@ -253,11 +246,11 @@ class DeadLetters:
             redrive.trouble, state = error.detail, RedriveState.FAILED
         finally:
             try:
-                async with self._turn:
-                    if self._walk_owner is redrive:
-                        await self._close_walk()
+                async with self._turns.turn:
+                    if self._turns.has_walk(redrive):
+                        await self._turns.close_walk()
             finally:  # ``stop`` may cancel the close: a redrive that never ended would refuse every other one
-                if self._closed and state is RedriveState.CANCELLED and redrive.state is RedriveState.RUNNING:
+                if self._turns.closed and state is RedriveState.CANCELLED and redrive.state is RedriveState.RUNNING:
                     redrive.trouble = "its proxy was stopped, or the queue moved away; start it again for the rest"
                 redrive.end(state, self._context.clock.wall())
 
@@ -267,7 +260,7 @@ class DeadLetters:
         lease_id: LeaseId | None = None
         while not redrive.cancelled.is_set():
             try:
-                async with self._taking_turns():
+                async with self._turns.taken():
                     if lease_id is None:
                         lease_id = await self._mark(redrive)
                     is_over = await self._redrive_batch(progress)
@@ -275,8 +268,8 @@ class DeadLetters:
                     break
                 pause = redrive.pause_seconds(self._context.clock.monotonic() - began)
                 if pause > PAUSE_KEPT_SECONDS:
-                    async with self._turn:
-                        await self._close_walk()
+                    async with self._turns.turn:
+                        await self._turns.close_walk()
             except RetryLater as error:
                 redrive.trouble = error.detail
                 pause = max(error.retry_after_seconds, RETRY_SECONDS)
@@ -293,7 +286,7 @@ class DeadLetters:
         count = redrive.batch_count()
         if not count or redrive.is_hopeless:
             return True
-        walk = await self._walk_of(redrive)
+        walk = await self._turns.walk_of(redrive)
         if walk is not progress.walk:  # another walk was made since: begin at the front again
             progress.begin(walk)
         if not progress.pending:
@@ -304,7 +297,7 @@ class DeadLetters:
         batch = first_batch(progress.pending, count)
         progress.pending = progress.pending[len(batch) :]
         if batch:
-            moved = await self._moves.redrive(walk, batch, progress.route, self._epoch)
+            moved = await self._moves.redrive(walk, batch, progress.route, self._turns.epoch)
             redrive.done(moved)
             if moved.unknown:
                 raise RetryLater(f"not confirmed by the broker; it is tried again: {moved.why}")
@@ -312,9 +305,9 @@ class DeadLetters:
 
     async def _mark(self, redrive: Redrive) -> LeaseId:
         """Write the mark from which a later process learns that a redrive was under way."""
-        await self._claimed()
+        await self._turns.claim()
         lease_id = self._context.mint_lease_id()
-        entry = GrantEntry(self._layout.dead, self._epoch, CopyId(MARK_PREFIX + redrive.id), 0)
+        entry = GrantEntry(self._layout.dead, self._turns.epoch, CopyId(MARK_PREFIX + redrive.id), 0)
         (answer,) = await self._context.leases.grant(
             GrantRequest(
                 subscription=self._group.name,
@@ -340,14 +333,14 @@ class DeadLetters:
 
     def _sweep_soon(self, marks: dict[CopyId, LeaseId]) -> None:
         is_busy = self.redrive_now is not None and self.redrive_now.is_running
-        if self._closed or is_busy or self.is_sweeping:
+        if self._turns.closed or is_busy or self.is_sweeping:
             return
         self._sweeping = self._context.background.spawn(self._sweep(marks), name=f"sweep {self._layout.dead}")
 
     async def _sweep(self, marks: dict[CopyId, LeaseId]) -> None:
         """Walk over the queue until every move is decided: ack settled letters, and finish moves that were begun."""
         pause = RETRY_SECONDS
-        while not self._closed:
+        while not self._turns.closed:
             try:
                 if await self._sweep_once():
                     await self._unmark(marks)
@@ -364,65 +357,24 @@ class DeadLetters:
     async def _sweep_once(self) -> bool:
         """Walk over the queue. Return whether every move is decided."""
         decided = True
-        async with self._taking_turns(closes=True):
-            walk = await self._walk_of(self._sweep)
+        async with self._turns.taken(closes=True):
+            walk = await self._turns.walk_of(self._sweep)
             while letters := await walk.read(READ_COUNT):
                 moved = await self._moves.finish(walk, letters)
                 decided &= not moved.unknown
             await walk.flush()
         return decided
 
-    # -- turns ----------------------------------------------------------------------------------------------------
-
-    @contextlib.asynccontextmanager
-    async def _taking_turns(self, *, closes: bool = False) -> AsyncGenerator[None]:
-        """Allow one user of the queue at a time. Close the walk after an error, or if ``closes`` is set."""
-        async with self._turn:
-            self._check_open()
-            try:
-                yield
-            except BaseException as error:
-                if isinstance(error, Overtaken):
-                    self._epoch = 0
-                await self._close_walk()
-                raise
-            if closes or self._closed:
-                await self._close_walk()
-
-    async def _walk_of(self, owner: object) -> DeadWalk:
-        """Return the open walk of ``owner``, or open a new walk."""
-        if self._walk is not None and (self._walk_owner is not owner or self._walk.ended):
-            await self._close_walk()
-        if self._walk is None:
-            await self._claimed()
-            walk = DeadWalk(self._context, self._layout, epoch=self._epoch)
-            await walk.open()
-            self._walk, self._walk_owner = walk, owner
-        return self._walk
-
-    async def _claimed(self) -> None:
-        if not self._epoch:
-            self._epoch = await self._context.leases.claim(self._layout.dead)
-
-    async def _close_walk(self, *, in_order: bool = True) -> None:
-        walk, self._walk, self._walk_owner, self._listed_to = self._walk, None, None, None
-        if walk is not None:
-            await walk.close(in_order=in_order)
-
     def due(self, now: float) -> float | None:
         """Close the walk of a list, because no further page was requested."""
-        if self._walk_owner is self:
+        if self._turns.has_walk(self):
             self._context.background.spawn(self._close_listing(), name=f"close {self._layout.dead}")
         return None
 
     async def _close_listing(self) -> None:
-        async with self._turn:
-            if self._walk_owner is self and self.timer == NEVER:
-                await self._close_walk()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise _shutting_down()
+        async with self._turns.turn:
+            if self._turns.has_walk(self) and self.timer == NEVER:
+                await self._turns.close_walk()
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
@@ -430,9 +382,3 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
-
-
-def _shutting_down() -> RetryLater:
-    return RetryLater(
-        "the proxy is shutting down, or the group is being changed, or moves to another proxy", retry_after_seconds=1.0
-    )
