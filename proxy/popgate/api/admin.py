@@ -16,7 +16,7 @@ from popgate.api.admin_models import (
     TopicChange,
     TopicList,
 )
-from popgate.api.openapi import problem_responses
+from popgate.api.openapi_errors import problem_responses
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.names import NAME_PATTERN, GroupName, Subscription, TopicName
 from popgate.domain.topics import Policy, TopicSpec

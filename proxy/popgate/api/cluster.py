@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from popgate.api.admin_models import ProtocolRange
-from popgate.api.openapi import problem_responses
+from popgate.api.openapi_errors import problem_responses
 from popgate.engine.engine import Engine
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from popgate.api.openapi import problem_responses
+from popgate.api.openapi_errors import problem_responses
 from popgate.api.peers import Forwarding
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.modes import DRAIN_SECONDS, DRAIN_SECONDS_MAX, switched

@@ -25,7 +25,8 @@ from popgate.api.dead_letters import dead_letters_router
 from popgate.api.documentation import add_documentation
 from popgate.api.formats import JSON, MSGPACK_TYPES, check_json, media_type
 from popgate.api.metrics import CONTENT_TYPE, Metrics, RequestCounts
-from popgate.api.openapi import DESCRIPTION, allowed_methods, complete, problem_responses
+from popgate.api.openapi import DESCRIPTION, allowed_methods, complete
+from popgate.api.openapi_errors import problem_responses
 from popgate.api.problems import (
     HttpError,
     MethodNotAllowed,

@@ -27,7 +27,7 @@ from popgate.api.dead_letter_models import (
     RedriveRequest,
 )
 from popgate.api.formats import JSON
-from popgate.api.openapi import problem_responses
+from popgate.api.openapi_errors import problem_responses
 from popgate.domain.dead_letter import bare, dead_letter_details, publisher_headers
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.message import Message

@@ -7,7 +7,7 @@ replica keeper does.
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from popgate.api.openapi import problem_responses
+from popgate.api.openapi_errors import problem_responses
 from popgate.engine.catalog.replica_groups import ServedReplicaGroups
 from popgate.engine.engine import Engine
 from popgate.replicas.rows import change_row, node_rows, queue_rows
