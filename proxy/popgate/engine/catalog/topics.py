@@ -11,21 +11,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from popgate.domain.errors import Conflict, GroupNotFound, InvalidRequest, StateUnavailable, TopicNotFound
+from popgate.domain.errors import Conflict, GroupNotFound, StateUnavailable, TopicNotFound
 from popgate.domain.modes import drained, switched
-from popgate.domain.names import (
-    DEFAULT_GROUP,
-    QUEUES_MAX,
-    BrokerQueue,
-    GroupName,
-    Subscription,
-    TopicName,
-    group_name,
-    topic_name,
-)
+from popgate.domain.names import DEFAULT_GROUP, BrokerQueue, GroupName, Subscription, TopicName, group_name, topic_name
 from popgate.domain.quotas import Quota
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, TopicSpec
+from popgate.engine.catalog.topic_requests import asked_topic, check_adoption
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.publish.publishing import PublisherGate
 from popgate.engine.subscription.subscription import ServedSubscription
@@ -181,24 +173,11 @@ class Topics:
         count would change while the topic is not drained; the request adopts queues for a topic that has popgate's own
         queues, or the reverse).
         """
-        topic = topic_name(name)
-        if (queues is None) == (adopt is None):
-            raise InvalidRequest("give either queues (a number) or adopt (a list of existing queues)", field="queues")
-        if queues is not None and not 1 <= queues <= QUEUES_MAX:
-            raise InvalidRequest(f"queues must be 1 to {QUEUES_MAX}", field="queues")
-        if adopt is not None:
-            wanted = TopicSpec(
-                topic=topic,
-                queue_count=len(adopt),
-                adopted=tuple(BrokerQueue(queue) for queue in adopt),
-                unique_message_ids=unique_message_ids,
-            )
-        else:
-            wanted = TopicSpec(topic=topic, queue_count=queues or 1)
+        wanted = asked_topic(topic_name(name), queues, adopt, unique_message_ids=unique_message_ids)
         async with self._change():
-            present = self.specs.get(topic)
+            present = self.specs.get(wanted.topic)
             if present is None:
-                warnings = await self._check_adoption(wanted) if wanted.adopted else []
+                warnings = await check_adoption(wanted, self.specs.values(), self._context.broker)
                 return await self._put_topic(wanted), True, warnings
             if present.adopted != wanted.adopted or present.unique_message_ids != wanted.unique_message_ids:
                 raise Conflict(f"topic {name!r} uses other queues; delete it before you create it with these")
@@ -385,34 +364,6 @@ class Topics:
 
     def _note(self, kind: EventKind, name: Subscription, detail: str = "") -> None:
         self._context.journal.note(kind, name.topic, self._context.clock.wall(), group=name.group, detail=detail)
-
-    async def _check_adoption(self, spec: TopicSpec) -> list[str]:
-        if not self._context.broker.capabilities.adopts_queues:
-            raise Conflict("the embedded broker has no foreign queues to adopt; start popgate with --amqp-url")
-        taken = {queue: other.topic for other in self.specs.values() for queue in other.adopted}
-        warnings: list[str] = []
-        for position, queue in enumerate(spec.adopted):
-            field = f"adopt[{position}]"
-            if queue in spec.adopted[:position]:
-                raise InvalidRequest(f"queue {queue!r} is named twice", field=field)
-            if queue.startswith("popgate:"):
-                raise InvalidRequest(f"queue {queue!r} is one of popgate's own queues", field=field)
-            if queue in taken:
-                raise Conflict(f"queue {queue!r} is already adopted by topic {taken[queue]!r}")
-            facts = await self._context.broker.inspect(queue)
-            if not facts.exists:
-                raise Conflict(
-                    f"queue {queue!r} does not exist; adopt existing queues, or create a topic with queues of its own"
-                )
-            if facts.kind == "stream":
-                raise Conflict(f"queue {queue!r} is a stream; popgate adopts classic and quorum queues")
-            if facts.consumers:
-                raise Conflict(
-                    f"queue {queue!r} has {facts.consumers} consumer(s); stop them first, because popgate must be the "
-                    "only consumer (rabbitmqctl list_consumers shows them)"
-                )
-            warnings.extend(facts.warnings)
-        return warnings
 
     async def _change_queue_count(self, wanted: TopicSpec) -> None:
         """Change the number of queues. Every queue must be drained, because the change moves ordering keys.

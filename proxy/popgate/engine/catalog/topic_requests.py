@@ -1,0 +1,61 @@
+"""Checks a request to create or change a topic, before anything is written."""
+
+from collections.abc import Iterable, Sequence
+
+from popgate.domain.errors import Conflict, InvalidRequest
+from popgate.domain.names import QUEUES_MAX, BrokerQueue, TopicName
+from popgate.domain.topics import TopicSpec
+from popgate.ports.broker import Broker
+
+
+def asked_topic(
+    topic: TopicName, queues: int | None, adopt: Sequence[str] | None, *, unique_message_ids: bool
+) -> TopicSpec:
+    """Return the spec of the topic that a request asks for. Raises: InvalidRequest."""
+    if (queues is None) == (adopt is None):
+        raise InvalidRequest("give either queues (a number) or adopt (a list of existing queues)", field="queues")
+    if queues is not None and not 1 <= queues <= QUEUES_MAX:
+        raise InvalidRequest(f"queues must be 1 to {QUEUES_MAX}", field="queues")
+    if adopt is not None:
+        return TopicSpec(
+            topic=topic,
+            queue_count=len(adopt),
+            adopted=tuple(BrokerQueue(queue) for queue in adopt),
+            unique_message_ids=unique_message_ids,
+        )
+    return TopicSpec(topic=topic, queue_count=queues or 1)
+
+
+async def check_adoption(spec: TopicSpec, present: Iterable[TopicSpec], broker: Broker) -> list[str]:
+    """Check the queues that a new topic adopts. Return warnings for the admin.
+
+    ``present``: the topics that exist. Raises: Conflict, InvalidRequest, BrokerUnavailable.
+    """
+    if not spec.adopted:
+        return []
+    if not broker.capabilities.adopts_queues:
+        raise Conflict("the embedded broker has no foreign queues to adopt; start popgate with --amqp-url")
+    taken = {queue: other.topic for other in present for queue in other.adopted}
+    warnings: list[str] = []
+    for position, queue in enumerate(spec.adopted):
+        field = f"adopt[{position}]"
+        if queue in spec.adopted[:position]:
+            raise InvalidRequest(f"queue {queue!r} is named twice", field=field)
+        if queue.startswith("popgate:"):
+            raise InvalidRequest(f"queue {queue!r} is one of popgate's own queues", field=field)
+        if queue in taken:
+            raise Conflict(f"queue {queue!r} is already adopted by topic {taken[queue]!r}")
+        facts = await broker.inspect(queue)
+        if not facts.exists:
+            raise Conflict(
+                f"queue {queue!r} does not exist; adopt existing queues, or create a topic with queues of its own"
+            )
+        if facts.kind == "stream":
+            raise Conflict(f"queue {queue!r} is a stream; popgate adopts classic and quorum queues")
+        if facts.consumers:
+            raise Conflict(
+                f"queue {queue!r} has {facts.consumers} consumer(s); stop them first, because popgate must be the "
+                "only consumer (rabbitmqctl list_consumers shows them)"
+            )
+        warnings.extend(facts.warnings)
+    return warnings
