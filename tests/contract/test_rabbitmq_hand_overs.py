@@ -12,7 +12,8 @@ from yarl import URL
 from contract.brokers import KEYS, rabbit_broker
 from contract.recorder import Recorder, declare, layout, numbered, publish
 from popgate.adapters.rabbitmq.broker import RabbitBroker
-from popgate.adapters.rabbitmq.channel import Consumption, RabbitChannel
+from popgate.adapters.rabbitmq.channel import RabbitChannel
+from popgate.adapters.rabbitmq.consumption import Consumption
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.session import Session
 from popgate.domain.names import BrokerQueue, Layout

@@ -29,7 +29,8 @@ from starlette.types import ASGIApp
 from popgate.adapters.journal_parquet.rows import SharedRows
 from popgate.adapters.journal_parquet.tables import Call, batch_of, readable
 from popgate.adapters.rabbitmq import properties
-from popgate.adapters.rabbitmq.frame_interceptor import CloseReason, Confirm, FrameInterceptor, RawDelivery
+from popgate.adapters.rabbitmq.channel_parser import CloseReason, Confirm, RawDelivery
+from popgate.adapters.rabbitmq.frame_interceptor import FrameInterceptor
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.lock_store import SqliteLockStore
 from popgate.api import native

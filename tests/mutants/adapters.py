@@ -55,7 +55,7 @@ ADAPTERS = (
         ("cluster/test_rabbitmq_faults.py::test_a_queue_whose_leader_does_not_answer_is_not_taken_for_empty",),
     ),
     Slip(
-        "adapters/rabbitmq/frame_interceptor.py",
+        "adapters/rabbitmq/channel_parser.py",
         "        if self._deliver is not None or self._returned is not None:\n            raise",
         "        if False:\n            raise",
         ("unit/test_rabbitmq_frame_interceptor.py",),

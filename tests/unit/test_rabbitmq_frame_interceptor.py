@@ -14,7 +14,8 @@ from pamqp.frame import FrameTypes
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
-from popgate.adapters.rabbitmq.frame_interceptor import CloseReason, Confirm, FrameInterceptor, RawDelivery
+from popgate.adapters.rabbitmq.channel_parser import CloseReason, Confirm, RawDelivery
+from popgate.adapters.rabbitmq.frame_interceptor import FrameInterceptor
 
 HEARTBEAT = Heartbeat().marshal()
 

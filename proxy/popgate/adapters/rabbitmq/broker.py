@@ -6,8 +6,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from popgate.adapters.rabbitmq.channel import RETURNED_SECONDS, Consumption, RabbitChannel
+from popgate.adapters.rabbitmq.channel import RETURNED_SECONDS, RabbitChannel
 from popgate.adapters.rabbitmq.connection import Connection
+from popgate.adapters.rabbitmq.consumption import Consumption
 from popgate.adapters.rabbitmq.guard import take_guard
 from popgate.adapters.rabbitmq.holds import Holds
 from popgate.adapters.rabbitmq.options import RabbitOptions

@@ -13,28 +13,25 @@ import os
 import socket
 import sys
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 from typing import Any, TypeVar
 
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
-from popgate.adapters.rabbitmq.frame_interceptor import CloseReason, Confirm, RawDelivery
-from popgate.adapters.rabbitmq.properties import decode
+from popgate.adapters.rabbitmq.channel_parser import CloseReason, Confirm, RawDelivery
+from popgate.adapters.rabbitmq.consumption import Consumption, is_deleted
+from popgate.adapters.rabbitmq.delivery_reader import DeliveryReader
 from popgate.adapters.rabbitmq.queue_shape import is_gone, queue_refused
 from popgate.adapters.rabbitmq.session import ACCESS_REFUSED, ChannelRefusedError, Session
 from popgate.adapters.rabbitmq.settlements import Settlements, return_all_frame
 from popgate.adapters.rabbitmq.versions import (
     DISCONNECTED_MILLISECONDS,
-    count_header,
     counts_only_lost_channels,
     keeps_consumer_timeout,
     waits_for_lost_nodes,
 )
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, QueueGone
-from popgate.domain.identity import TagChecker
-from popgate.domain.names import BrokerQueue
 from popgate.ports.broker import Delivery, Listener
 
 T = TypeVar("T")
@@ -59,10 +56,6 @@ UNKNOWN_BACKLOG = sys.maxsize
 """Number of messages that `backlog` reports while the queue's leader does not answer. In this case RabbitMQ reports 0
 after 0.25 s (`rabbit_quorum_queue:stat`), and the engine would sort the returned messages before all of them have
 arrived."""
-DELETION_LOOKS_SECONDS = (0.0, 0.05, 0.1, 0.2, 0.4)
-"""Seconds to wait before each check whether the queue of a cancelled consumer was deleted: RabbitMQ needs some
-milliseconds for the deletion."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -71,31 +64,6 @@ class _State(Enum):
     """`open` has not returned yet. Deliveries wait, and `open` raises an exception if the channel ends."""
     OPEN = "open"
     ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Consumption:
-    """The queue to consume, and how to consume it.
-
-    `check_tag` checks the identity tags of copy ids. `exclusive` asks the broker to refuse other consumers, which
-    RabbitMQ does on classic queues only. `quorum`: the queue is a quorum queue. RabbitMQ counts deliveries only on
-    these; on other queues, a publisher wrote the count header. `consumer_timeout_seconds` is RabbitMQ's own timeout. On
-    versions that let the consumer choose, `asked_timeout_seconds` replaces it. `foreign`: other applications publish
-    here, so readers need the exchange and the routing key. `notes`: the messages are dead letters, whose headers give
-    the reason. `unique_message_ids`: a publisher's message_id can serve as a copy id. `lost_node_at` is the loop time
-    at which the node of the former consumer was found lost, or None if it was not.
-    """
-
-    queue: BrokerQueue
-    consumer_timeout_seconds: float
-    asked_timeout_seconds: float
-    check_tag: TagChecker
-    exclusive: bool = False
-    quorum: bool = True
-    foreign: bool = False
-    notes: bool = False
-    unique_message_ids: bool = False
-    lost_node_at: float | None = None
 
 
 class RabbitChannel:
@@ -107,7 +75,7 @@ class RabbitChannel:
         self._amqp = amqp
         self._what = what
         self._returns_uncounted = what.foreign and what.quorum and counts_only_lost_channels(session.server_version)
-        self._counts_in = count_header(session.server_version).encode()
+        self._reader = DeliveryReader(what, session.server_version)
         self._keeps_timeout = what.quorum and keeps_consumer_timeout(session.server_version)
         self._listener = listener
         self._state = _State.OPENING
@@ -125,7 +93,6 @@ class RabbitChannel:
         self._consumer_numbers = count(1)
         self._consumer_tag = ""
         self._prefetch = 0
-        self._warned = False
 
     @classmethod
     async def open(cls, session: Session, what: Consumption, prefetch: int, listener: Listener) -> "RabbitChannel":
@@ -219,36 +186,10 @@ class RabbitChannel:
     def on_deliveries(self, deliveries: list[RawDelivery]) -> None:
         if self._state is _State.ENDED:
             return
-        foreign, unique_message_ids, check_tag = self._what.foreign, self._what.unique_message_ids, self._what.check_tag
-        counted, notes = self._what.quorum, self._what.notes
-        counts_in = self._counts_in
         present_tag, note = self._consumer_tag.encode(), self._settlements.deliver
-        taken: list[Delivery] = []
-        for consumer_tag, tag, redelivered, routing, properties, body in deliveries:
-            message, identified, delivery_count, problem = decode(
-                properties,
-                body,
-                routing if foreign else None,
-                check_tag=check_tag,
-                unique_message_ids=unique_message_ids,
-                notes=notes,
-                count_header=counts_in,
-            )
-            if problem:
-                self._warn(problem)
+        for consumer_tag, tag, *_ in deliveries:
             note(tag, present=consumer_tag == present_tag)
-            # If a first delivery has a count, the count comes from another queue: a publisher has republished a message
-            # with its headers.
-            earlier = delivery_count or 0 if counted and redelivered else 0
-            taken.append(
-                Delivery(
-                    tag=tag,
-                    message=message,
-                    identified=identified,
-                    earlier_deliveries=earlier,
-                    returned=bool(redelivered),
-                )
-            )
+        taken = self._reader.read(deliveries)
         if self._state is _State.OPEN and not self._early and not self._gathers:
             self._listener.on_deliveries(taken)
             return
@@ -418,37 +359,16 @@ class RabbitChannel:
         The listener gives up the queue's leases if it was.
 
         A deletion is the usual reason why RabbitMQ ends a consumer. Two other reasons are possible: the node of a
-        classic queue is down, or (from RabbitMQ 4.3 on) a delivery was held too long. RabbitMQ 4.3 notifies consumers
-        before it has deleted the queue, so this checks several times.
+        classic queue is down, or (from RabbitMQ 4.3 on) a delivery was held too long.
         """
         gone = False
         try:
             await self._session.close_channel(self._amqp)
-            for seconds in DELETION_LOOKS_SECONDS:
-                await asyncio.sleep(seconds)
-                if gone := await self._is_queue_gone():
-                    break
+            gone = await is_deleted(self._session, self._what.queue)
         except PopgateError as error:
             _log.info("can't tell whether the queue was deleted", extra={"queue": self._what.queue, "why": str(error)})
         finally:
             self._listener.on_channel_lost("RabbitMQ ended the consumption", queue_gone=gone)
-
-    async def _is_queue_gone(self) -> bool:
-        probe = await self._session.open_channel()
-        try:
-            await self._session.call(probe.queue_declare(self._what.queue, passive=True))
-        except ChannelRefusedError as error:
-            return is_gone(error.reason)
-        finally:
-            await self._session.close_channel(probe)
-        return False
-
-    def _warn(self, problem: str) -> None:
-        if not self._warned:  # once is enough, because such a publisher does this with every message
-            self._warned = True
-            _log.warning(
-                "messages with metadata that popgate ignores", extra={"queue": self._what.queue, "problem": problem}
-            )
 
 
 async def _refuse(message: DeliveredMessage) -> None:

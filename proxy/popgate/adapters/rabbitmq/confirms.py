@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from aiormq.abc import AbstractChannel
 
+from popgate.adapters.rabbitmq.channel_parser import CloseReason, Confirm, RawDelivery
 from popgate.adapters.rabbitmq.delay_key import delay_key, entry_level, whole_seconds
 from popgate.adapters.rabbitmq.delay_levels import level_name
-from popgate.adapters.rabbitmq.frame_interceptor import CloseReason, Confirm, RawDelivery
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.properties import decode, encode
 from popgate.adapters.rabbitmq.session import Session

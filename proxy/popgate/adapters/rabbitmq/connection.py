@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 
 from yarl import URL
 
-from popgate.adapters.rabbitmq.frame_interceptor import CloseReason
+from popgate.adapters.rabbitmq.channel_parser import CloseReason
 from popgate.adapters.rabbitmq.guard import GUARD, GuardHeldError
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.partition_detector import CHECK_SECONDS, PartitionDetector

@@ -17,20 +17,22 @@ prefetch of each channel, because the broker may not send more.
 """
 
 import asyncio
-import logging
 import struct
 from collections.abc import Callable
 from struct import Struct
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any
 
 from aiormq.connection import TransportFactory
 from yarl import URL
 
-RawDelivery: TypeAlias = tuple[bytes, int, int, bytes, bytes, bytes]
-"""Consumer tag, delivery tag, redelivered (0 or 1), exchange and routing key, properties, body. The bytes are as on the
-wire."""
-Confirm: TypeAlias = tuple[int, bool, bool]
-"""Sequence number, whether the confirm also covers all earlier numbers, and whether the broker accepted the message."""
+from popgate.adapters.rabbitmq.channel_parser import (
+    METHOD,
+    ChannelHandler,
+    ChannelParser,
+    CloseReason,
+    MalformedError,
+    short_string,
+)
 
 FRAME_OVERHEAD_BYTES = 8
 HANDSHAKE_FRAME_BYTES_MAX = 1024 * 1024
@@ -38,57 +40,17 @@ HANDSHAKE_FRAME_BYTES_MAX = 1024 * 1024
 needs."""
 SYNTHETIC_HEARTBEAT_SECONDS = 1.0
 
-_METHOD, _HEADER, _BODY, _HEARTBEAT = 1, 2, 3, 8
+_HEARTBEAT = 8
 _FRAME_END = 0xCE
 _HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 _TUNE, _CONNECTION_CLOSE = b"\x00\x0a\x00\x1e", b"\x00\x0a\x00\x32"
 _BLOCKED, _UNBLOCKED = b"\x00\x0a\x00\x3c", b"\x00\x0a\x00\x3d"
 _CHANNEL_CLOSE, _CHANNEL_CLOSE_OK = b"\x00\x14\x00\x28", b"\x00\x14\x00\x29"
-_CANCEL, _RETURN, _DELIVER = b"\x00\x3c\x00\x1e", b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x3c"
-_ACK, _NACK = b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78"
+_CANCEL = b"\x00\x3c\x00\x1e"
 
 _frame = Struct(">BHI").unpack_from
 _u16 = Struct(">H").unpack_from
 _u32 = Struct(">I").unpack_from
-_u64 = Struct(">Q").unpack_from
-_u64_octet = Struct(">QB").unpack_from
-
-
-_log = logging.getLogger(__name__)
-
-
-class CloseReason(NamedTuple):
-    """Why a channel or a connection ended: the broker's reply code, or 0 if the network or popgate ended it."""
-
-    code: int
-    text: str
-
-
-class ChannelHandler(Protocol):
-    """Receives the message traffic of a channel. `on_closed` is called once, as the last call.
-
-    If a handler raises, only its channel ends: `on_closed` is called, and the handler closes the channel.
-    """
-
-    def on_deliveries(self, deliveries: list[RawDelivery]) -> None: ...
-
-    def on_confirms(self, confirms: list[Confirm]) -> None: ...
-
-    def on_returned(self, reason: CloseReason, properties: bytes) -> None:
-        """The broker could not route a message. The message's confirm arrives later."""
-        ...
-
-    def on_cancelled(self) -> None:
-        """The broker ended the channel's consumer, for example because the queue was deleted."""
-        ...
-
-    def on_closed(self, reason: CloseReason) -> None:
-        """The channel or the connection has ended. Nothing may be written to the channel any more."""
-        ...
-
-
-class _MalformedError(Exception):
-    """The broker sent data that AMQP does not allow. The connection can't be read any further."""
 
 
 class FrameInterceptor(asyncio.StreamReader):
@@ -112,7 +74,7 @@ class FrameInterceptor(asyncio.StreamReader):
         self._now = now or loop.time
         self._on_end = on_end
         self._on_blocked = on_blocked
-        self._parsers: dict[int, _ChannelParser] = {}
+        self._parsers: dict[int, ChannelParser] = {}
         self._partial = bytearray()
         self._needed = 0
         self._frame_bytes_max = HANDSHAKE_FRAME_BYTES_MAX
@@ -133,7 +95,7 @@ class FrameInterceptor(asyncio.StreamReader):
         if self.ended is not None:
             handler.on_closed(self.ended)
             return
-        self._parsers[channel_number] = _ChannelParser(handler)
+        self._parsers[channel_number] = ChannelParser(handler)
 
     def discard(self, channel_number: int) -> None:
         """Drop this channel's traffic until the broker has confirmed the channel's end.
@@ -202,7 +164,7 @@ class FrameInterceptor(asyncio.StreamReader):
             self._partial.clear()
         try:
             rest = self._take_frames(data)
-        except (_MalformedError, struct.error, IndexError) as error:
+        except (MalformedError, struct.error, IndexError) as error:
             self._break(str(error))
             return
         if rest < len(data):
@@ -232,7 +194,7 @@ class FrameInterceptor(asyncio.StreamReader):
         position, size = 0, len(data)
         run = 0  # start of the frames that are still to be passed on to aiormq
         through: list[bytes] = []
-        busy: dict[int, _ChannelParser] = {}
+        busy: dict[int, ChannelParser] = {}
         while True:
             if size - position < FRAME_OVERHEAD_BYTES:
                 self._needed = FRAME_OVERHEAD_BYTES
@@ -242,21 +204,21 @@ class FrameInterceptor(asyncio.StreamReader):
             end = start + length
             if end >= size:
                 if length + FRAME_OVERHEAD_BYTES > self._frame_bytes_max:
-                    raise _MalformedError(f"{length} bytes, but the agreed maximum is {self._frame_bytes_max}")
+                    raise MalformedError(f"{length} bytes, but the agreed maximum is {self._frame_bytes_max}")
                 self._needed = length + FRAME_OVERHEAD_BYTES
                 break
             if data[end] != _FRAME_END:
-                raise _MalformedError("the frame end is missing")
+                raise MalformedError("the frame end is missing")
             parser = parsers.get(number)
             if parser is not None and parser.take(kind, data, start, end):
                 if run < position:
                     through.append(data[run:position])
                 run = end + 1
                 busy[number] = parser
-            elif kind == _METHOD:
+            elif kind == METHOD:
                 self._observe(number, parser, data[start:end])
             elif kind != _HEARTBEAT and parser is not None:
-                raise _MalformedError(f"an unexpected frame of type {kind}")
+                raise MalformedError(f"an unexpected frame of type {kind}")
             position = end + 1
         if run < position:
             through.append(data[run:position])
@@ -272,149 +234,27 @@ class FrameInterceptor(asyncio.StreamReader):
             self._fed_through_at = self._now()
         return position
 
-    def _observe(self, number: int, parser: "_ChannelParser | None", method: bytes) -> None:
+    def _observe(self, number: int, parser: ChannelParser | None, method: bytes) -> None:
         """Observe a method that aiormq will handle."""
         name = method[:4]
         if number == 0:
             if name == _TUNE:
                 self._frame_bytes_max = _u32(method, 6)[0] or 0xFFFF_FFFF
             elif name == _BLOCKED:
-                self._on_blocked(_short_string(method, 4))
+                self._on_blocked(short_string(method, 4))
             elif name == _UNBLOCKED:
                 self._on_blocked(None)
             elif name == _CONNECTION_CLOSE:
-                self.end(CloseReason(_u16(method, 4)[0], _short_string(method, 6)))
+                self.end(CloseReason(_u16(method, 4)[0], short_string(method, 6)))
         elif parser is not None:
             if name == _CANCEL:
                 parser.cancelled()
             elif name == _CHANNEL_CLOSE:
                 del self._parsers[number]
-                parser.close(CloseReason(_u16(method, 4)[0], _short_string(method, 6)))
+                parser.close(CloseReason(_u16(method, 4)[0], short_string(method, 6)))
             elif name == _CHANNEL_CLOSE_OK:
                 del self._parsers[number]
                 parser.close(CloseReason(0, "the channel was closed"))
-
-
-class _ChannelParser:
-    """Parses the traffic of one channel. A channel that is being closed has no handler, and its traffic is dropped."""
-
-    __slots__ = ("_body_parts", "_confirms", "_deliver", "_deliveries", "_left", "_properties", "_returned", "handler")
-
-    def __init__(self, handler: ChannelHandler) -> None:
-        self.handler: ChannelHandler | None = handler
-        self._deliveries: list[RawDelivery] = []
-        self._confirms: list[Confirm] = []
-        # The content that is arriving. `_deliver` or `_returned` announces it; its properties follow, and then its
-        # body.
-        self._deliver: tuple[bytes, int, int, bytes] | None = None
-        self._returned: CloseReason | None = None
-        self._properties: bytes | None = None
-        self._left = 0
-        self._body_parts: list[bytes] = []
-
-    def take(self, kind: int, data: bytes, start: int, end: int) -> bool:
-        """Handle a frame's payload, `data[start:end]`. Return False if it is not message traffic."""
-        if kind == _BODY:
-            self._take_body(data[start:end])
-        elif kind == _HEADER:
-            if self._properties is not None or (self._deliver is None and self._returned is None):
-                raise _MalformedError("an unexpected content header")
-            self._left = _u64(data, start + 4)[0]
-            self._properties = data[start + 12 : end]
-            if not self._left:
-                self._complete(b"")
-        elif kind != _METHOD:
-            return False
-        else:
-            method = data[start : start + 4]
-            if method == _DELIVER:
-                self._check_idle()
-                after_tag = start + 5 + data[start + 4]
-                tag, redelivered = _u64_octet(data, after_tag)
-                self._deliver = (data[start + 5 : after_tag], tag, redelivered, data[after_tag + 9 : end])
-            elif method == _ACK:
-                tag, bits = _u64_octet(data, start + 4)
-                self._confirms.append((tag, bits & 1 == 1, True))
-            elif method == _NACK:
-                tag, bits = _u64_octet(data, start + 4)
-                self._confirms.append((tag, bits & 1 == 1, False))
-            elif method == _RETURN:
-                self._check_idle()
-                self._returned = CloseReason(_u16(data, start + 4)[0], _short_string(data, start + 6))
-            else:
-                return False
-        return True
-
-    def _take_body(self, part: bytes) -> None:
-        if self._properties is None or len(part) > self._left:
-            raise _MalformedError("more content than was announced")
-        self._left -= len(part)
-        if self._left:
-            self._body_parts.append(part)
-        elif self._body_parts:
-            self._body_parts.append(part)
-            body = b"".join(self._body_parts)
-            self._body_parts.clear()
-            self._complete(body)
-        else:
-            self._complete(part)
-
-    def _complete(self, body: bytes) -> None:
-        properties, self._properties = self._properties, None
-        assert properties is not None
-        if self._deliver is not None:
-            self._deliveries.append((*self._deliver, properties, body))
-            self._deliver = None
-        elif self._returned is not None:
-            reason, self._returned = self._returned, None
-            self._tell(lambda handler: handler.on_returned(reason, properties))
-
-    def _check_idle(self) -> None:
-        if self._deliver is not None or self._returned is not None:
-            raise _MalformedError("a message inside another one")
-
-    def hand_over(self) -> None:
-        if self._deliveries:
-            deliveries, self._deliveries = self._deliveries, []
-            self._tell(lambda handler: handler.on_deliveries(deliveries))
-        if self._confirms:
-            confirms, self._confirms = self._confirms, []
-            self._tell(lambda handler: handler.on_confirms(confirms))
-
-    def cancelled(self) -> None:
-        """The broker has ended the channel's consumer."""
-        self.hand_over()
-        self._tell(lambda handler: handler.on_cancelled())
-
-    def close(self, reason: CloseReason) -> None:
-        self.hand_over()
-        self._close(reason)
-
-    def _tell(self, call: Callable[[ChannelHandler], None]) -> None:
-        """Call the handler. If it raises, only its channel ends.
-
-        Without this, the exception would end the connection.
-        """
-        if self.handler is None:
-            return
-        try:
-            call(self.handler)
-        except Exception as error:
-            _log.exception("a channel to RabbitMQ is closed after an internal error")
-            self._close(CloseReason(0, f"popgate failed on what RabbitMQ sent: {type(error).__name__}: {error}"))
-
-    def _close(self, reason: CloseReason) -> None:
-        handler, self.handler = self.handler, None
-        if handler is None:
-            return
-        try:
-            handler.on_closed(reason)
-        except Exception:
-            _log.exception("an internal error while a channel to RabbitMQ was closed")
-
-
-def _short_string(data: bytes, start: int) -> str:
-    return data[start + 1 : start + 1 + data[start]].decode(errors="replace")
 
 
 class InterceptorFactory(TransportFactory):

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from popgate.adapters.rabbitmq.body_limit import BodyLimit
+from popgate.adapters.rabbitmq.channel_parser import CloseReason
 from popgate.adapters.rabbitmq.confirms import Batch, ConfirmChannel
 from popgate.adapters.rabbitmq.delay_key import entry_level, whole_seconds
 from popgate.adapters.rabbitmq.delay_levels import DelayLevels, Relay
-from popgate.adapters.rabbitmq.frame_interceptor import CloseReason
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.session import NOT_FOUND, ChannelRefusedError, Session
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError

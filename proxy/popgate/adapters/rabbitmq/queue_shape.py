@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from popgate.adapters.rabbitmq.frame_interceptor import CloseReason
+from popgate.adapters.rabbitmq.channel_parser import CloseReason
 from popgate.adapters.rabbitmq.session import (
     NOT_FOUND,
     PRECONDITION_FAILED,

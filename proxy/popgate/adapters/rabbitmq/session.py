@@ -24,12 +24,8 @@ from aiormq.exceptions import (
 )
 from yarl import URL
 
-from popgate.adapters.rabbitmq.frame_interceptor import (
-    FRAME_OVERHEAD_BYTES,
-    CloseReason,
-    FrameInterceptor,
-    InterceptorFactory,
-)
+from popgate.adapters.rabbitmq.channel_parser import CloseReason
+from popgate.adapters.rabbitmq.frame_interceptor import FRAME_OVERHEAD_BYTES, FrameInterceptor, InterceptorFactory
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.versions import Version, version_of
 from popgate.domain.errors import BrokerUnavailable

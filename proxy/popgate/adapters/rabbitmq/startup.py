@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from aiormq.exceptions import AuthenticationError, ProbableAuthenticationError
 from yarl import URL
 
-from popgate.adapters.rabbitmq.frame_interceptor import CloseReason
+from popgate.adapters.rabbitmq.channel_parser import CloseReason
 from popgate.adapters.rabbitmq.session import ACCESS_REFUSED, ConnectionRefusedByBrokerError
 from popgate.domain.errors import PopgateError, StartupError
 
