@@ -15,8 +15,9 @@ from popgate.domain.errors import BrokerUnavailable, Conflict, LockLost, LockNot
 from popgate.domain.locks import MUTEX_KEPT_SECONDS, LockKind
 from popgate.domain.names import InstanceId
 from popgate.locks.embedded import TOKENS_RESERVED, EmbeddedArbiter
-from popgate.locks.hosted import HostedLocks, LockWaiter
+from popgate.locks.hosted import HostedLocks
 from popgate.locks.hosted_grants import ENDED_MAX, HostedGrant, holder_of
+from popgate.locks.lock_waiter import LockWaiter
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import ManualClock
 from unit.sqlite_store import opened

@@ -8,17 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popgate.domain.lock_history import (
-    AWAY,
-    CUT_OFF,
-    KILLED,
-    Action,
-    Disturbance,
-    Operation,
-    OperationOutcome,
-    Violation,
-    check,
-)
+from popgate.domain.lock_history import Violation, check
+from popgate.domain.lock_operations import AWAY, CUT_OFF, KILLED, Action, Disturbance, Operation, OperationOutcome
 
 DONE, REFUSED, UNKNOWN = OperationOutcome
 

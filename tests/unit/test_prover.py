@@ -10,7 +10,8 @@ import pytest
 
 from popgate.cli.commands import run
 from popgate.domain.errors import StartupError
-from popgate.domain.lock_history import KILLED, Action, Disturbance, Operation, OperationOutcome, check
+from popgate.domain.lock_history import check
+from popgate.domain.lock_operations import KILLED, Action, Disturbance, Operation, OperationOutcome
 from popgate.domain.locks import LockKind
 from popgate.prover.errors import ProverFailed
 from popgate.prover.nodes import CommandNodes

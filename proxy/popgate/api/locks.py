@@ -17,8 +17,9 @@ from popgate.api.forwarded_locks import LockPeers
 from popgate.api.routes import LOCKS, Call, Route
 from popgate.domain.locks import LockKind
 from popgate.engine.lease.pop_request import Presence
-from popgate.locks.hosted import HostedLocks, LockHolder, LockView, LockWaiter
+from popgate.locks.hosted import HostedLocks, LockHolder, LockView
 from popgate.locks.hosted_grants import HostedGrant
+from popgate.locks.lock_waiter import LockWaiter
 from popgate.ports.peers import ForwardedAnswer
 
 _PUT = Reader(models.LockChange)

@@ -23,8 +23,18 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from math import inf
+
+from popgate.domain.lock_operations import (
+    AWAY,
+    CUT_OFF,
+    KILLED,
+    Action,
+    Disturbance,
+    GrantKey,
+    Operation,
+    OperationOutcome,
+)
 
 WAIT_SLACK_SECONDS = 5.0
 """Seconds by which a wait may exceed its requested time: a broker that loses a node needs some seconds."""
@@ -39,75 +49,6 @@ CHANGED_SECONDS = 2.0
 OVERTAKEN_MAX = 3
 """Maximum rounds of grants to other clients, about one grant per client in each, before a waiter has its turn."""
 
-KILLED = "killed"
-"""A disturbance that ends the client: it no longer holds any lock."""
-AWAY = "away"
-"""A disturbance that delays answers but ends no lock: part of the broker is missing."""
-CUT_OFF = "requests cut off"
-"""A disturbance of a client whose lock does not depend on its connections: the client loses answers but no lock."""
-
-
-class Action(StrEnum):
-    ACQUIRE = "acquire"
-    VERIFY = "verify"
-    WRITE = "write"
-    """Write to the protected resource with the grant's token. Refused if the resource has seen a higher token."""
-    RELEASE = "release"
-    SET_SLOTS = "set_slots"
-    COUNT_HELD = "count_held"
-    """Count the held slots at the end, after all clients have released their slots."""
-    COUNT_FREE = "count_free"
-    """Count the slots that can be acquired at the same time at the end."""
-
-
-class OperationOutcome(StrEnum):
-    DONE = "done"
-    """Acquired; verified as held; written; released; set; counted."""
-    REFUSED = "refused"
-    """Not acquired in time; verified as lost; not written."""
-    UNKNOWN = "unknown"
-    """The call failed, or the client died before the answer: the operation may have taken effect."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One call of a client and its result.
-
-    ``completed`` is inf if there was no answer. ``slot`` and ``token`` belong to the grant. ``number`` is the number of
-    slots that were set or counted. ``wait_seconds`` is the maximum wait of an acquire.
-    """
-
-    client: str
-    action: Action
-    outcome: OperationOutcome
-    invoked: float
-    completed: float = inf
-    slot: int = 0
-    token: int | None = None
-    number: int = 0
-    wait_seconds: float = 0.0
-
-    @property
-    def grant(self) -> "_GrantKey":
-        """The grant that the operation refers to."""
-        return self.client, self.slot, self.token
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disturbance:
-    """An event after which ``client`` can't know whether it still has its lock. An empty ``client`` means all clients.
-
-    The event took effect between ``at`` and ``until``, or at ``at`` if ``until`` is not given.
-    """
-
-    client: str
-    at: float
-    what: str
-    until: float = -inf
-
-    def falls_between(self, start: float, end: float) -> bool:
-        return self.at < end and max(self.at, self.until) >= start
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
@@ -116,9 +57,6 @@ class Violation:
     rule: str
     detail: str
     excerpt: Sequence[Operation | Disturbance]
-
-
-_GrantKey = tuple[str, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +256,7 @@ def _check_free(operations: Sequence[Operation], disturbed: _Disturbed, slots: i
             yield Violation(rule="free", detail=detail, excerpt=excerpt)
 
 
-def _left(acquire: Operation, releases: Mapping[_GrantKey, Operation], counted: Sequence[float]) -> float:
+def _left(acquire: Operation, releases: Mapping[GrantKey, Operation], counted: Sequence[float]) -> float:
     """Return the latest time at which the acquire may have held a slot. The next count of held slots bounds it."""
     if acquire.outcome is OperationOutcome.REFUSED:
         return acquire.completed + AT_ONCE_SECONDS  # the client leaves the broker's queue of waiters a moment later
@@ -360,7 +298,7 @@ def _check_waits(operations: Sequence[Operation], disturbed: _Disturbed) -> Iter
 
 
 def _check_releases(operations: Sequence[Operation]) -> Iterator[Violation]:
-    released: dict[_GrantKey, Operation] = {}
+    released: dict[GrantKey, Operation] = {}
     for one in sorted(operations, key=lambda operation: operation.invoked):
         if one.outcome is not OperationOutcome.DONE:
             continue
@@ -400,7 +338,7 @@ def _holdings(operations: Sequence[Operation], disturbed: _Disturbed) -> dict[in
 
     A holding ends when its client begins to release the slot, learns that the slot is lost, or is killed.
     """
-    endings: defaultdict[_GrantKey, list[Operation]] = defaultdict(list)
+    endings: defaultdict[GrantKey, list[Operation]] = defaultdict(list)
     for one in sorted(operations, key=lambda operation: operation.invoked):
         if _ends_holding(one):
             endings[one.grant].append(one)

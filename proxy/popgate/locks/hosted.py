@@ -16,9 +16,9 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from popgate.domain.errors import BrokerUnavailable, LockLost, LockNotFound, LockUnavailable, PopgateError
+from popgate.domain.errors import BrokerUnavailable, LockLost, LockUnavailable, PopgateError
 from popgate.domain.locks import LockDefinition, LockKind, administered
 from popgate.domain.names import InstanceId
 from popgate.domain.quotas import DEFAULTS
@@ -26,6 +26,7 @@ from popgate.locks.administration import SlotStatus
 from popgate.locks.arbiter import Arbiter
 from popgate.locks.definitions import Announce, Definitions, not_found
 from popgate.locks.hosted_grants import HostedGrant, HostedGrants, LockEvent
+from popgate.locks.lock_waiter import LockWaiter
 from popgate.ports.clock import Clock
 from popgate.ports.lock_store import LockStore
 from popgate.runtime.background import Background
@@ -38,8 +39,6 @@ HELD_MAX = 100_000
 COLLECT_SECONDS = 600.0
 FOLLOW_SECONDS = 10.0
 """Seconds between two reads of the store, by which a proxy of a cluster finds changes that were not announced to it."""
-
-T = TypeVar("T")
 
 
 class LockHolder(NamedTuple):
@@ -62,38 +61,6 @@ class LockView(NamedTuple):
     enabled: bool
     holders: list[LockHolder]
     waiting: int
-
-
-class LockWaiter:
-    """Tracks whether a client still waits. ``end`` ends the wait immediately, without a lock."""
-
-    def __init__(self) -> None:
-        self.ended = False
-        self.error: LockNotFound | None = None
-        self._limit: asyncio.Timeout | None = None
-
-    def end(self, error: LockNotFound | None = None) -> None:
-        """End the wait. Idempotent: only the first call has an effect. If ``error`` is given, the client receives it
-        instead of "not acquired"."""
-        if not self.ended:
-            self.ended, self.error = True, error
-            if self._limit is not None:
-                self._limit.reschedule(asyncio.get_running_loop().time())
-
-    async def wait_for(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Return the result of ``work``. If the wait ends before, cancel ``work`` and return None."""
-        if self.ended:
-            return None
-        limit = self._limit = asyncio.timeout(None)
-        try:
-            async with limit:
-                return await work()
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            return None
-        finally:
-            self._limit = None
 
 
 class HostedLocks:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from popgate.domain.lock_history import CUT_OFF, Action, OperationOutcome
+from popgate.domain.lock_operations import CUT_OFF, Action, OperationOutcome
 from popgate.domain.locks import LockKind
 from popgate.prover.relay import Relay, Traffic
 from popgate.prover.target import Connect, Doubting, Held, LockTarget

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from popgate.domain.lock_history import KILLED
+from popgate.domain.lock_operations import KILLED
 from popgate.prover.errors import BrokerMissing, ProverFailed
 from popgate.prover.fork_server import Child, ForkServer
 from popgate.prover.record import Record

@@ -9,7 +9,7 @@ import random
 import time
 from enum import StrEnum
 
-from popgate.domain.lock_history import AWAY
+from popgate.domain.lock_operations import AWAY
 from popgate.domain.locks import LockKind
 from popgate.prover.crew import Crew
 from popgate.prover.nodes import Nodes

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from popgate.domain.errors import LockLost
-from popgate.domain.lock_history import AWAY, KILLED, Action, Disturbance, Operation, OperationOutcome
+from popgate.domain.lock_operations import AWAY, KILLED, Action, Disturbance, Operation, OperationOutcome
 from popgate.locks.fence import Fence
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|(?<=:)\d{4,5}\b")

@@ -11,7 +11,8 @@ from math import inf
 from statistics import median
 from typing import Any
 
-from popgate.domain.lock_history import Action, Disturbance, Operation, OperationOutcome, Violation
+from popgate.domain.lock_history import Violation
+from popgate.domain.lock_operations import Action, Disturbance, Operation, OperationOutcome
 from popgate.domain.locks import LockKind
 
 SHOWN_PER_RULE = 1

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from popgate.domain.errors import StartupError
-from popgate.domain.lock_history import Action, OperationOutcome
+from popgate.domain.lock_operations import Action, OperationOutcome
 from popgate.domain.locks import LockKind
 from popgate.prover.clients import Call, Lines, LockClient
 from popgate.prover.target import Held, load

@@ -1,0 +1,41 @@
+"""Lets a client wait for a lock, until it gets the lock or its wait is ended."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from popgate.domain.errors import LockNotFound
+
+T = TypeVar("T")
+
+
+class LockWaiter:
+    """Tracks whether a client still waits. ``end`` ends the wait immediately, without a lock."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.error: LockNotFound | None = None
+        self._limit: asyncio.Timeout | None = None
+
+    def end(self, error: LockNotFound | None = None) -> None:
+        """End the wait. Idempotent: only the first call has an effect. If ``error`` is given, the client receives it
+        instead of "not acquired"."""
+        if not self.ended:
+            self.ended, self.error = True, error
+            if self._limit is not None:
+                self._limit.reschedule(asyncio.get_running_loop().time())
+
+    async def wait_for(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Return the result of ``work``. If the wait ends before, cancel ``work`` and return None."""
+        if self.ended:
+            return None
+        limit = self._limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                return await work()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return None
+        finally:
+            self._limit = None
