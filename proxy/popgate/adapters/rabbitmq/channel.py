@@ -90,6 +90,9 @@ class RabbitChannel:
         self._write_scheduled = False
         self._ack_timer: asyncio.TimerHandle | None = None
         self._calls = asyncio.Lock()  # a resize is three calls that belong together
+        self._counts_begun = self._counted = 0
+        """The numbers of the latest count of the backlog, and of the count whose result is ``_latest_count``."""
+        self._latest_count = (0, 0)
         self._consumer_numbers = count(1)
         self._consumer_tag = ""
         self._prefetch = 0
@@ -156,14 +159,19 @@ class RabbitChannel:
                 raise BrokerUnavailable(error.detail) from error
 
     async def backlog(self) -> int:
+        begun_before = self._counts_begun
         async with self._calls:
             if self._state is _State.ENDED:
                 return 0
-            try:
-                ready, consumers = await self._count()
-            except PopgateError as error:
-                self._lose(error.detail, queue_gone=isinstance(error, QueueGone))
-                raise BrokerUnavailable(error.detail) from error
+            if self._counted <= begun_before:  # callers that wait together share the next count
+                number = self._counts_begun = self._counts_begun + 1
+                try:
+                    self._latest_count = await self._count()
+                except PopgateError as error:
+                    self._lose(error.detail, queue_gone=isinstance(error, QueueGone))
+                    raise BrokerUnavailable(error.detail) from error
+                self._counted = number
+            ready, consumers = self._latest_count
         if not ready and not consumers and self._prefetch:
             return UNKNOWN_BACKLOG  # RabbitMQ does not even count this channel's consumer, so it counted nothing
         return ready
