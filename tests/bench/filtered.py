@@ -70,7 +70,7 @@ class Pair:
         return elapsed
 
 
-async def _parked_count(connection: load.Connection) -> int:
+async def parked_count(connection: load.Connection) -> int:
     _, text = await connection.request("GET", "/metrics")
     found = _GAUGE.search(text.decode())
     return int(found[1]) if found else 0
@@ -94,7 +94,7 @@ async def _measure(ports: dict[str, int], rates: Rates, parked: int, messages: i
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 await asyncio.sleep(0.1)
-                if await _parked_count(looking) >= parked:
+                if await parked_count(looking) >= parked:
                     break
         times: dict[str, list[float]] = {name: [] for name in ports}
         for _ in range(messages):

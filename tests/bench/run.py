@@ -26,6 +26,7 @@ from bench import (
     batches,
     failover,
     filtered,
+    filtered_edge,
     hanging,
     journal_audit,
     journal_cost,
@@ -447,6 +448,8 @@ def main() -> int:
                 state_cost.rows(report, folder, cluster.nodes[0], scale)
                 failover.rows(report, folder, cluster.nodes[0], scale)
                 moves.rows(report, folder)
+            if arguments.only in (None, "filters"):
+                filtered_edge.rows(report, folder, cluster.nodes[0], scale)
             if arguments.only in (None, "journal"):
                 journal_cost.rows(report, folder, cluster.nodes[0], scale)
             if arguments.only in (None, "batches"):
