@@ -7,16 +7,14 @@ from pathlib import Path
 import pytest
 
 from popgate.domain.errors import TooManyInFlight
-from popgate.domain.names import InstanceId, StreamName
+from popgate.domain.names import StreamName
 from popgate.domain.topics import Policy
-from popgate.engine.cluster.remote_pops import PeerPop
-from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
-from popgate.engine.lease.selection import Selection
+from popgate.engine.lease.pop_request import Leased
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 from popgate.engine.settle.orders import Verb
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
-from support.engines import World, bodies, eventually, filtered, open_world
+from support.engines import World, bodies, eventually, open_world
 from support.faulty import FaultyChannel
 
 TTL = 10.0
@@ -108,32 +106,6 @@ async def test_a_short_pop_ends_at_once_where_what_the_broker_counted_came_befor
     monkeypatch.setattr(FaultyChannel, "backlog", backlog)
     assert await world.pop("t", only=RED) == []
     assert len(asked) == 2
-
-
-async def test_few_pops_with_filters_are_forwarded_at_a_time_and_no_other_pop_waits_for_them(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(world.context.router, "others", lambda _: [InstanceId("other")])
-    answer = asyncio.Event()
-    forwarded = {True: 0, False: 0}
-
-    async def pop(selection: Selection) -> list[Leased] | str:
-        async def forward(_: InstanceId) -> PeerPop[str]:
-            forwarded[selection.is_choosy] += 1
-            await answer.wait()
-            return PeerPop("nothing there", 0)
-
-        return await world.engine.pop_anywhere("t", "default", PopRequest(selection=selection), Presence(), forward)
-
-    choosy = [asyncio.ensure_future(pop(filtered({"number": [number]}))) for number in range(50)]
-    await eventually(lambda: forwarded[True] > 0)
-    plain = asyncio.ensure_future(pop(filtered(None)))
-    await eventually(lambda: forwarded[False] == 1)
-    await world.settle_down()
-    assert forwarded[True] == 8
-    answer.set()
-    assert await asyncio.gather(*choosy, plain) == [[]] * 51
-    assert forwarded == {True: 50, False: 1}
 
 
 # ---------------------------------------------------------------- where the group is full

@@ -205,7 +205,7 @@ class _Pop(Generic[AnswerT]):
         """Pop as ``briefly`` does, but wait until a message is found or the wait time is over."""
         deadline = self._context.clock.monotonic() + self._request.wait_seconds
         parked = _Parked(is_choosy=self._request.selection.is_choosy)
-        while not (self._presence.gone or self._is_superseded):
+        while not self._is_unwanted():
             if not self._is_others_turn() and self._served.serving.can_give(self._request, deadline):
                 leased = await self._here(0.0, self._presence)
                 if leased:
@@ -219,7 +219,7 @@ class _Pop(Generic[AnswerT]):
             if found is not None:
                 return found
             left = deadline - self._context.clock.monotonic()
-            if left <= 0 or self._served.is_closed:
+            if left <= 0 or self._served.is_closed or self._is_unwanted():
                 break
             if any(self._has_news(one) for one in self._others()):
                 continue
@@ -230,6 +230,9 @@ class _Pop(Generic[AnswerT]):
         if self._full is not None and not self._presence.gone:
             raise self._full
         return None
+
+    def _is_unwanted(self) -> bool:
+        return self._presence.gone or self._is_superseded
 
     def _has_news(self, member: InstanceId) -> bool:
         """Whether ``member`` may have messages that this pop has not checked."""
@@ -276,16 +279,18 @@ class _Pop(Generic[AnswerT]):
         owners = self._owners
         for member in members:
             tried.add(member)
+            before = owners.seen.get(member, 0)
             passed = await self._forwarded_to(member)
             if passed is not None and passed.arrivals is None:
                 owners.stocked[member] = None
                 owners.wake(member)
                 return passed.answer
             owners.stocked.pop(member, None)
-            arrivals = owners.seen.get(member, 0) if passed is None or passed.arrivals is None else passed.arrivals
-            self._seen[member] = arrivals
-            if arrivals != owners.seen.get(member, 0):
-                owners.seen[member] = arrivals
+            seen = owners.seen.get(member, 0)
+            arrivals = self._seen[member] = seen if passed is None or passed.arrivals is None else passed.arrivals
+            latest = arrivals if seen == before else max(arrivals, seen)  # a later answer may have overtaken this one
+            if latest != seen:
+                owners.seen[member] = latest
                 if self._request.selection.is_choosy:  # there may be messages for another pop
                     owners.wake(member, choosy_only=True)
             if self._presence.gone:

@@ -1,0 +1,107 @@
+"""Pops that a proxy forwards to another owner of the subscription's queues."""
+
+import asyncio
+from collections import Counter, defaultdict
+
+import pytest
+
+from popgate.domain.names import InstanceId, Layout
+from popgate.engine.cluster.remote_pops import PeerPop
+from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
+from support.engines import World, eventually, filtered
+
+PLAIN = ""
+
+
+class OtherProxy:
+    """The only other owner. The test gives its answers: to the pops with each color as a filter, and to those without.
+
+    ``forwarded``: the number of pops that have been forwarded, by color.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.forwarded: Counter[str] = Counter()
+        self._answers: defaultdict[str, asyncio.Queue[PeerPop[str]]] = defaultdict(asyncio.Queue)
+
+    async def pop(
+        self, color: str, presence: Presence, *, wait: float = 0.0, attempt: str | None = None
+    ) -> list[Leased] | str:
+        async def forward(_: InstanceId) -> PeerPop[str]:
+            self.forwarded[color] += 1
+            return await self._answers[color].get()
+
+        request = PopRequest(
+            wait_seconds=wait, attempt_id=attempt, selection=filtered({"color": [color]} if color else None)
+        )
+        return await self._world.engine.pop_anywhere("t", "default", request, presence, forward)
+
+    def answer(self, color: str, answer: str, arrivals: int | None) -> None:
+        self._answers[color].put_nowait(PeerPop(answer, arrivals))
+
+
+@pytest.fixture
+def other(world: World, monkeypatch: pytest.MonkeyPatch) -> OtherProxy:
+    def others(_: Layout) -> list[InstanceId]:
+        return [InstanceId("other")]
+
+    monkeypatch.setattr(world.context.router, "others", others)
+    return OtherProxy(world)
+
+
+async def test_few_pops_with_filters_are_forwarded_at_a_time_and_no_other_pop_waits_for_them(
+    world: World, other: OtherProxy
+) -> None:
+    colors = [f"color {number}" for number in range(50)]
+    choosy = [asyncio.ensure_future(other.pop(color, Presence())) for color in colors]
+    await eventually(lambda: other.forwarded.total() > 0)
+    plain = asyncio.ensure_future(other.pop(PLAIN, Presence()))
+    await eventually(lambda: other.forwarded[PLAIN] == 1)
+    await world.settle_down()
+    assert other.forwarded.total() == 8 + 1
+    other.answer(PLAIN, "nothing there", 0)
+    for color in colors:
+        other.answer(color, "nothing there", 0)
+    assert await asyncio.gather(*choosy, plain) == [[]] * 51
+
+
+async def test_a_client_that_leaves_while_its_pop_is_forwarded_leaves_no_parked_pop(
+    world: World, other: OtherProxy
+) -> None:
+    presence = Presence()
+    popping = asyncio.ensure_future(other.pop(PLAIN, presence, wait=30.0))
+    await eventually(lambda: other.forwarded[PLAIN] == 1)
+    presence.leave()
+    await world.settle_down()
+    assert popping.done(), "it was parked for a client that has left"
+    assert await popping == []
+
+
+async def test_a_pop_that_is_repeated_while_it_is_forwarded_is_not_parked_before_the_repeat(
+    world: World, other: OtherProxy
+) -> None:
+    first = asyncio.ensure_future(other.pop(PLAIN, Presence(), wait=30.0, attempt="a"))
+    await eventually(lambda: other.forwarded[PLAIN] == 1)
+    second = asyncio.ensure_future(other.pop(PLAIN, Presence(), wait=30.0, attempt="a"))
+    await world.settle_down()
+    other.answer(PLAIN, "nothing there", 0)
+    await world.settle_down()
+    assert first.done(), "the repeat waits for its end"
+    other.answer(PLAIN, "a message", None)
+    assert (await first, await second) == ([], "a message")
+
+
+async def test_an_answer_that_a_later_one_has_overtaken_hides_no_message(world: World, other: OtherProxy) -> None:
+    plain = asyncio.ensure_future(other.pop(PLAIN, Presence(), wait=30.0))
+    leaving = Presence()
+    choosy = asyncio.ensure_future(other.pop("red", leaving, wait=30.0))
+    await eventually(lambda: other.forwarded == {PLAIN: 1, "red": 1})
+    other.answer("red", "nothing there", 2)
+    await eventually(lambda: world.served("t").parked_pops == 1)
+    other.answer(PLAIN, "nothing there", 1)
+    await world.settle_down()
+    assert other.forwarded[PLAIN] == 2, "the second message came after the other proxy had looked for this pop"
+    other.answer(PLAIN, "the second message", None)
+    assert await plain == "the second message"
+    leaving.leave()
+    assert await choosy == []
