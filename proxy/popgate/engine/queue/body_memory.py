@@ -1,14 +1,15 @@
-"""Decides which bodies of one queue stay in memory, so that the queue stays within its share of the budget.
+"""Decides which message bodies of one queue stay in memory, so that the queue does not exceed its memory share.
 
-Owns the choice. ``flow`` owns the sums and the prefetch, and ``state`` returns messages to the broker.
+This module only makes the choice. ``flow`` counts the bytes and sets the prefetch, and ``state`` requeues messages.
 
-Theory of operation. There are three ways to free memory. Each is used if the ways before it are not enough:
+Theory of operation. There are three steps to free memory. Each step is used only if the steps before it are not enough:
 
-1. ``spare``: forget bodies that a requeue fetches again.
-2. Pause the channel, so that the broker pushes nothing.
+1. ``spare``: drop bodies that the broker can deliver again after a requeue.
+2. Pause the channel, so that the broker delivers nothing.
 3. ``surplus``: return ready messages to the broker.
 
-A pause ends when half of the budget is free, or earlier for the bodies without which no message could continue.
+A pause ends when at least half of the memory share is free and clients want messages. It ends earlier if messages must
+be delivered because no client could get a message without them (``resume``).
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,11 +21,11 @@ from popgate.engine.queue.flow import Flow
 
 
 class BodyMemory:
-    """The bodies of ``messages``, which are all messages of the queue. Never changes the state of a message."""
+    """Manages the bodies of ``messages``, which are all messages of the queue. It never changes a message's state."""
 
     def __init__(self, flow: Flow, messages: Mapping[CopyId, BufferedMessage], counts: Counts) -> None:
         self.wanted: set[BufferedMessage] = set()
-        """Leased messages for whose bodies a call is waiting."""
+        """Leased messages whose bodies a call is waiting for."""
         self._flow = flow
         self._messages = messages
         self._counts = counts
@@ -32,7 +33,7 @@ class BodyMemory:
     # -- one body -------------------------------------------------------------------------------------------------
 
     def forget(self, message: BufferedMessage) -> None:
-        """Forget the body of a message, if it is here."""
+        """Drop the body of a message from memory. Do nothing if the body is not in memory."""
         body = message.message
         if body is not None:
             self.unkeep(message)
@@ -40,13 +41,16 @@ class BodyMemory:
             self._flow.freed(cost_of(body))
 
     def keep(self, message: BufferedMessage) -> None:
-        """Retain a leased body if memory allows, because the client will read it soon, and maybe more than once."""
+        """Exempt the body of a leased message from ``spare``, if enough memory is available.
+
+        The client will soon read the body, perhaps more than once.
+        """
         body = message.message
         if body is not None and not message.is_kept:
             message.is_kept = self._flow.keep(cost_of(body))
 
     def unkeep(self, message: BufferedMessage) -> None:
-        """Note that the body of a message no longer has to stay. Idempotent."""
+        """Undo ``keep``: allow ``spare`` to drop the body of the message. Idempotent."""
         if message.is_kept and message.message is not None:
             message.is_kept = False
             self._flow.unkeep(cost_of(message.message))
@@ -54,19 +58,22 @@ class BodyMemory:
     # -- too little memory ----------------------------------------------------------------------------------------
 
     def relieve(self, arrived: Effects) -> bool:
-        """Stay within the budget after a delivery: forget bodies, then pause the channel.
+        """Free memory after a delivery if the queue's memory share is exceeded: drop bodies, then pause the channel.
 
-        Return whether only returning messages to the broker helps, because the channel is already paused.
+        Return True if this is not enough because the channel is already paused. Then messages must be returned to the
+        broker (``surplus``).
         """
         self.spare(message for message in arrived.redelivered if message not in self.wanted)
         self.spare(message for message in arrived.ready if message.awaits_order)
         return self._flow.excess_bytes > 0 and self._flow.throttle()
 
     def spare(self, messages: Iterable[BufferedMessage]) -> None:
-        """Forget bodies while more than half of the budget is used. A requeue fetches a body that is needed again.
+        """Drop bodies from memory until at most half of the queue's memory share is used.
 
-        Only bodies of leased and delayed messages, and of ready messages that await their places, are forgotten.
-        Bodies with ``is_kept`` stay. Bodies of transient messages stay because a requeue would end their leases.
+        If such a body is needed later, its message is requeued so that the broker delivers it again. Only these bodies
+        are dropped: those of leased and delayed messages, and those of ready messages that have no place in the order
+        yet. Bodies with ``is_kept`` stay in memory. Bodies of transient messages stay because a requeue would end the
+        leases of their messages.
         """
         for message in messages:
             if message.message is None or message.is_kept or message.is_transient:
@@ -78,13 +85,16 @@ class BodyMemory:
             self.forget(message)
 
     def surplus(self, *, has_demand: bool) -> list[BufferedMessage]:
-        """Return the ready messages to return to the broker while the channel is paused: heads first, oldest first.
+        """Return the ready messages that must go back to the broker while the channel is paused.
 
-        Without demand, all ready messages are returned. With demand, only as many as exceed the budget, and at least
-        one stays. Messages behind others of their key are returned first, and the newest of them first.
+        Without demand, these are all ready messages. With demand, they are only as many as exceed the memory share, and
+        at least one ready message stays. Messages that wait behind another message of their ordering key are chosen
+        first, the newest of them before the older ones. The result lists heads first, and otherwise older messages
+        first.
 
-        While there is demand, a message that awaits its place only loses its body. If it were requeued, the broker
-        would deliver it again before the rest. If these messages together exceed the budget, that would never end.
+        With demand, this method only drops the body of a message that has no place in the order yet. If the message
+        were requeued, the broker would deliver it before the redelivered messages that have not arrived yet. If all
+        redelivered messages together exceed the memory share, this would repeat forever.
         """
         ready = [message for message in self._messages.values() if message.state is MessageState.READY]
         ready.sort(key=lambda message: (not message.is_head, message.rank))
@@ -104,7 +114,7 @@ class BodyMemory:
     # -- more demand than memory ----------------------------------------------------------------------------------
 
     def widen(self, *, has_demand: bool) -> None:
-        """Let the broker push more if memory allows, because pops want more messages than are ready."""
+        """Raise the prefetch or end a pause, if memory allows, because pops want more messages than are ready."""
         if self._flow.is_half_full:
             self.spare(
                 message
@@ -119,7 +129,7 @@ class BodyMemory:
             self._flow.widen()
 
     def resume(self, *, has_demand: bool) -> None:
-        """End a pause if there is memory and demand, or if a body is needed (``_needed_count``)."""
+        """End a pause if clients want messages and memory is available, or if ``_needed_count`` is not 0."""
         self._flow.looked()
         if not self._flow.is_half_full and has_demand:
             self._flow.resume(0)
@@ -127,10 +137,11 @@ class BodyMemory:
             self._flow.resume(needed)
 
     def _needed_count(self, *, has_demand: bool) -> int:
-        """Return how many messages must be delivered even beyond the budget.
+        """Return how many messages the broker must deliver even if they exceed the queue's memory share.
 
-        These are the missing bodies in ``wanted``. If there are none, and there is demand but no ready head while
-        requeued heads block the rest, these are all requeued messages.
+        These are the messages in ``wanted`` without a body. If there are no such messages, requeued messages can block
+        all pops: clients want messages, no head of an ordering key is ready, and some heads are requeued. In this case
+        all requeued messages must be delivered.
         """
         needed = sum(message.message is None for message in self.wanted)
         if needed or not has_demand:

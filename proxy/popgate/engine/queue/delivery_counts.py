@@ -1,7 +1,8 @@
-"""Counts how often clients have had the messages of one queue, where no record in the store has the count.
+"""Counts how often the messages of one queue were delivered to clients, if no record in the store contains the count.
 
-The broker's own count includes deliveries into buffers, so it is used only for a message without a stable id. The
-returns of unseen messages are subtracted from it, so that a message that no client has seen is not dead-lettered.
+The broker's count of deliveries includes deliveries that popgate has only buffered. It is therefore used only for a
+message without a stable id. From it, this module subtracts the number of times that popgate returned buffered messages,
+so that a message that no client has received is not dead-lettered.
 """
 
 from popgate.domain.names import CopyId
@@ -10,23 +11,23 @@ from popgate.ports.broker import Delivery
 
 
 class DeliveryCounts:
-    """The counts of one queue, over all its channels."""
+    """The delivery counts of one queue's messages. They remain valid when the queue's channel ends."""
 
     def __init__(self) -> None:
         self.remembered: dict[CopyId, int] = {}
-        """The counts of dropped messages that clients have had, for their next delivery by the broker."""
+        """The delivery counts of dropped messages, to be used when the broker delivers these messages again."""
         self._unseen_returns = 0
-        """Number of returns of unseen messages to the broker. One return contains a message at most once."""
+        """How often messages that no client had received were returned to the broker. A return of many counts once."""
 
     def remember(self, message: BufferedMessage) -> None:
-        """Note that a message is dropped, and that the broker delivers it again."""
+        """Save the delivery count of a message that is dropped, and that the broker will deliver again."""
         if message.delivery_count:
             self.remembered[message.copy_id] = message.delivery_count
 
     def returns_unseen(self) -> None:
-        """Note that unseen messages are about to be returned to the broker."""
+        """Record that messages that no client has received are about to be returned to the broker."""
         self._unseen_returns += 1
 
     def of_unidentified(self, delivery: Delivery) -> int:
-        """Return how often clients may have had a message without a stable id, before this delivery."""
+        """Return how often a message without a stable id may have been delivered to clients before this delivery."""
         return max(0, delivery.earlier_deliveries - self._unseen_returns)

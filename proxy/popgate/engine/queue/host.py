@@ -1,10 +1,11 @@
-"""Hosts one queue: if this proxy owns the queue, holds its claim, its channel and the state of its messages.
+"""Hosts one queue of a subscription: owns the queue's claim, its channel and the state of its messages.
 
-Theory of operation. The host claims its queue (``claim``: a new epoch, and the live records), and consumes while there
-is demand. ``state`` makes every decision on a message. The host carries out the effects: it acks and requeues at the
-broker, and passes the rest to the subscription. If the channel ends, its deliveries become void, but leases stay. The
-broker then delivers their messages again. If another proxy owns the queue, the host holds no state of its messages, and
-sends the records that it receives from the store to that proxy.
+Theory of operation. If this proxy owns the queue, the host claims the queue: ``claim`` gets a new epoch and the queue's
+lease records from the store. The host consumes the queue while clients want messages. ``state`` makes every decision on
+a message. The host carries out the effects: it acks and requeues messages at the broker, and passes all other effects
+to the subscription. If the channel ends, its delivery tags become void, but leases remain valid, and the broker
+delivers the leased messages again. If another proxy owns the queue, the host has no state of the queue's messages. It
+then sends each record that it receives from the store to the owner.
 """
 
 import asyncio
@@ -32,14 +33,15 @@ from popgate.runtime.deadlines import NEVER
 _log = logging.getLogger(__name__)
 
 WRITES_LOOKS_MAX, WRITES_LOOK_SECONDS = 500, 0.002
-"""Maximum number of checks, and seconds between two of them, that a handover makes until the queue's writes have ended.
-If a write arrives later, the next owner's epoch refuses it, or the next owner reads its result with the records."""
+"""Maximum number of checks, and seconds between two checks, with which a handover waits for the queue's writes to end.
+If the store gets a write later, it refuses the write because of the next owner's epoch, or the next owner reads the
+result of the write when it loads the queue's records."""
 CONTINUE_SECONDS = 0.001
-"""Minimum pause in seconds between two batches of deadlines, so that many of them don't block the event loop."""
+"""Minimum pause in seconds between two batches of deadlines, so that many deadlines don't block the event loop."""
 
 
 class QueueHost:
-    """One queue of a subscription. ``queue.number`` is its number there."""
+    """One queue of a subscription. ``queue.number`` is the number of the queue in the subscription."""
 
     def __init__(
         self,
@@ -53,7 +55,10 @@ class QueueHost:
         self.broker_queue: BrokerQueue = layout.queues[queue.number]
         self.timer = NEVER
         self.pull_order: tuple[Listener, str] | None = None
-        """The channel and the pull lease for which a check has shown that all leased messages are in their chain."""
+        """The channel's listener and the pull lease id of the last successful order check, or None.
+
+        The check has shown for this pair that all leased messages are in the queue's chain (``queue_order``).
+        """
         self._context = context
         self._events = events
         self.state = QueueState(
@@ -78,7 +83,7 @@ class QueueHost:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the claim; 0 while nothing may be handed out."""
+        """The epoch of the claim. It is 0 while there is no valid claim, so that no message may be leased."""
         return self.claim.epoch
 
     @property
@@ -88,17 +93,17 @@ class QueueHost:
 
     @property
     def is_ordering(self) -> bool:
-        """Whether some redelivered messages wait until all of them have arrived, so that they can be ordered."""
+        """Whether redelivered messages are not handed out yet, because some of them have not arrived."""
         return self._order.is_awaited
 
     @property
     def listener(self) -> Listener | None:
-        """The listener of the channel, from the moment the channel is asked for."""
+        """The listener of the channel. It is set as soon as the host begins to open the channel."""
         return self._channels.listener
 
     @property
     def channel(self) -> Channel | None:
-        """The channel, once it is open."""
+        """The open channel, or None."""
         return self._channels.present
 
     def find(self, copy_id: CopyId) -> BufferedMessage | None:
@@ -109,16 +114,16 @@ class QueueHost:
         return self.state.messages.values()
 
     def has_changed_hands(self, message: BufferedMessage) -> bool:
-        """Whether ``message`` was dropped because this proxy gave up its queue. Its lease may still be valid.
+        """Whether ``message`` was dropped because this proxy lost its queue. The message's lease may still be valid.
 
-        This also holds if the proxy owns the queue again, and has a new object for the message.
+        Also return True if the proxy owns the queue again and has a new object for the message.
         """
         return message.state is MessageState.DROPPED and (not self.is_owned or message.copy_id in self.state.messages)
 
     # -- ownership ----------------------------------------------------------------------------------------------
 
     async def take(self) -> None:
-        """Own the queue: claim it and load its records. Idempotent. Raises: StateUnavailable."""
+        """Become the owner of the queue: claim it and load its lease records. Idempotent. Raises: StateUnavailable."""
         self.claim.is_owned = True
         await self._claim()
 
@@ -134,9 +139,11 @@ class QueueHost:
             self._events.happened(effects)
 
     async def hand_over(self, is_moving: Callable[[], bool]) -> None:
-        """Stop handing out messages, wait for writes in progress, and return the buffer in order. Idempotent.
+        """Release the queue, so that another proxy can claim it. Idempotent.
 
-        ``is_moving``: whether dead letters of this queue are being published.
+        Stop handing out messages, wait until the store's answers to writes in progress have arrived, and close the
+        channel. The broker then has all unsettled messages again, in order. ``is_moving``: returns True while messages
+        of this queue are being dead-lettered.
         """
         self.claim.is_owned = False
         channel = self._end_channel()
@@ -149,15 +156,15 @@ class QueueHost:
         await self._channels.leave(channel)
 
     def lose(self) -> None:
-        """Give up the queue at once, because another proxy already owns it. Idempotent."""
+        """Release the queue at once, because another proxy already owns it. Idempotent."""
         self.claim.is_owned = False
         self._step_down()
 
     def step_down(self, epoch: int) -> None:
-        """Give up the queue, because another proxy has claimed it with an epoch later than ``epoch``.
+        """Release the queue, because another proxy has claimed it with an epoch later than ``epoch``.
 
         A proxy without a cluster claims the queue again with the next ``open``. A member of a cluster claims it again
-        only if it is told that it owns the queue.
+        only after the cluster has assigned the queue to this member (``take``).
         """
         if self.epoch != epoch:
             return
@@ -180,7 +187,10 @@ class QueueHost:
     # -- the channel --------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Start to consume the queue. Idempotent. Raises: BrokerUnavailable, StateUnavailable, QueueGone, Conflict."""
+        """Claim the queue and start to consume it, if this proxy owns it. Idempotent.
+
+        Raises: BrokerUnavailable, StateUnavailable, QueueGone, Conflict.
+        """
         if not self._is_to_open():
             return
         await self._claim()
@@ -200,7 +210,10 @@ class QueueHost:
         return self.listener is None and self.is_owned and not self.claim.is_lost
 
     async def close(self) -> None:
-        """Stop consuming. The buffer returns to the queue in order. Leases stay in their records. Idempotent."""
+        """Stop consuming the queue. Idempotent.
+
+        The buffered messages return to the queue in order. Leases remain valid, because the store has their records.
+        """
         await self._channels.leave(self._end_channel())
 
     def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
@@ -212,9 +225,9 @@ class QueueHost:
         self._events.lost(self.queue.number)
 
     def deliver_again(self) -> None:
-        """End the channel, so that the next one delivers all messages again, in order.
+        """Close the channel, so that the broker delivers all unsettled messages again on the next channel, in order.
 
-        Leases stay in their records, except those of transient messages.
+        Leases remain valid, except leases of transient messages.
         """
         self.state.deliveries.returns_unseen()
         channel = self._end_channel()
@@ -222,10 +235,10 @@ class QueueHost:
             self._channels.close_soon(channel.close())
 
     def return_buffer(self) -> None:
-        """Return the buffered messages to the broker, because there is no demand.
+        """Return the buffered messages to the broker, because no client wants messages.
 
-        The channel is ended for that. But leases of transient messages would end with the channel. If there may be
-        such leases, the channel is paused instead, and the ready messages are requeued one by one.
+        This method closes the channel. If there may be leases of transient messages, which would end with the channel,
+        it pauses the channel instead and requeues the ready messages one by one.
         """
         messages, counts = self.state.messages, self.state.counts
         if self.channel is None or (messages and not any(counts.all(state) for state in UNSEEN)):
@@ -246,12 +259,15 @@ class QueueHost:
         return channel
 
     def _forget_queue(self) -> None:
-        """Forget the messages of a deleted queue. Their records stay, and fence a message that still arrives."""
+        """Drop the messages of a queue that was deleted at the broker.
+
+        The records stay in the store, so that a message that still arrives is handled according to its record.
+        """
         self._context.missing_queues.add(self.broker_queue)
         self._do(self.state.drop_all())
 
     def found(self) -> None:
-        """Note that the queue exists at the broker, or may exist again."""
+        """Record that the queue exists at the broker, or may exist again."""
         self._context.missing_queues.discard(self.broker_queue)
 
     async def begin_anew(self) -> None:
@@ -292,15 +308,19 @@ class QueueHost:
     # -- what the store says --------------------------------------------------------------------------------------
 
     def is_others(self, record: LeaseRecord) -> bool:
-        """Whether another proxy owns the queue. If ``record`` has a later epoch, this proxy steps down first."""
+        """Return whether this proxy does not own the queue.
+
+        If ``record`` has a later epoch than this proxy's claim, release the queue first (``step_down``).
+        """
         if record.epoch > self.epoch > 0:
             self.step_down(self.epoch)
         return not self.is_owned
 
     def learn(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> BufferedMessage | None:
-        """Update this proxy's state of a copy from its record. Return its message, or None if it was dropped.
+        """Update this proxy's state of a copy from the copy's record in the store.
 
-        If another proxy owns the queue, send the record to that proxy and return None.
+        Return the buffered message, or None if the update has dropped it. If another proxy owns the queue, send the
+        record to that proxy and return None.
         """
         if self.is_others(record):
             self._context.router.send(LearnedRecord(self.broker_queue, copy_id, record, remaining_seconds))
@@ -311,10 +331,11 @@ class QueueHost:
         return message
 
     def hear(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> BufferedMessage | None:
-        """Do the same as ``learn``, with two exceptions.
+        """Update this proxy's state of a copy from the copy's record, like ``learn``, with two exceptions.
 
-        A message with a request to the store in progress is not changed, because the store's answer will be newer.
-        The record of a transient message that is not here is ignored, because the message ended with its channel.
+        If a request to the store about the message is in progress, the message is not changed, because the store's
+        answer will be newer. If the copy id is transient and this proxy has no such message, the record is ignored,
+        because the message ended with its channel.
         """
         message = self.find(copy_id)
         if message is None and is_transient(copy_id):
@@ -324,31 +345,43 @@ class QueueHost:
         return self.learn(copy_id, record, remaining_seconds)
 
     def conform(self, message: BufferedMessage, record: LeaseRecord, remaining_seconds: float) -> None:
-        """Update ``message`` from its record. ``remaining_seconds`` was read before the call."""
+        """Update ``message`` from its record in the store.
+
+        ``remaining_seconds``: time until the record's lease or delay ends. It was read before the call.
+        """
         self._do(self.state.conform(message, record, remaining_seconds, self._context.clock.monotonic()))
 
     def granted(self, message: BufferedMessage, record: LeaseRecord, deadline: float) -> bool:
-        """Note a lease of ``message`` until ``deadline`` (monotonic). Return whether the message is still here."""
+        """Record that the store has leased ``message`` until ``deadline`` (monotonic seconds).
+
+        Return False if the message was dropped.
+        """
         is_here = self.state.granted(message, record, deadline)
         if self.state.deadlines.next_at < self.timer:
             self._context.deadlines.schedule(self.state.deadlines.next_at, self)
         return is_here
 
     def settle(self, messages: Iterable[BufferedMessage], settled_at: float) -> None:
-        """Ack messages that the store has settled, now or when the broker delivers them again."""
+        """Ack messages that the store has settled. A message without a delivery is acked when it is redelivered.
+
+        ``settled_at``: a time before which none of these messages was settled.
+        """
         self._do(self.state.settle(messages, settled_at))
 
     def settle_absent(self, copy_id: CopyId, settled_at: float) -> None:
-        """Note that the store has settled a copy that is not here, to ack the copy when the broker delivers it."""
+        """Record that the store has settled a copy that has no delivery. The copy is acked when it is delivered.
+
+        Do nothing if this proxy does not own the queue, or if the queue was deleted.
+        """
         if self.is_owned and not self.queue_gone:
             self.state.settle_absent(copy_id, settled_at)
 
     def make_ready(self, messages: Iterable[BufferedMessage]) -> None:
-        """Offer messages to the next pop. Messages without a delivery are offered when the broker delivers them."""
+        """Offer messages to the next pop. A message that the broker must redeliver is offered after its redelivery."""
         self._do(self.state.make_ready(messages))
 
     def forget_records(self, copy_ids: Sequence[CopyId]) -> None:
-        """Drop the records of transient messages whose deliveries have ended, in the background."""
+        """In the background, delete the records of transient messages that have been dropped."""
         self._context.background.spawn(self._forget_records(copy_ids), name=f"forget {self.broker_queue}")
 
     async def _forget_records(self, copy_ids: Sequence[CopyId]) -> None:
@@ -358,11 +391,14 @@ class QueueHost:
             _log.warning("records of ended deliveries stay until the next claim", extra={"error": error.detail})
 
     def fetch_again(self, messages: Iterable[BufferedMessage]) -> None:
-        """Requeue messages whose bodies were forgotten, so that the broker delivers them again."""
+        """Requeue messages whose bodies were dropped from memory, so that the broker delivers the bodies again."""
         self._do(self.state.fetch_again(messages))
 
     def requeue(self, message: BufferedMessage) -> None:
-        """Return one message to the broker, which delivers it again. It keeps its place unless it is transient."""
+        """Requeue one message at the broker, which delivers it again.
+
+        Its place in the order does not change, unless it is transient: a transient message is dropped.
+        """
         self._do(self.state.requeue(message))
 
     # -- carrying out -----------------------------------------------------------------------------------------------
@@ -380,7 +416,10 @@ class QueueHost:
         self.prefetch.regulate()
 
     def due(self, now: float) -> float | None:
-        """End expired leases and delays. The deadline loop calls this method; return the time of the next call."""
+        """End leases and delays whose time is over.
+
+        The deadline loop calls this method. Return the time of the next call, or None if no deadline is left.
+        """
         self._do(self.state.tick(now))
         again = self.state.deadlines.next_at
         return None if again == NEVER else max(again, now + CONTINUE_SECONDS)

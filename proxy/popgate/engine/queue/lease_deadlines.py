@@ -1,7 +1,8 @@
-"""Keeps the ends of the leases and delays of one queue, and returns those that are over. Synchronous, without a clock.
+"""Stores the deadlines of the leases and delays of one queue, and yields the messages whose deadline has passed.
 
-A lease that is extended keeps its earlier entry in the heap, so that an extension costs nothing. When that entry is
-due, it moves to the new deadline. So a check may come early, but never late.
+The code is synchronous and reads no clock. If a lease is extended, its entry in the heap is not changed, so that an
+extension costs nothing. When the entry is due, it is scheduled again for the new deadline. A message may therefore be
+checked before its deadline, but is never checked too late.
 """
 
 from collections.abc import Iterator
@@ -18,21 +19,21 @@ class LeaseDeadlines:
 
     @property
     def next_at(self) -> float:
-        """The time at which to call ``due`` next, or NEVER."""
+        """The time at which ``due`` must be called next, or NEVER."""
         return self._heap.next_at
 
     def hold_until(self, message: BufferedMessage, deadline: float) -> None:
-        """Set the end of a lease or a delay. This replaces the message's former deadline."""
+        """Set the deadline of a message's lease or delay. It replaces the message's former deadline."""
         message.deadline = deadline
         if deadline < message.timer:
             self._heap.schedule(deadline, message)
 
     def cancel(self, message: BufferedMessage) -> None:
-        """Forget a message. Does nothing if it has no deadline."""
+        """Remove the deadline of a message. Do nothing if it has none."""
         self._heap.cancel(message)
 
     def due(self, now: float) -> Iterator[BufferedMessage]:
-        """Yield the messages whose lease or delay is over. At most ``DUE_BATCH_MAX`` entries are checked at once."""
+        """Yield the messages whose lease or delay is over. One call checks at most ``DUE_BATCH_MAX`` entries."""
         for _ in range(DUE_BATCH_MAX):
             message = self._heap.pop_due(now)
             if message is None:

@@ -1,6 +1,7 @@
-"""Changes the prefetch of one queue's channel as ``flow`` decides, and lets the broker push more or less.
+"""Changes the prefetch of one queue's channel as ``flow`` decides.
 
-Owns the resizing. At most one resize is in progress. A decision that is made meanwhile is carried out after it.
+At most one resize of the channel is in progress. If ``flow`` decides on another prefetch during a resize, the channel
+is resized again afterwards.
 """
 
 import logging
@@ -18,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class PrefetchControl:
-    """Controls the present channel. ``events`` tells whether clients ask for messages."""
+    """Controls the prefetch of the present channel. ``events.has_demand`` says whether clients want messages."""
 
     def __init__(
         self,
@@ -36,32 +37,32 @@ class PrefetchControl:
         self._channel: Channel | None = None
 
     def began(self, channel: Channel) -> None:
-        """Note that ``channel`` is open."""
+        """Control the prefetch of ``channel``, which has just been opened."""
         self._channel = channel
 
     def ended(self) -> None:
-        """Note that the channel has ended."""
+        """Stop controlling the channel, because it has ended."""
         self._channel = None
 
     def widen(self) -> None:
-        """Let the broker push more if memory allows, because pops want more messages than are ready."""
+        """Raise the prefetch or end a pause, if memory allows, because pops want more messages than are ready."""
         if self._channel is not None:
             self._state.memory.widen(has_demand=self._events.has_demand())
             self.regulate()
 
     def pause(self) -> None:
-        """Let the broker push nothing, and return the ready messages to it."""
+        """Set the prefetch to 0 so that the broker delivers nothing, then return the ready messages to the broker."""
         self._state.flow.pause()
         self.regulate()
 
     def spare_bodies(self, messages: Iterable[BufferedMessage]) -> None:
-        """Forget the bodies of leased messages while more than half of the budget is used."""
+        """Drop the bodies of leased messages from memory until at most half of the queue's memory share is used."""
         if self._state.flow.is_half_full:
             self._state.memory.spare(messages)
             self.regulate()
 
     def regulate(self) -> None:
-        """Resume a paused channel if enough memory was freed, and resize the channel if ``flow`` has decided to."""
+        """Resume a paused channel if enough memory was freed. Resize the channel if ``flow`` changed the prefetch."""
         flow = self._state.flow
         if flow.may_resume:
             self._state.memory.resume(has_demand=self._events.has_demand())
@@ -77,11 +78,11 @@ class PrefetchControl:
                 if self._channel is not channel:
                     return
                 prefetch = flow.next_resize()
-        except PopgateError as error:  # the channel is lost then, and the listener is notified
+        except PopgateError as error:  # the channel is lost in this case, and its listener is notified
             _log.warning("a channel could not be resized", extra={"queue": self._queue, "error": error.detail})
             if self._channel is not channel:
                 return
             flow.resize_failed()
         effects = self._state.shed(has_demand=self._events.has_demand()) if flow.is_paused else Effects()
-        effects.has_news = True  # messages that the new size brought may have been taken before this
+        effects.has_news = True  # messages may have arrived because of the new prefetch before the resize returned
         self._carry_out(effects)

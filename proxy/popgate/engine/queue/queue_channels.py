@@ -1,9 +1,9 @@
-"""Holds the channels on which one queue is consumed: one after another, and at most one at a time.
+"""Opens and closes the channels on which one queue is consumed. At most one channel is open at a time.
 
-A channel can be lost or ended at any moment, also while it is being opened. Therefore each attempt has its own
-listener. If it is not the present listener any more, its callbacks are ignored, and its channel is closed as soon as it
-is open. The next channel is asked for only when the last one is closed, because a queue may accept one consumer at a
-time.
+A channel can be lost or ended at any moment, also while it is being opened. Therefore each attempt to open a channel
+has its own listener. If the channel of an attempt is ended, the callbacks of its listener are ignored. If it is ended
+before it is open, it is closed as soon as it is open. The next channel is opened only after the last one is closed,
+because a queue may accept only one consumer at a time.
 """
 
 import asyncio
@@ -18,7 +18,11 @@ from popgate.ports.broker import Channel, Delivery, Listener
 
 
 class QueueChannels:
-    """``listener`` is set from the moment a channel is asked for, ``present`` once it is open."""
+    """The channels of one queue.
+
+    ``listener``: the listener of the present channel; it is set as soon as the channel begins to open. ``present``: the
+    present channel, once it is open.
+    """
 
     def __init__(self, context: EngineContext, layout: Layout, queue: BrokerQueue, flow: Flow) -> None:
         self.present: Channel | None = None
@@ -32,9 +36,10 @@ class QueueChannels:
         self._closing: asyncio.Task[None] | None = None
 
     async def open(self, prefetch: int, consumer: Listener) -> Channel | None:
-        """Open a channel, and pass its deliveries to ``consumer``. Return None if it was ended during the call.
+        """Open a channel, and pass its deliveries to ``consumer``.
 
-        If the call fails, no channel is asked for. Raises: BrokerUnavailable, QueueGone, Conflict.
+        Return None if the channel was ended (``end``) during the call. After an error, ``listener`` is None, so that
+        the caller can try again. Raises: BrokerUnavailable, QueueGone, Conflict.
         """
         listener = self.listener = _PresentOnly(self, consumer)
         try:
@@ -57,7 +62,7 @@ class QueueChannels:
         return self.present
 
     def send(self, effects: Effects) -> None:
-        """Ack and requeue at the broker, at once or when the channel is open."""
+        """Send the acks and requeues of ``effects`` to the broker. If the channel is not open yet, send them later."""
         channel = self.present
         if channel is None:
             self._early.acks += effects.acks
@@ -69,7 +74,10 @@ class QueueChannels:
             channel.requeue(effects.requeues)
 
     def end(self) -> Channel | None:
-        """Detach from the channel and return it, so that the caller can close it. What was not sent yet is void."""
+        """Detach from the channel and return it, so that the caller can close it.
+
+        Acks and requeues that were not sent yet are dropped, because their delivery tags are void.
+        """
         channel, self.present, self.listener = self.present, None, None
         self._early = Effects()
         return channel
@@ -77,23 +85,23 @@ class QueueChannels:
     # -- closing ----------------------------------------------------------------------------------------------------
 
     async def leave(self, channel: Channel | None) -> None:
-        """Close ``channel``, if there is one, and release the queue so that other proxies can consume it."""
+        """Close ``channel`` if it is not None. Then release the queue, so that other proxies can consume it."""
         if channel is not None:
             await channel.close()
         await self._context.broker.let_go(self._queue)
 
     def close_soon(self, closing: Coroutine[Any, Any, None]) -> None:
-        """Carry out ``closing`` in the background. The next channel waits for it."""
+        """Run ``closing`` in the background. The next channel is opened only after it has ended."""
         self._closing = self._context.background.spawn(closing, name=f"close {self._queue}")
 
     async def closed(self) -> None:
-        """Return when the last channel is closed."""
+        """Wait until the last ``close_soon`` has ended. Return at once if there was none."""
         if self._closing is not None:
             await asyncio.wait({self._closing})
 
 
 class _PresentOnly:
-    """Passes on the callbacks of one channel while it is the present one."""
+    """Passes the callbacks of one channel to ``consumer`` as long as the channel is the present one."""
 
     def __init__(self, channels: QueueChannels, consumer: Listener) -> None:
         self._channels = channels

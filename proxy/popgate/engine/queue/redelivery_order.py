@@ -1,7 +1,8 @@
-"""Waits until all redelivered messages of a channel have arrived, so that they get their places in order.
+"""Waits until all redelivered messages of a channel have arrived, so that they can be put in order.
 
-Owns the wait: it asks the broker how many messages are still to come. ``queue_order`` gives the places. Until then,
-these messages are not handed out. The wait also ends when the broker delivers a message for the first time.
+This module only waits: it asks the broker how many messages are not delivered yet. ``queue_order`` then puts the
+messages in order. During the wait, the redelivered messages are not handed out. The wait also ends when the broker
+delivers a message for the first time, because all redelivered messages have arrived before it.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ ORDER_LOOK_SECONDS, ORDER_LOOK_SECONDS_MAX = 0.02, 0.3
 
 
 class RedeliveryOrder:
-    """The wait of one queue, on its present channel."""
+    """The wait for the redelivered messages of one queue on its present channel."""
 
     def __init__(
         self,
@@ -43,20 +44,20 @@ class RedeliveryOrder:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether some redelivered messages wait until all of them have arrived, so that they can be ordered."""
+        """Whether redelivered messages are not handed out yet, because some of them have not arrived."""
         return self._awaited is not None
 
     def began(self, channel: Channel) -> None:
-        """Note that ``channel`` is open. Deliveries may have arrived while it was being opened."""
+        """Use ``channel``, which has just been opened. Deliveries may have arrived while it was being opened."""
         self._channel = channel
         self.arrived()
 
     def ended(self) -> None:
-        """Note that the channel has ended."""
+        """End the wait, because the channel has ended."""
         self._channel = self._awaited = None
 
     def arrived(self) -> None:
-        """Note that deliveries arrived: start to wait if some of them have no place yet."""
+        """Start to wait if redelivered messages have arrived that are not in order yet."""
         channel = self._channel
         if channel is not None and not self._state.order.is_ordered and channel is not self._awaited:
             self._awaited = channel
@@ -76,7 +77,7 @@ class RedeliveryOrder:
                 self._prefetch.widen()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, ORDER_LOOK_SECONDS_MAX)
-        except PopgateError as error:  # the channel is lost then, and the next channel delivers all messages again
+        except PopgateError as error:  # the channel is lost in this case; the next one delivers all messages again
             _log.info("redelivered messages could not be ordered", extra={"error": error.detail})
         finally:
             if self._awaited is channel:

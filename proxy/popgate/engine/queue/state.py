@@ -1,13 +1,13 @@
-"""Holds the state of one queue at this proxy, and makes every decision on it. Synchronous, no I/O, no clock.
+"""Stores the state of one queue's messages at this proxy, and makes every decision on these messages.
 
-Owns the buffered messages (``buffered`` has the diagram of their states). Its parts own their order, their deadlines,
-the memory of their bodies, the prefetch, and the proof that the broker has applied acks. Each verb changes the state at
-once and returns the ``Effects``, which the host carries out. The store's conditional write, not this module, decides
-which client gets a lease.
+The code is synchronous, does no I/O and reads no clock. ``buffered`` shows the states of a message in a diagram.
+Separate objects store the order of the messages, their deadlines, the memory of their bodies, the prefetch, and the
+proof that the broker has applied acks. Each method changes the state at once and returns ``Effects``, which the queue
+host carries out. The store's conditional write, not this module, decides which client gets a lease.
 
 A message that has a record in the store, but was not delivered on the present channel, has no ``tag``. When the
-channel ends, all tags become void. Leases and delays stay, because the store holds them. Ready messages are dropped.
-Each becomes a new object when the broker delivers it again.
+channel ends, all tags become void. Leases and delays remain valid, because they are recorded in the store. Ready
+messages are dropped: when the broker delivers such a message again, a new object is created for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ from popgate.runtime.deadlines import NEVER
 
 
 class QueueState:
-    """The messages of queue ``index``. ``mint_transient`` makes a copy id for a message that has no stable id."""
+    """The state of queue ``index``. ``mint_transient`` generates a copy id for a message that has no stable id."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class QueueState:
         self.deliveries = DeliveryCounts()
         self.deadlines = LeaseDeadlines()
         self.moves: dict[CopyId, LeaseRecord] = {}
-        """The records of MOVING messages."""
+        """The lease records of the messages in state MOVING."""
         self.stuck: set[CopyId] = set()
-        """Messages that popgate can't even dead-letter: they stay unsettled until the channel ends."""
+        """Messages that popgate can neither process nor dead-letter. They stay unsettled until the channel ends."""
         self._index = index
         self._mint_transient = mint_transient
 
@@ -63,7 +63,10 @@ class QueueState:
         return self.flow.open()
 
     def end_channel(self, proved_acks: int) -> Effects:
-        """Note that the channel has ended: the broker delivers all unsettled messages again on the next channel."""
+        """Update the state because the channel has ended. The broker redelivers unsettled messages on the next channel.
+
+        ``proved_acks``: the result of ``Channel.settled_evidence``.
+        """
         effects = Effects()
         self.flow.closed()
         self.stuck.clear()
@@ -84,7 +87,7 @@ class QueueState:
         return effects
 
     def drop_all(self) -> Effects:
-        """Forget everything, because this proxy no longer owns the queue, or the queue was deleted."""
+        """Drop all messages, because this proxy no longer owns the queue, or the queue was deleted."""
         effects = Effects()
         self.deliveries.remembered.clear()
         self.order.dissolve(self.messages.values())
@@ -96,10 +99,11 @@ class QueueState:
     # -- what the broker delivers -------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[Delivery], wall: float) -> Effects:
-        """Accept deliveries of the present channel, in queue order.
+        """Buffer deliveries of the present channel, in queue order.
 
-        Settled messages and repeated copies are acked silently. A leased message is attached to its lease. The move of
-        a half-moved message continues. All other messages become ready. If this method raises, nothing is acked.
+        A message that is already settled, or that was already delivered on this channel, is only acked. A leased or
+        delayed message stays leased or delayed. If the move of a message to the dead-letter queue has begun, the move
+        continues. All other messages become ready. If this method raises, nothing is acked.
         """
         effects = Effects()
         came: list[BufferedMessage] = []
@@ -158,7 +162,10 @@ class QueueState:
         return message
 
     def fail_delivery(self, delivery: Delivery, bare: Message) -> BufferedMessage:
-        """Buffer ``bare`` in place of a message that popgate fails to process, to dead-letter it. Return the entry."""
+        """Buffer ``bare`` instead of a message that popgate fails to process, so that it can be dead-lettered.
+
+        Return the new buffered message.
+        """
         copy_id = bare.copy_id if delivery.identified else self._mint_transient()
         message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
         message.tag, message.message = delivery.tag, bare
@@ -166,14 +173,14 @@ class QueueState:
         return message
 
     def forget_delivery(self, tag: int) -> Effects:
-        """Forget a delivery that was only partly accepted."""
+        """Drop a message whose delivery was only partly processed, because of an error."""
         effects = Effects()
         for message in [message for message in self.messages.values() if message.tag == tag]:
             self._drop(message, effects)
         return effects
 
     def order_redelivered(self, backlog: int) -> Effects | None:
-        """Give redelivered messages their places if all of them have arrived. Return None if some are missing.
+        """Insert the redelivered messages into the queue's order. Return None if some of them have not arrived yet.
 
         ``backlog``: the number of messages that are ready at the broker (``Channel.backlog``).
         """
@@ -186,7 +193,10 @@ class QueueState:
         return effects
 
     def _offer_heads(self, heads: Iterable[BufferedMessage], effects: Effects) -> None:
-        """Offer those of the new ``heads`` that are ready."""
+        """Offer the ready messages among ``heads``, which have just become the first of their ordering keys.
+
+        A ready message without a body is requeued, so that the broker delivers it again.
+        """
         for message in heads:
             if message.state is MessageState.READY:
                 if message.message is None:
@@ -199,7 +209,10 @@ class QueueState:
     def learn(
         self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float, now: float
     ) -> tuple[BufferedMessage | None, Effects]:
-        """Update this proxy's state of a copy from its record. Return its message, or None if it was dropped."""
+        """Update this proxy's state of a copy from the copy's record in the store.
+
+        Return the buffered message, or None if the update has dropped it.
+        """
         message = self.messages.get(copy_id)
         if message is None:
             message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
@@ -207,7 +220,10 @@ class QueueState:
         return None if message.state is MessageState.DROPPED else message, effects
 
     def conform(self, message: BufferedMessage, record: LeaseRecord, remaining_seconds: float, now: float) -> Effects:
-        """Update ``message`` from its record. ``remaining_seconds`` was read before ``now``."""
+        """Update ``message`` from its record in the store.
+
+        ``remaining_seconds``: time until the record's lease or delay ends. It was read before ``now``.
+        """
         effects = Effects()
         if message.state is MessageState.DROPPED:
             return effects
@@ -239,7 +255,7 @@ class QueueState:
         return effects
 
     def granted(self, message: BufferedMessage, record: LeaseRecord, deadline: float) -> bool:
-        """Note that the store has leased ``message`` until ``deadline``. Return whether the message is still here."""
+        """Record that the store has leased ``message`` until ``deadline``. Return False if the message was dropped."""
         message.adopt(record)
         if message.state is MessageState.DROPPED:
             return False
@@ -248,21 +264,21 @@ class QueueState:
         return True
 
     def begin_move(self, message: BufferedMessage, record: LeaseRecord) -> None:
-        """Note that ``message`` is being moved to the dead-letter queue, according to its ``record``."""
+        """Record that ``message`` is being moved to the dead-letter queue, according to its ``record``."""
         message.enter(MessageState.MOVING)
         self.moves[message.copy_id] = record
 
     def settle(self, messages: Iterable[BufferedMessage], settled_at: float) -> Effects:
-        """Ack messages that the store has settled, now or when the broker delivers them again.
+        """Ack messages that the store has settled. A message without a delivery is acked when it is redelivered.
 
-        None of them was settled before ``settled_at``.
+        ``settled_at``: a time before which none of these messages was settled.
         """
         effects = Effects()
         self._settle(messages, settled_at, effects)
         return effects
 
     def settle_absent(self, copy_id: CopyId, settled_at: float) -> None:
-        """Note that the store has settled a copy that is not here, to ack the copy when the broker delivers it."""
+        """Record that the store has settled a copy that has no delivery. The copy is acked when it is delivered."""
         self.deliveries.remembered.pop(copy_id, None)
         if not is_transient(copy_id):  # a transient copy is never delivered again under its id
             self.evidence.detached[copy_id] = settled_at
@@ -288,7 +304,7 @@ class QueueState:
     # -- time -------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> Effects:
-        """Return the leases that have expired, and make messages ready whose delay has ended."""
+        """Make messages whose delay has ended ready, and return expired leases as an effect."""
         effects = Effects()
         for message in self.deadlines.due(now):
             if message.state is MessageState.LEASED:
@@ -300,7 +316,7 @@ class QueueState:
     # -- back to the ready, or to the broker ----------------------------------------------------------------------
 
     def make_ready(self, messages: Iterable[BufferedMessage]) -> Effects:
-        """Offer messages to the next pop. Messages without a delivery are offered when the broker delivers them."""
+        """Offer messages to the next pop. A message that the broker must redeliver is offered after its redelivery."""
         effects = Effects()
         for message in messages:
             if message.state is not MessageState.DROPPED:
@@ -322,7 +338,10 @@ class QueueState:
             effects.ready.append(message)
 
     def requeue(self, message: BufferedMessage) -> Effects:
-        """Return one message to the broker, which delivers it again. It keeps its place unless it is transient."""
+        """Requeue one message at the broker, which delivers it again.
+
+        Its place in the order does not change, unless it is transient: a transient message is dropped.
+        """
         effects = Effects()
         self._requeue(message, effects)
         return effects
@@ -340,7 +359,10 @@ class QueueState:
         effects.requeues.append(tag)
 
     def fetch_again(self, messages: Iterable[BufferedMessage]) -> Effects:
-        """Requeue messages whose bodies were forgotten, so that the broker delivers them again. Their state stays."""
+        """Requeue messages whose bodies were dropped from memory, so that the broker delivers them with their bodies.
+
+        The states of the messages do not change.
+        """
         effects = Effects()
         for message in messages:
             tag = message.tag
@@ -350,7 +372,11 @@ class QueueState:
         return effects
 
     def renew_delivery(self, message: BufferedMessage) -> Effects:
-        """Requeue a message whose delivery is getting too old. Its state stays, unless it is transient or unseen."""
+        """Requeue a message that has been unsettled on its channel for too long.
+
+        If the message is transient or in a state of ``UNSEEN``, ``requeue`` changes its state. Otherwise its state does
+        not change.
+        """
         if message.state in UNSEEN or message.is_transient:
             return self.requeue(message)
         self.memory.forget(message)
@@ -364,7 +390,10 @@ class QueueState:
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def relieve(self, arrived: Effects, *, has_demand: bool) -> Effects:
-        """Stay within the budget after a delivery. If forgetting and pausing are not enough, return messages."""
+        """Free memory after a delivery if the queue's memory share is exceeded.
+
+        If it is not enough to drop bodies and to pause the channel, return ready messages to the broker.
+        """
         return self.shed(has_demand=has_demand) if self.memory.relieve(arrived) else Effects()
 
     def shed(self, *, has_demand: bool) -> Effects:
@@ -380,7 +409,7 @@ class QueueState:
     # -- the end of a message ---------------------------------------------------------------------------------------
 
     def _drop(self, message: BufferedMessage, effects: Effects) -> None:
-        """Forget a message that is settled, or that becomes a new object when the broker delivers it again."""
+        """Drop a buffered message. If the broker delivers the message again, a new object is created for it."""
         if message.tag is not None:
             self.flow.returned(message.tag)
         message.enter(MessageState.DROPPED)
