@@ -1,10 +1,10 @@
 """Consumes one queue on its own AMQP channel (decision 16).
 
-Each queue has its own channel for two reasons. Closing the channel returns its messages in order on every version of
-RabbitMQ. And a channel error does not disturb other queues.
+Each queue has its own channel for two reasons. When the channel is closed, every version of RabbitMQ returns the
+channel's messages to the queue in order. And a channel error does not affect other queues.
 
-The frame interceptor receives the deliveries. Settlements are sent in batches. aiormq makes the calls that need an
-answer.
+The frame interceptor passes deliveries to this module. Acks and requeues are sent in batches. All other requests are
+sent through aiormq, because they need an answer.
 """
 
 import asyncio
@@ -39,35 +39,40 @@ T = TypeVar("T")
 HOST_LENGTH_MAX = 100
 """Maximum length of the host name in a consumer tag, which has at most 255 bytes."""
 ACK_DELAY_SECONDS = 0.01
-"""Seconds that an ack waits for others, so that most acks share one frame: RabbitMQ's work grows with the number of
+"""Seconds for which an ack is delayed, so that several acks share one frame. RabbitMQ's work grows with the number of
 frames. No client waits for the ack: either the lease record has already settled the message, or a flush sends the ack
 at once."""
 
 RETURNED_SECONDS, LATE_SECONDS = DISCONNECTED_MILLISECONDS / 1000 + 0.2, 0.2
-"""Seconds after which all messages of the consumers on a lost node have returned: `RETURNED_SECONDS` from the detection
-of the loss, and `LATE_SECONDS` from the first delivery. A channel whose prefetch was changed has several consumers, and
-only the last one has a successor at once. RabbitMQ returns the messages of the others later, with a timer for each,
-behind new messages."""
+"""Seconds after which RabbitMQ has returned all messages of the consumers on a lost node to the queue.
+
+`RETURNED_SECONDS` is measured from the detection of the loss, and `LATE_SECONDS` from the first delivery. The first
+deliveries wait until both have passed. The wait is necessary because a channel whose prefetch was changed has had
+several consumers. RabbitMQ starts the next consumer in place of the last of them at once. It returns the messages of
+the earlier consumers later, after a timeout for each consumer, when new messages may already have been delivered."""
 HOLDERS_LOOK_SECONDS, HOLDERS_SECONDS_MAX = 0.05, 5.0
-"""Seconds between two checks for other consumers that hold messages, and the maximum number of seconds that the first
-deliveries wait for these consumers. If a channel ends while it is being resized, RabbitMQ may start the next consumer,
-with new messages, before it returns the messages of the cancelled consumer."""
+"""Seconds between two checks whether other consumers still have unsettled messages, and the maximum number of seconds
+that the first deliveries wait for these consumers. The wait is necessary because, if a channel ends while it is being
+resized, RabbitMQ may deliver new messages to the next consumer before it returns the messages of the cancelled one."""
 UNKNOWN_BACKLOG = sys.maxsize
-"""Number of messages that `backlog` reports while the queue's leader does not answer. In this case RabbitMQ reports 0
-after 0.25 s (`rabbit_quorum_queue:stat`), and the engine would sort the returned messages before all of them have
-arrived."""
+"""Number of messages that `backlog` returns while the queue's leader does not answer. In this case RabbitMQ reports 0
+after 0.25 s (`rabbit_quorum_queue:stat`). With this 0, the engine would put the returned messages in order before all
+of them have arrived."""
 _log = logging.getLogger(__name__)
 
 
 class _State(Enum):
     OPENING = "opening"
-    """`open` has not returned yet. Deliveries wait, and `open` raises an exception if the channel ends."""
+    """`open` has not returned yet. Deliveries are not passed on, and `open` raises an exception if the channel ends."""
     OPEN = "open"
     ENDED = "ended"
 
 
 class RabbitChannel:
-    """The port's `Channel`. Also a `ChannelHandler`: only the frame interceptor calls the `on_...` methods."""
+    """Implements the broker port's `Channel` for one queue of RabbitMQ.
+
+    It also implements `ChannelHandler`: the frame interceptor, and no other caller, calls the `on_...` methods.
+    """
 
     def __init__(self, session: Session, amqp: AbstractChannel, what: Consumption, listener: Listener) -> None:
         self._session = session
@@ -81,9 +86,12 @@ class RabbitChannel:
         self._state = _State.OPENING
         self._early: list[Delivery] = []
         self._gathers = not what.foreign and not what.notes
-        """Whether the first deliveries of a single active consumer wait (`_gather`)."""
+        """Whether the first deliveries are not passed on at once (`_gather`). Only a single active consumer does so."""
         self._gathers_until: float | None = None
-        """The earliest end of that wait if the former consumer's node was lost."""
+        """The earliest loop time at which `_gather` passes the first deliveries on.
+
+        It is set if the former consumer's node was lost and RabbitMQ returns the messages of a lost node late.
+        """
         if what.lost_node_at is not None and waits_for_lost_nodes(session.server_version):
             self._gathers_until = what.lost_node_at + RETURNED_SECONDS
         self._settlements = Settlements(amqp.number)
@@ -91,7 +99,10 @@ class RabbitChannel:
         self._ack_timer: asyncio.TimerHandle | None = None
         self._calls = asyncio.Lock()  # a resize is three calls that belong together
         self._counts_begun = self._counted = 0
-        """The numbers of the latest count of the backlog, and of the count whose result is ``_latest_count``."""
+        """The number of the count of the backlog that was begun last, and the number of the count that succeeded last.
+
+        The result of the latter is ``_latest_count``.
+        """
         self._latest_count = (0, 0)
         self._consumer_numbers = count(1)
         self._consumer_tag = ""
@@ -99,9 +110,9 @@ class RabbitChannel:
 
     @classmethod
     async def open(cls, session: Session, what: Consumption, prefetch: int, listener: Listener) -> "RabbitChannel":
-        """Consume a queue. The listener is not called before this method has returned.
+        """Start to consume a queue, and return the channel. The listener is not called before this method returns.
 
-        Raises: QueueGone; Conflict if another consumer holds the queue; BrokerUnavailable.
+        Raises: QueueGone; Conflict if another consumer has exclusive access to the queue; BrokerUnavailable.
         """
         amqp = await session.open_channel()
         channel = cls(session, amqp, what, listener)
@@ -141,7 +152,7 @@ class RabbitChannel:
         try:
             await self._interceptor.drain()
         except OSError:
-            return  # the channel is lost, and its listener knows
+            return  # the channel is lost, and its listener is notified
 
     async def resize(self, prefetch: int) -> None:
         async with self._calls:
@@ -173,7 +184,7 @@ class RabbitChannel:
                 self._counted = number
             ready, consumers = self._latest_count
         if not ready and not consumers and self._prefetch:
-            return UNKNOWN_BACKLOG  # RabbitMQ does not even count this channel's consumer, so it counted nothing
+            return UNKNOWN_BACKLOG  # this channel has a consumer, so "no consumer" means that RabbitMQ could not count
         return ready
 
     def settled_evidence(self) -> int:
@@ -207,10 +218,10 @@ class RabbitChannel:
             self._deliver_early_soon()
 
     def on_confirms(self, confirms: list[Confirm]) -> None:
-        """Nothing is published on this channel."""
+        """Do nothing, because no message is published on this channel."""
 
     def on_returned(self, reason: CloseReason, properties: bytes) -> None:
-        """Nothing is published on this channel."""
+        """Do nothing, because no message is published on this channel."""
 
     def on_cancelled(self) -> None:
         if self._state is _State.OPEN:
@@ -225,30 +236,35 @@ class RabbitChannel:
     # ------------------------------------------------------------ inside
 
     async def _return_all(self) -> None:
-        """Return all messages in order without counting a delivery.
+        """Requeue all unsettled messages in order, so that their deliveries do not count towards the delivery limit.
 
-        A queue with a low delivery limit would otherwise drop messages that were delivered often. popgate is the
-        queue's only consumer, so the queue has no consumer until the channel ends.
+        If the end of the channel returned the messages, the deliveries would count, and a queue with a low delivery
+        limit would drop messages that were delivered often. The consumer is cancelled first. popgate is the queue's
+        only consumer, so RabbitMQ does not deliver the messages again before the channel ends.
         """
         try:
             await self._session.call(self._amqp.basic_cancel(self._consumer_tag))
         except (ChannelRefusedError, BrokerUnavailable):
-            return  # the end of the channel returns the messages as well
+            return  # RabbitMQ returns the messages when the channel ends
         self._interceptor.write(return_all_frame(self._amqp.number))
 
     async def _look_for_consumers(self) -> None:
-        """Don't let the first deliveries wait if RabbitMQ reports no consumer or no message."""
+        """Check whether the first deliveries must wait for messages of the queue's former consumer (`_gather`).
+
+        They need not wait if the queue has ready messages and no other consumer.
+        """
         if self._gathers and self._gathers_until is None:
             answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
             self._gathers = bool(answer.consumer_count) or not answer.message_count
 
     async def _begin(self, prefetch: int) -> None:
-        """Start a consumer. With a prefetch of 0, only check whether the queue exists."""
+        """Start a consumer with this prefetch. If the prefetch is 0, only check whether the queue exists."""
         self._prefetch = prefetch
         if prefetch:
             await self._call(self._amqp.basic_qos(prefetch_count=prefetch))
-        # Operators see the tag in RabbitMQ's management interface. A quorum queue takes back the messages of a channel
-        # consumer by consumer, in the order of the consumers' tags, so the numbers have to sort as text.
+        # Operators see the tag in RabbitMQ's management interface. When a channel ends, a quorum queue returns the
+        # messages of one consumer after the other, in the text order of the consumer tags. Therefore the consumer
+        # numbers have leading zeros.
         host = socket.gethostname()[:HOST_LENGTH_MAX]
         self._consumer_tag = f"popgate {host}:{os.getpid()} {self._amqp.number}.{next(self._consumer_numbers):05}"
         self._settlements.begin(prefetch)
@@ -299,13 +315,14 @@ class RabbitChannel:
             asyncio.get_running_loop().call_soon(self._deliver_early)
 
     async def _gather(self) -> None:
-        """Pass on the first deliveries once no other consumer holds messages of this queue.
+        """Pass the first deliveries on as soon as no other consumer has unsettled messages of this queue.
 
         If the queue still has ready messages at that time, some of them may have been returned after the first
-        deliveries were sent. So the first deliveries are marked as returned as well, and the engine sorts all of them.
+        deliveries were sent. So the first deliveries are marked as returned, too, and the engine puts all of these
+        messages in order.
         """
         loop = asyncio.get_running_loop()
-        async with self._calls:  # a resize would add consumers of this channel
+        async with self._calls:  # a resize at the same time would add a consumer, and so falsify the count
             if self._gathers_until is not None:
                 await asyncio.sleep(max(LATE_SECONDS, self._gathers_until - loop.time()))
             deadline = loop.time() + HOLDERS_SECONDS_MAX
@@ -330,14 +347,15 @@ class RabbitChannel:
     async def _count(self) -> tuple[int, int]:
         """Return the number of ready messages and the number of consumers.
 
-        All earlier deliveries have arrived when this returns.
+        When this method returns, all deliveries that RabbitMQ sent before the count have arrived.
 
-        RabbitMQ does not count a consumer that waits for its turn. It counts a cancelled consumer as long as this
-        consumer holds messages. If the queue's leader does not answer, RabbitMQ reports 0 for both.
+        RabbitMQ does not count a consumer that waits to become the single active consumer. It counts a cancelled
+        consumer as long as this consumer has unsettled messages. If the queue's leader does not answer, RabbitMQ
+        reports 0 messages and 0 consumers.
         """
         answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
-        # RabbitMQ may count while deliveries that have left the queue still wait in the channel's process. The answer
-        # to a second request arrives after these deliveries.
+        # At the time of the count, deliveries that have left the queue may still wait in RabbitMQ's channel process.
+        # RabbitMQ sends the answer to a second request after these deliveries.
         await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
         return answer.message_count or 0, answer.consumer_count or 0
 
@@ -347,7 +365,7 @@ class RabbitChannel:
             self._listener.on_deliveries(early)
 
     def _end(self) -> None:
-        """Stop writing and delivering: the tags of an ended channel must not be used."""
+        """Stop sending settlements and passing deliveries on, because the channel's delivery tags are void."""
         self._state = _State.ENDED
         if self._ack_timer is not None:
             self._ack_timer.cancel()
@@ -362,12 +380,11 @@ class RabbitChannel:
             self._listener.on_channel_lost(reason, queue_gone=queue_gone)
 
     async def _report_cancelled(self) -> None:
-        """Report the end of the consumer, and whether the queue was deleted.
+        """Tell the listener that RabbitMQ has ended the consumer, and whether the queue was deleted.
 
-        The listener gives up the queue's leases if it was.
-
-        A deletion is the usual reason why RabbitMQ ends a consumer. Two other reasons are possible: the node of a
-        classic queue is down, or (from RabbitMQ 4.3 on) a delivery was held too long.
+        If the queue was deleted, the listener drops the queue's messages. A deletion is the usual reason why RabbitMQ
+        ends a consumer. There are two other reasons: the node of a classic queue is down, or (from RabbitMQ 4.3 on) a
+        delivery was unsettled for longer than the consumer timeout.
         """
         gone = False
         try:

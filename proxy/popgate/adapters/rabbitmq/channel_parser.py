@@ -1,7 +1,7 @@
-"""Parses the message traffic of one AMQP channel, frame by frame, and passes it to the channel's handler.
+"""Parses the deliveries, returned messages and confirms of one AMQP channel, and passes them to the channel's handler.
 
-Owns a message whose frames are still arriving, and what a chunk of data has brought. `frame_interceptor` finds the
-frames.
+A parser buffers the frames of a message that is still incomplete, and the deliveries and confirms of the present chunk
+of data. `frame_interceptor` finds the frames in the chunk.
 """
 
 import logging
@@ -10,8 +10,8 @@ from struct import Struct
 from typing import NamedTuple, Protocol, TypeAlias
 
 RawDelivery: TypeAlias = tuple[bytes, int, int, bytes, bytes, bytes]
-"""Consumer tag, delivery tag, redelivered (0 or 1), exchange and routing key, properties, body. The bytes are as on the
-wire."""
+"""Consumer tag, delivery tag, redelivered (0 or 1), exchange and routing key, properties, body. The ``bytes`` values
+have the encoding of the AMQP frames."""
 Confirm: TypeAlias = tuple[int, bool, bool]
 """Sequence number, whether the confirm also covers all earlier numbers, and whether the broker accepted the message."""
 
@@ -28,16 +28,19 @@ _log = logging.getLogger(__name__)
 
 
 class CloseReason(NamedTuple):
-    """Why a channel or a connection ended: the broker's reply code, or 0 if the network or popgate ended it."""
+    """The reason why a channel or a connection ended, or why the broker returned a message.
+
+    ``code``: the broker's reply code, or 0 if the network or popgate ended the channel or connection.
+    """
 
     code: int
     text: str
 
 
 class ChannelHandler(Protocol):
-    """Receives the message traffic of a channel. `on_closed` is called once, as the last call.
+    """Receives the deliveries, confirms and returned messages of a channel. `on_closed` is called once, as the last.
 
-    If a handler raises, only its channel ends: `on_closed` is called, and the handler closes the channel.
+    If a method raises, `on_closed` is called, and the handler must close the channel. Other channels are not affected.
     """
 
     def on_deliveries(self, deliveries: list[RawDelivery]) -> None: ...
@@ -45,7 +48,7 @@ class ChannelHandler(Protocol):
     def on_confirms(self, confirms: list[Confirm]) -> None: ...
 
     def on_returned(self, reason: CloseReason, properties: bytes) -> None:
-        """The broker could not route a message. The message's confirm arrives later."""
+        """The broker could not route a published message to a queue. The confirm of this message arrives later."""
         ...
 
     def on_cancelled(self) -> None:
@@ -53,16 +56,19 @@ class ChannelHandler(Protocol):
         ...
 
     def on_closed(self, reason: CloseReason) -> None:
-        """The channel or the connection has ended. Nothing may be written to the channel any more."""
+        """The channel or its connection has ended. Nothing may be written to the channel any more."""
         ...
 
 
 class MalformedError(Exception):
-    """The broker sent data that AMQP does not allow. The connection can't be read any further."""
+    """The broker sent data that AMQP does not allow, so that no further data of the connection can be parsed."""
 
 
 class ChannelParser:
-    """Parses the traffic of one channel. A channel that is being closed has no handler, and its traffic is dropped."""
+    """Parses the deliveries, returned messages and confirms of one channel, and calls ``handler``.
+
+    While the channel is being closed, ``handler`` is None, and this traffic is dropped.
+    """
 
     __slots__ = ("_body_parts", "_confirms", "_deliver", "_deliveries", "_left", "_properties", "_returned", "handler")
 
@@ -70,8 +76,8 @@ class ChannelParser:
         self.handler: ChannelHandler | None = handler
         self._deliveries: list[RawDelivery] = []
         self._confirms: list[Confirm] = []
-        # The content that is arriving. `_deliver` or `_returned` announces it; its properties follow, and then its
-        # body.
+        # A message whose frames are still arriving: first the method (`_deliver` or `_returned`), then the properties,
+        # then the body.
         self._deliver: tuple[bytes, int, int, bytes] | None = None
         self._returned: CloseReason | None = None
         self._properties: bytes | None = None
@@ -79,7 +85,10 @@ class ChannelParser:
         self._body_parts: list[bytes] = []
 
     def take(self, kind: int, data: bytes, start: int, end: int) -> bool:
-        """Handle a frame's payload, `data[start:end]`. Return False if it is not message traffic."""
+        """Parse a frame's payload, `data[start:end]`.
+
+        Return False if the frame is not part of a delivery, a returned message or a confirm.
+        """
         if kind == BODY:
             self._take_body(data[start:end])
         elif kind == HEADER:
@@ -140,7 +149,7 @@ class ChannelParser:
             raise MalformedError("a message inside another one")
 
     def hand_over(self) -> None:
-        """Pass on what the last chunk of data has brought, in one call for deliveries and one for confirms."""
+        """Pass the deliveries of the last chunk of data to the handler in one call, and its confirms in another one."""
         if self._deliveries:
             deliveries, self._deliveries = self._deliveries, []
             self._tell(lambda handler: handler.on_deliveries(deliveries))
@@ -149,19 +158,19 @@ class ChannelParser:
             self._tell(lambda handler: handler.on_confirms(confirms))
 
     def cancelled(self) -> None:
-        """The broker has ended the channel's consumer."""
+        """Tell the handler that the broker has ended the channel's consumer."""
         self.hand_over()
         self._tell(lambda handler: handler.on_cancelled())
 
     def close(self, reason: CloseReason) -> None:
-        """Note the end of the channel, or of the connection."""
+        """Tell the handler that the channel, or its connection, has ended."""
         self.hand_over()
         self._close(reason)
 
     def _tell(self, call: Callable[[ChannelHandler], None]) -> None:
-        """Call the handler. If it raises, only its channel ends.
+        """Call the handler. If the handler raises, close its channel.
 
-        Without this, the exception would end the connection.
+        Without this, the exception would end the connection and all of its channels.
         """
         if self.handler is None:
             return
@@ -182,5 +191,5 @@ class ChannelParser:
 
 
 def short_string(data: bytes, start: int) -> str:
-    """Return the text at `start`, which begins with one byte for its length."""
+    """Return the AMQP short string at `start`: one byte with the length, then the text."""
     return data[start + 1 : start + 1 + data[start]].decode(errors="replace")

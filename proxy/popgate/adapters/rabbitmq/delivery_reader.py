@@ -1,4 +1,4 @@
-"""Turns the deliveries of one queue, as they are on the wire, into deliveries of the port."""
+"""Converts raw AMQP deliveries of one queue into the broker port's ``Delivery`` objects."""
 
 import logging
 from collections.abc import Sequence
@@ -13,7 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 class DeliveryReader:
-    """Reads the deliveries of the queue that `what` describes. Logs once if it ignores metadata."""
+    """Converts the raw deliveries of the queue that `what` describes.
+
+    It logs a warning the first time that it ignores metadata of a message.
+    """
 
     def __init__(self, what: Consumption, server_version: Version) -> None:
         self._what = what
@@ -21,7 +24,7 @@ class DeliveryReader:
         self._warned = False
 
     def read(self, deliveries: Sequence[RawDelivery]) -> list[Delivery]:
-        """Return the deliveries in the same order. Never refuses a message: metadata that it can't read is ignored."""
+        """Return one ``Delivery`` for each raw delivery, in the same order. Metadata that can't be read is ignored."""
         foreign, unique_message_ids, check_tag = self._what.foreign, self._what.unique_message_ids, self._what.check_tag
         counted, notes = self._what.quorum, self._what.notes
         counts_in = self._counts_in
@@ -38,8 +41,8 @@ class DeliveryReader:
             )
             if problem:
                 self._warn(problem)
-            # If a first delivery has a count, the count comes from another queue: a publisher has republished a message
-            # with its headers.
+            # A count in the headers of a first delivery comes from another queue: a publisher has published a message
+            # of that queue again, with the message's headers.
             earlier = delivery_count or 0 if counted and redelivered else 0
             taken.append(
                 Delivery(
@@ -53,7 +56,7 @@ class DeliveryReader:
         return taken
 
     def _warn(self, problem: str) -> None:
-        if not self._warned:  # once is enough, because such a publisher does this with every message
+        if not self._warned:  # a publisher that sends such metadata usually sends it with every message
             self._warned = True
             _log.warning(
                 "messages with metadata that popgate ignores", extra={"queue": self._what.queue, "problem": problem}

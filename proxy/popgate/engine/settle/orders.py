@@ -1,4 +1,4 @@
-"""Defines a client's orders for its leases, and their results."""
+"""Defines a client's orders to ack, release, extend or reject its leases, and the results of these orders."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -17,9 +17,10 @@ class Verb(StrEnum):
 
 
 class SettleOrder(NamedTuple):
-    """A client's request for one lease.
+    """A client's order for one lease.
 
-    ``seconds``: the extension, or the delay of a release (None: the delay of the group's policy).
+    ``seconds``: the new visibility timeout of an extension, or the delay of a release. A release with None uses the
+    retry delay of the group's policy.
     """
 
     receipt_handle: str
@@ -28,9 +29,9 @@ class SettleOrder(NamedTuple):
 
 
 class SettleResult(NamedTuple):
-    """The result for one lease. ``status`` is part of the HTTP interface.
+    """The result of an order for one lease. Clients see the value of ``status`` in the HTTP API.
 
-    ``invisible_until`` (Unix seconds) is set only for ``extended``.
+    ``invisible_until`` (Unix seconds) is set only if ``status`` is "extended".
     """
 
     status: str
@@ -38,7 +39,7 @@ class SettleResult(NamedTuple):
 
 
 class ValidOrder(NamedTuple):
-    """An order whose receipt is valid."""
+    """An order whose receipt handle is valid. ``place``: the index of the order in its request."""
 
     place: int
     order: SettleOrder
@@ -47,12 +48,12 @@ class ValidOrder(NamedTuple):
 
     @property
     def buffered(self) -> BufferedMessage | None:
-        """This proxy's present state of the message; None if the message is not on this proxy."""
+        """The message in this proxy's memory; None if this proxy has no state of the message."""
         return self.host.find(self.receipt.copy_id)
 
     @property
     def has_its_lease(self) -> bool:
-        """Whether the message is on this proxy and, in this proxy's state, still has the lease of the receipt."""
+        """Whether this proxy has the message in its memory, leased with the lease of the receipt."""
         buffered = self.buffered
         return (
             buffered is not None

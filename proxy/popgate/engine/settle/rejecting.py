@@ -1,7 +1,9 @@
-"""Rejects leases: moves their messages to the dead letters, and answers when the copies are there.
+"""Rejects leases: moves their messages to the dead-letter queue.
 
-A message on this proxy is moved at once. Its body may have to be fetched again for that. The move of another message is
-begun in its record, and finished when the broker delivers the message.
+If this proxy has the message in its memory, it moves the message at once, and the result of the rejection is available
+when the copy is in the dead-letter queue. The broker may first have to deliver the message's body again. For any other
+message, this proxy writes the beginning of the move to the message's record. The move is finished when the broker
+delivers the message.
 """
 
 from collections.abc import Sequence
@@ -17,11 +19,15 @@ from popgate.ports.journal import EventKind
 from popgate.ports.leases import SettleEntry
 
 REJECTED_AT_ONCE_MAX = 16
-"""Maximum number of bodies fetched again at once: all bodies of a long request may not fit into memory."""
+"""Maximum number of rejected messages whose bodies are fetched at the same time, because all bodies of a long request
+may not fit into memory."""
 
 
 class Rejections:
-    """Carries out rejections for every subscription of this proxy. Each result is written at its order's place."""
+    """Carries out rejections for every subscription of this proxy.
+
+    The methods write the result of each order to ``results``, at the order's ``place``.
+    """
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -29,9 +35,10 @@ class Rejections:
     async def reject(
         self, subscription: ServedSubscription, valid: Sequence[ValidOrder], results: list[SettleResult]
     ) -> None:
-        """Dead-letter messages that a client rejects. The answer waits until the copies are in the dead-letter queue.
+        """Dead-letter messages that a client rejects. Return when the moves have ended.
 
-        If a request names a lease twice, the message is moved once, with the first reason.
+        A message that is not in this proxy's memory is moved later; until then its result is "unavailable". If two
+        orders name the same lease, the message is moved once, with the reason of the first order.
         """
         firsts: dict[Receipt, ValidOrder] = {}
         for one in valid:
@@ -77,14 +84,14 @@ class Rejections:
                 done.append(subject)
                 reasons.append(_reason(one))
             elif buffered.state is not MessageState.MOVING and buffered.state is not MessageState.DROPPED:
-                results[one.place] = EXPIRED  # for a message that changed hands, a repeat gets the result
+                results[one.place] = EXPIRED  # a message whose queue has changed owners remains UNAVAILABLE: try again
         wall = self._context.clock.wall()
         self._context.journal.record(EventKind.REJECTED, subscription.name, done, wall, details=reasons)
 
     async def begin_absent(
         self, subscription: ServedSubscription, absent: Sequence[ValidOrder], results: list[SettleResult]
     ) -> None:
-        """Begin the moves of rejected messages that are not on this proxy.
+        """Begin to dead-letter rejected messages that are not in this proxy's memory.
 
         The moves are finished when the broker delivers the messages.
         """

@@ -1,7 +1,8 @@
-"""Acks, releases, extends and rejects leases. The store decides, and then its decision is applied to the queue.
+"""Acks, releases, extends and rejects leases. The store decides, and this proxy then applies the decision to the queue.
 
-A settlement is written to the store, then answered, then sent to the broker as ``basic.ack`` (decision 4). For messages
-that can't be identified, the ack is sent before the answer, because no record would prevent their redelivery.
+The steps are, in order: write the settlement to the store, answer the client, and send ``basic.ack`` to the broker
+(decision 4). For a message without a stable id, the ack is sent before the answer, because no record would prevent the
+message's redelivery. Such a message is called unidentified or transient below.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from popgate.ports.leases import SettleEntry
 from popgate.ports.peers import PeerOrder, SettleAtOwner
 
 REMEMBERED_MAX = 10_000
-"""Maximum number of settled unidentified messages for which a repeated settlement is recognized."""
+"""Maximum number of settled unidentified messages that are remembered to recognize a repeated settlement."""
 
 _ACTION = {Verb.ACK: SettleAction.ACK, Verb.RELEASE: SettleAction.RELEASE, Verb.EXTEND: SettleAction.EXTEND}
 _DONE = {Verb.ACK: "acked", Verb.RELEASE: "released", Verb.EXTEND: "extended", Verb.REJECT: "rejected"}
@@ -51,11 +52,11 @@ class Settler:
         noted_as: EventKind | None = None,
         is_passed: bool = False,
     ) -> list[SettleResult]:
-        """Settle leases, and return one result for each order, in order.
+        """Carry out ``orders``. Return one result for each order, in the same order.
 
-        The journal records ``noted_as``, or by default the verb's event. A request from another proxy (``is_passed``)
-        is not forwarded again. Raises: StateUnavailable. Orders that were forwarded, and some of several rejections,
-        may have been carried out in this case.
+        The journal records the event ``noted_as``, or by default the verb's event. ``is_passed``: another proxy has
+        forwarded this request, so it is not forwarded again. Raises: StateUnavailable. After this error, forwarded
+        orders and some of the rejections may have been carried out.
         """
         results = [INVALID] * len(orders)
         valid = self._valid_orders(subscription, verb, orders)
@@ -65,7 +66,7 @@ class Settler:
             valid = [one for one in valid if one not in there]
         transient = [one for one in valid if one.is_transient]
         gone = [one for one in transient if one.buffered is None]
-        if gone:  # their leases have ended with their channel, or with an earlier settlement
+        if gone:  # the leases of these messages have ended with their channel, or with an earlier settlement
             for one in gone:
                 results[one.place] = self._remembered.get((one.receipt.copy_id, verb), EXPIRED)
             valid = [one for one in valid if one not in gone]
@@ -88,9 +89,9 @@ class Settler:
     async def _settle_there(
         self, subscription: ServedSubscription, verb: Verb, there: Sequence[ValidOrder], results: list[SettleResult]
     ) -> None:
-        """Send orders that only the owners can carry out to the owners.
+        """Forward orders to the owners of their queues, because only the owners can carry them out.
 
-        If a queue has no owner, this proxy begins its rejections.
+        If a queue has no owner, this proxy begins the rejections of that queue's messages.
         """
         by_owner: dict[InstanceId | None, list[ValidOrder]] = {}
         for one in there:
@@ -112,7 +113,10 @@ class Settler:
                 results[one.place] = answer
 
     def _note(self, verb: Verb, transient: Sequence[ValidOrder], results: Sequence[SettleResult]) -> None:
-        """Remember which unidentified messages were settled, because a repeat can't be recognized in any other way."""
+        """Remember the unidentified messages that were settled.
+
+        A repeated settlement of such a message can't be recognized in any other way, because its record is deleted.
+        """
         for one in transient:
             if results[one.place].status in (_DONE[verb], _ALREADY[verb]):
                 self._remembered[one.receipt.copy_id, verb] = SettleResult(_ALREADY[verb])
@@ -121,7 +125,7 @@ class Settler:
 
     @staticmethod
     async def _flush(transient: Sequence[ValidOrder], results: list[SettleResult]) -> None:
-        """Send unidentified messages' acks before the answer, because no record would prevent their redelivery."""
+        """Send the acks of unidentified messages to the broker. If an ack may be lost, set its result to "expired"."""
         for host in {one.host for one in transient}:
             channel = host.channel
             if channel is not None:
@@ -134,9 +138,10 @@ class Settler:
     async def settle_held(
         self, subscription: ServedSubscription, host: QueueHost, many: Sequence[BufferedMessage]
     ) -> list[SettleStatus]:
-        """Ack leased messages of one queue in one step. Return the status of each, in order.
+        """Ack leased messages of one queue in one request to the store. Return the status of each message, in order.
 
-        If a lease is no longer valid, its message is updated from the record. Raises: StateUnavailable.
+        If a lease is no longer valid, this proxy's state of the message is updated from its record. Raises:
+        StateUnavailable.
         """
         entries = [
             SettleEntry(host.broker_queue, buffered.copy_id, buffered.lease_id, SettleAction.ACK) for buffered in many
@@ -151,7 +156,7 @@ class Settler:
             if status is SettleStatus.ALREADY:
                 known.append(found_so(buffered.copy_id, buffered.queue_index, record, buffered))
             if host.has_changed_hands(buffered):
-                host.learn(buffered.copy_id, record, remaining)  # the queue's new owner must be notified
+                host.learn(buffered.copy_id, record, remaining)  # this also notifies the queue's new owner
             elif status is SettleStatus.LOST:
                 host.conform(buffered, record, remaining)
             else:  # also if it is a repeat: the first request may have been interrupted
@@ -163,13 +168,13 @@ class Settler:
         host.settle(settled, oldest)
         await self._context.router.until_sent()
         if host.channel is not None and any(buffered.is_transient for buffered in settled):
-            await host.channel.flush()  # no record would prevent their redelivery
+            await host.channel.flush()  # no record would prevent a redelivery of transient messages
         return [answer.status for answer in answers]
 
     def _valid_orders(
         self, subscription: ServedSubscription, verb: Verb, orders: Sequence[SettleOrder]
     ) -> list[ValidOrder]:
-        """Return the orders whose receipts are valid for ``verb``."""
+        """Return the orders whose receipt handle is valid in this subscription and may be used with ``verb``."""
         valid: list[ValidOrder] = []
         hosts = subscription.hosts
         for place, order in enumerate(orders):
@@ -184,9 +189,9 @@ class Settler:
     async def _counts(
         self, subscription: ServedSubscription, verb: Verb, valid: Sequence[ValidOrder]
     ) -> Mapping[CopyId, int]:
-        """Return the delivery counts of messages that are released with the policy's delay.
+        """Return the delivery counts of messages that are released with the retry delay of the group's policy.
 
-        The counts of messages that are not on this proxy are read from the store. Raises: StateUnavailable.
+        If a message is not in this proxy's memory, its count is read from the store. Raises: StateUnavailable.
         """
         if verb is not Verb.RELEASE or subscription.spec.policy.retry.initial_seconds <= 0:
             return {}
@@ -225,9 +230,9 @@ class Settler:
         results: list[SettleResult],
         event: EventKind,
     ) -> None:
-        """Apply the store's decisions to the queues.
+        """Apply the store's decisions to the queues, and write the results.
 
-        Look up the messages again, because they may have changed since the request was sent to the store.
+        The messages are looked up again, because they may have changed since the request was sent to the store.
         """
         done: list[JournalSubject] = []
         details: list[str] = []
@@ -238,10 +243,10 @@ class Settler:
         done_result, already_result = SettleResult(_DONE[verb]), SettleResult(_ALREADY[verb])
         for one, (status, remaining, record, _) in zip(valid, answers, strict=True):
             buffered = one.buffered
-            # If the answer to a release was lost, its repeat is the first to be applied here.
+            # If the store's answer to a release was lost, the repeated release is the first that is applied here.
             is_first = status is SettleStatus.DONE or (verb is Verb.RELEASE and one.has_its_lease)
             if status is SettleStatus.LOST or record is None or (buffered is None and is_first and one.is_transient):
-                results[one.place] = EXPIRED  # lost, or an unidentified message's lease ended with its channel
+                results[one.place] = EXPIRED  # or the lease of an unidentified message has ended with its channel
                 continue
             result = done_result if is_first else already_result
             results[one.place] = result._replace(invisible_until=wall + remaining) if verb is Verb.EXTEND else result
@@ -268,8 +273,9 @@ class Settler:
 
 
 def _is_the_owners(one: ValidOrder, verb: Verb) -> bool:
-    """Whether only the owner of the queue, which is another proxy, can carry out the order.
+    """Whether another proxy owns the queue, and only that owner can carry out the order.
 
-    A rejection needs the message, and a message that can't be identified has no record.
+    Only the owner has the message, which a rejection needs. And only the owner knows the state of an unidentified
+    message.
     """
     return not one.host.is_owned and (verb is Verb.REJECT or one.is_transient)
