@@ -113,9 +113,9 @@ class Settler:
                 results[one.place] = answer
 
     def _note(self, verb: Verb, transient: Sequence[ValidOrder], results: Sequence[SettleResult]) -> None:
-        """Remember the unidentified messages that were settled.
+        """Remember the unidentified messages that were settled, to recognize a repeated settlement of them.
 
-        A repeated settlement of such a message can't be recognized in any other way, because its record is deleted.
+        A repeat can't be recognized in any other way, because the store is not asked about a message that is gone.
         """
         for one in transient:
             if results[one.place].status in (_DONE[verb], _ALREADY[verb]):
