@@ -60,11 +60,11 @@ async def at_work(cluster: ProxyCluster, audit: Audit, seed: int, habits: Habits
         ]
 
 
-async def drain(loads: list[Load]) -> None:
+async def drain(loads: list[Load], *, timeout_seconds: float = 90.0) -> None:
     """Stop publishing, and return when nothing is left."""
     for load in loads:
         load.stop_publishing()
-    await asyncio.gather(*(load.drain() for load in loads))
+    await asyncio.gather(*(load.drain(timeout_seconds=timeout_seconds) for load in loads))
 
 
 def limit_file_size(proxy: ProxyProcess, size: int) -> None:
