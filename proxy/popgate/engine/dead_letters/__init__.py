@@ -1,1 +1,1 @@
-"""Dead letters: lists, shows, purges and redrives them."""
+"""Lists, shows, purges and redrives dead letters."""

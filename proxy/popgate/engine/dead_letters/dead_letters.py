@@ -1,16 +1,19 @@
-"""Lists, shows, redrives and purges the dead letters of one subscription for its admin.
+"""Lists, shows, redrives and purges the dead letters of one subscription for an administrator.
 
-Theory of operation. The dead-letter queue is consumed only during a request or a redrive, by one walk at a time. Walks
-take turns (``dead_turns``); no message of a client waits for a turn. A redrive takes a turn for each batch, so that a
-list request between two batches is answered at once. After such a request, the redrive's walk begins at the front
-again. Letters that a walk does not settle are in their old places when the walk closes. A list retains its walk for
-some seconds, so that the next page can continue.
+Theory of operation. A walk is one pass over the dead-letter queue, on its own channel (``dead_walk``). The queue is
+consumed only while a walk is open, and only one walk is open at a time. Requests and redrives take turns at the queue
+(``dead_turns``). Pops and settlements of clients never wait for a turn. A redrive takes a turn for each batch, so a
+list request between two batches is answered at once. That list request closes the redrive's walk, and the redrive then
+continues with a new walk from the front of the queue. When a walk closes, the dead letters that it did not settle
+return to their old places. After a list request, the walk stays open for some seconds, so that a request for the next
+page can continue it.
 
-While a redrive runs, the store has a mark beside the records of its letters. If the process is killed, the mark stays.
-The next process then walks once over the queue and finishes the moves that were begun. It does not resume the redrive.
+While a redrive runs, the store contains a mark beside the records of the dead letters. If the process is killed, the
+mark stays in the store. The next process that owns the dead letters then reads the whole queue and finishes the moves
+that were begun. It does not resume the redrive.
 
-In a cluster the owner of the subscription's first queue owns its dead letters, from ``start`` to ``stop``. If another
-proxy takes that queue over, a running redrive is cancelled.
+In a cluster, the owner of the subscription's first queue also owns the dead letters, from ``start`` to ``stop``. If
+another proxy becomes the owner of the first queue, a running redrive is cancelled.
 """
 
 import asyncio
@@ -49,21 +52,21 @@ from popgate.runtime.deadlines import NEVER
 _log = logging.getLogger(__name__)
 
 KEPT_SECONDS = 5.0
-"""Seconds for which the walk of a list stays open for the next page."""
+"""Seconds for which the walk of a list request stays open, in case the client requests the next page."""
 PAUSE_KEPT_SECONDS = 300.0
-"""Maximum pause, in seconds, during which a redrive's walk stays open."""
+"""Maximum pause between two batches of a redrive, in seconds, during which its walk stays open."""
 PURGE_SECONDS = 20.0
-"""Maximum seconds until a purge answers. If letters are left, the client must repeat the request."""
+"""Seconds after which a purge stops, even if dead letters are left. The client must then repeat the request."""
 CANCEL_SECONDS = 5.0
 STOP_SECONDS = 0.2
 RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 60.0
 MARK_PREFIX = "redrive-"
-"""Prefix of the copy ids of marks. No message has such a copy id."""
+"""Prefix of the copy ids under which the store contains marks. No dead letter has a copy id with this prefix."""
 
 
 class DeadLetters:
-    """Serves the admin's requests for the dead letters of one subscription on this proxy."""
+    """Serves an administrator's requests for the dead letters of one subscription on this proxy."""
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class DeadLetters:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Become the owner of the letters, and finish a killed process's moves in the background. Idempotent.
+        """Become the owner of the dead letters, and finish interrupted moves in the background. Idempotent.
 
         Raises: StateUnavailable.
         """
@@ -97,10 +100,10 @@ class DeadLetters:
             self._sweep_soon(marks)
 
     async def stop(self) -> None:
-        """Stop owning the letters, and close the walk. Idempotent.
+        """Stop owning the dead letters, and close the open walk. Idempotent.
 
-        A running redrive ends after its present batch, or is cancelled if the batch takes longer than
-        ``STOP_SECONDS``.
+        A running redrive ends after its present batch. If the batch takes longer than ``STOP_SECONDS``, the redrive is
+        cancelled in the middle of the batch.
         """
         self._turns.closed = True
         self._context.deadlines.cancel(self)
@@ -119,26 +122,26 @@ class DeadLetters:
 
     @property
     def is_open(self) -> bool:
-        """Whether this proxy owns the letters. It may already own the first queue a moment earlier."""
+        """Whether this proxy owns the dead letters. It may own the first queue shortly before this becomes True."""
         return not self._turns.closed
 
     @property
     def held_count(self) -> int:
-        """The number of dead letters that the broker does not count as ready, because a walk holds them."""
+        """The number of dead letters that the broker does not count as ready, because a walk has them unsettled."""
         return self._turns.held_count
 
     @property
     def is_sweeping(self) -> bool:
-        """Whether this proxy is finishing the moves of an earlier process."""
+        """Whether this proxy is finishing moves of dead letters that were interrupted."""
         return self._sweeping is not None and not self._sweeping.done()
 
     # -- looking --------------------------------------------------------------------------------------------------
 
     async def page(self, request: PageRequest) -> Page:
-        """Return the next letters in the queue's order, without changing them.
+        """Return the requested page of dead letters in the queue's order, without changing the queue.
 
-        If the letter ``after`` no longer exists, the page begins with letters that were dead-lettered later.
-        Raises: BrokerUnavailable, StateUnavailable, QueueGone; Conflict if another consumer has the queue.
+        If the dead letter ``request.after`` no longer exists, the page begins with messages that were dead-lettered
+        later. Raises: BrokerUnavailable, StateUnavailable, QueueGone; Conflict if another program consumes the queue.
         """
         async with self._turns.taken():
             goes_on = self._turns.has_walk(self) and request.after == self._listed_to is not None
@@ -157,7 +160,7 @@ class DeadLetters:
         return page
 
     async def find(self, copy_id: CopyId) -> Letter:
-        """Return one letter with its whole body. Raises: DeadLetterNotFound, and the errors of ``page``."""
+        """Return one dead letter with its whole body. Raises: DeadLetterNotFound, and the errors of ``page``."""
         async with self._turns.taken(closes=True):
             walk = await self._turns.walk_of(copy_id)
             while letters := await walk.read(READ_COUNT):
@@ -169,7 +172,7 @@ class DeadLetters:
     # -- purge ----------------------------------------------------------------------------------------------------
 
     async def purge(self, choice: LetterChoice) -> Purged:
-        """Delete the chosen letters that are in the queue now. Raises the errors of ``page``."""
+        """Delete the dead letters in the queue that ``choice`` selects. Raises the errors of ``page``."""
         deadline = self._context.clock.monotonic() + PURGE_SECONDS
         purged, complete = 0, True
         async with self._turns.taken(closes=True):
@@ -191,7 +194,11 @@ class DeadLetters:
     # -- redrive --------------------------------------------------------------------------------------------------
 
     def redrive(self, order: RedriveOrder, target: TopicSpec | None) -> Redrive:
-        """Start a redrive in the background. Raises: Conflict while another redrive runs; RetryLater."""
+        """Start a redrive in the background.
+
+        ``target``: the topic to which the dead letters are published; None: each returns to its own subscription.
+        Raises: Conflict while another redrive runs; RetryLater.
+        """
         self._turns.check_open()
         running = self.redrive_now
         if running is not None and running.is_running:
@@ -212,7 +219,7 @@ class DeadLetters:
     def latest_redrive(self) -> Redrive:
         """Return the running redrive, or the latest one.
 
-        Raises: RedriveNotFound if this proxy has started none; RetryLater if this proxy does not own the letters.
+        Raises: RedriveNotFound if this proxy has started no redrive; RetryLater if it does not own the dead letters.
         """
         self._turns.check_open()
         if self.redrive_now is None:
@@ -249,7 +256,7 @@ class DeadLetters:
                 async with self._turns.turn:
                     if self._turns.has_walk(redrive):
                         await self._turns.close_walk()
-            finally:  # ``stop`` may cancel the close: a redrive that never ended would refuse every other one
+            finally:  # ``stop`` may cancel the close. Without ``end``, the redrive would prevent every later one
                 if self._turns.closed and state is RedriveState.CANCELLED and redrive.state is RedriveState.RUNNING:
                     redrive.trouble = "its proxy was stopped, or the queue moved away; start it again for the rest"
                 redrive.end(state, self._context.clock.wall())
@@ -281,13 +288,13 @@ class DeadLetters:
         return RedriveState.FAILED if redrive.is_hopeless else RedriveState.DONE
 
     async def _redrive_batch(self, progress: RedriveProgress) -> bool:
-        """Move a batch. Return whether the redrive has nothing left to do."""
+        """Move the next batch of dead letters. Return whether the redrive has nothing left to do."""
         redrive = progress.redrive
         count = redrive.batch_count()
         if not count or redrive.is_hopeless:
             return True
         walk = await self._turns.walk_of(redrive)
-        if walk is not progress.walk:  # another walk was made since: begin at the front again
+        if walk is not progress.walk:  # the redrive's former walk was closed: begin again at the front of the queue
             progress.begin(walk)
         if not progress.pending:
             letters = await walk.read(count if redrive.order.choice.is_all else READ_COUNT)
@@ -304,7 +311,7 @@ class DeadLetters:
         return False
 
     async def _mark(self, redrive: Redrive) -> LeaseId:
-        """Write the mark from which a later process learns that a redrive was under way."""
+        """Write the mark to the store. A later process learns from the mark that a redrive was running."""
         await self._turns.claim()
         lease_id = self._context.mint_lease_id()
         entry = GrantEntry(self._layout.dead, self._turns.epoch, CopyId(MARK_PREFIX + redrive.id), 0)
@@ -338,7 +345,7 @@ class DeadLetters:
         self._sweeping = self._context.background.spawn(self._sweep(marks), name=f"sweep {self._layout.dead}")
 
     async def _sweep(self, marks: dict[CopyId, LeaseId]) -> None:
-        """Walk over the queue until every move is decided: ack settled letters, and finish moves that were begun."""
+        """Finish the moves that were begun: read the whole queue, repeatedly if needed, then delete ``marks``."""
         pause = RETRY_SECONDS
         while not self._turns.closed:
             try:
@@ -355,7 +362,7 @@ class DeadLetters:
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 
     async def _sweep_once(self) -> bool:
-        """Walk over the queue. Return whether every move is decided."""
+        """Read the queue once, and finish moves that were begun. Return False if the outcome of a move is unknown."""
         decided = True
         async with self._turns.taken(closes=True):
             walk = await self._turns.walk_of(self._sweep)
@@ -366,7 +373,7 @@ class DeadLetters:
         return decided
 
     def due(self, now: float) -> float | None:
-        """Close the walk of a list, because no further page was requested."""
+        """Close the walk of a list request in the background, because the next page was not requested in time."""
         if self._turns.has_walk(self):
             self._context.background.spawn(self._close_listing(), name=f"close {self._layout.dead}")
         return None

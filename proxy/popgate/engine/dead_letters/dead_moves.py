@@ -1,8 +1,14 @@
-"""Redrives or drops dead letters, a batch at a time. No letter is lost or duplicated, even if a process dies.
+"""Redrives or drops dead letters in batches. No dead letter is lost or duplicated, even if a process dies.
 
-The fence and the order are those of dead-lettering. The letter is leased for zero seconds, because only the claim
-and the record matter here. The move is written with the copy's new id. Then the copy is published with confirm, and the
-letter is settled and acked. A move that was begun is finished with the id and the target in its record.
+A redrive moves a dead letter with the same steps as dead-lettering moves a message:
+
+1. Lease the dead letter in the store. The store refuses this if another proxy has claimed the queue. The lease lasts
+   zero seconds, because only its record is needed.
+2. Write the move to the record: the target queue, and the copy id of the new copy.
+3. Publish the copy, and wait for the broker's confirm.
+4. Settle the dead letter in the store, then ack it at the broker.
+
+If a move is interrupted after step 2, it is finished with the target and the copy id in the record.
 """
 
 import logging
@@ -37,7 +43,7 @@ BATCH_COUNT_MAX = 256
 BATCH_BYTES_MAX = 16 * 1024 * 1024
 REASON = "redrive"
 Route = Callable[[Letter, CopyId], BrokerQueue]
-"""Returns the target queue of a letter, given the id of its new copy."""
+"""Returns the target queue of a dead letter. The second argument is the copy id of its new copy."""
 
 
 class Overtaken(BrokerUnavailable):
@@ -52,10 +58,11 @@ def refused(status: GrantStatus, layout: Layout) -> RetryLater:
 
 
 class Moved(NamedTuple):
-    """The outcome of a batch of letters. Letters in ``stay`` were not moved. ``why``: the reason for the last letter
-    that was not moved.
+    """The outcome of redriving a batch of dead letters.
 
-    ``unknown``: the broker neither confirmed nor refused some letters. The next walk finishes their moves.
+    ``moved``: the dead letters that were moved. ``stay``: those that can't be moved now and stay in the queue.
+    ``unknown``: whether the broker neither confirmed nor refused some copies. These are in neither list, and the next
+    walk finishes their moves. ``why``: the reason for the last dead letter that was not moved.
     """
 
     moved: Sequence[Letter] = ()
@@ -65,7 +72,7 @@ class Moved(NamedTuple):
 
 
 class _LetterSubject(NamedTuple):
-    """The subject of a journal event."""
+    """A dead letter as the subject of a journal event."""
 
     copy_id: CopyId
     message: Message
@@ -77,7 +84,7 @@ class _LetterSubject(NamedTuple):
 
 
 class _Move(NamedTuple):
-    """A move whose record is written. ``is_new``: it was not published before."""
+    """The move of one dead letter, already written to its record. ``is_new``: its copy was never published before."""
 
     letter: Letter
     record: LeaseRecord
@@ -85,8 +92,11 @@ class _Move(NamedTuple):
 
 
 class Purged(NamedTuple):
-    """The number of purged letters. ``dead``: the number of letters left. Not ``complete``: the purge took too long.
-    Repeat it for the rest."""
+    """The result of a purge.
+
+    ``purged``: the number of deleted dead letters. ``dead``: the number of those left. ``complete`` is False if the
+    purge stopped because it took too long. The client must then repeat it.
+    """
 
     purged: int
     dead: int
@@ -105,7 +115,12 @@ class DeadMoves:
     # -- where letters go -----------------------------------------------------------------------------------------
 
     def home(self, letter: Letter, copy_id: CopyId) -> BrokerQueue:
-        """Return a queue of the letter's own subscription: the queue of its ordering key, or its former queue."""
+        """Return the queue of this subscription to which the dead letter returns.
+
+        It is the queue of the ordering key, or without an ordering key the queue from which the message came. If that
+        queue is unknown or no longer exists, ``copy_id`` determines the queue. On an adopted topic, the ordering key is
+        ignored.
+        """
         queues, key = self._layout.queues, letter.message.ordering_key
         if key is not None and not self._layout.adopted:
             return queues[queue_index(key, len(queues))]
@@ -114,8 +129,10 @@ class DeadMoves:
 
     @staticmethod
     def to_topic(spec: TopicSpec) -> Route:
-        """Return the route to another topic: to one queue of each group, as for any publish. A repeat uses the same
-        route."""
+        """Return the route to another topic. As with any publish, one queue of each group receives the copy.
+
+        The route returns the same queue each time that it is called with the same dead letter and copy id.
+        """
 
         def route(letter: Letter, copy_id: CopyId) -> BrokerQueue:
             index = queue_index(letter.message.ordering_key or copy_id, spec.queue_count)
@@ -126,9 +143,10 @@ class DeadMoves:
     # -- redrive --------------------------------------------------------------------------------------------------
 
     async def redrive(self, walk: DeadWalk, letters: Sequence[Letter], route: Route, epoch: int) -> Moved:
-        """Publish the letters to the targets of ``route``, or of moves already begun, and settle them here.
+        """Publish each dead letter to the queue that ``route`` returns, then remove it from the dead-letter queue.
 
-        Raises: Overtaken, StateUnavailable, BrokerUnavailable. The next walk then finishes moves that were begun.
+        If the move of a dead letter was begun earlier, its target is the one in the record. Raises: Overtaken,
+        StateUnavailable, BrokerUnavailable. After such an error, the next walk finishes the moves that were begun.
         """
         mine, begun = await self._lease(walk, letters, epoch)
         moves = [_Move(letter, record, False) for letter, record in begun]
@@ -136,12 +154,14 @@ class DeadMoves:
         return await self._finish(walk, moves)
 
     async def finish(self, walk: DeadWalk, letters: Sequence[Letter]) -> Moved:
-        """Finish the moves that were begun, and leave the other letters unchanged. Raises the errors of ``redrive``."""
+        """Finish moves that were begun earlier. Do not change other dead letters. Raises the errors of ``redrive``."""
         moves = [_Move(one, one.record, False) for one in letters if one.is_half_moved and one.record is not None]
         return await self._finish(walk, moves)
 
     async def drop(self, walk: DeadWalk, letters: Sequence[Letter], epoch: int) -> int:
-        """Delete the letters, and return their number. Letters whose moves were begun are moved instead.
+        """Delete the dead letters, and return the number of deleted ones.
+
+        If the move of a dead letter was begun earlier, the move is finished, and the dead letter does not count.
 
         Raises the errors of ``redrive``.
         """
@@ -158,8 +178,10 @@ class DeadMoves:
     async def _lease(
         self, walk: DeadWalk, letters: Sequence[Letter], epoch: int
     ) -> tuple[list[tuple[Letter, LeaseRecord]], list[tuple[Letter, LeaseRecord]]]:
-        """Lease letters. Return those that are leased now, and those whose moves were begun before. Ack settled
-        ones."""
+        """Lease the dead letters in the store. Ack those that the store has already settled.
+
+        Return the dead letters that are leased now, and those whose moves were begun earlier, with their records.
+        """
         if not letters:
             return [], []
         request = GrantRequest(
@@ -221,9 +243,9 @@ class DeadMoves:
             if outcome.status is PublishStatus.FAILED:
                 unknown = True
             elif move.is_new or outcome.unfit or outcome.status is PublishStatus.UNROUTED:
-                undone.append(move)  # no queue has it: a copy of an earlier attempt has gone with its queue
+                undone.append(move)  # no queue has the copy: if an earlier attempt stored it, its queue was deleted
             else:
-                stuck.append(move)  # an earlier attempt may have succeeded: only the same copy may be tried again
+                stuck.append(move)  # an earlier attempt may have stored the copy: a retry must use the same copy id
         moved = [move.letter for move in stored]
         self._note(EventKind.REDRIVEN, moved, [move.record for move in stored])
         await self._settle(
@@ -234,8 +256,10 @@ class DeadMoves:
         return Moved(moved, [move.letter for move in (*undone, *stuck)], unknown, why)
 
     async def _publish(self, moves: Sequence[_Move]) -> list[PublishOutcome]:
-        """Publish, and return one outcome for each move. The gate keeps a topic's queues while its part is
-        published."""
+        """Publish the copies. Return one outcome for each move, in the same order.
+
+        While the copies for a topic are published, the gate prevents changes of that topic's queues.
+        """
         outcomes = [PublishOutcome(status=PublishStatus.FAILED)] * len(moves)
         by_topic: dict[TopicName, list[tuple[int, Outgoing]]] = {}
         for place, move in enumerate(moves):
@@ -287,7 +311,7 @@ class DeadMoves:
         return [answer.status for answer in answers]
 
     def _note(self, kind: EventKind, letters: Sequence[Letter], moved_by: Sequence[LeaseRecord] = ()) -> None:
-        """Journal an event for letters. ``moved_by``: the records of their moves, if they were moved."""
+        """Journal an event for each dead letter. ``moved_by``: the records of the moves, if they were moved."""
         subjects: list[_LetterSubject] = []
         for letter in letters:
             note = dead_letter_details(letter.message.headers)
@@ -303,6 +327,6 @@ class DeadMoves:
 
 
 def _topic_of_target(record: LeaseRecord) -> str:
-    """Return the topic to which a letter goes, or an empty string if it goes to its own subscription."""
+    """Return the target topic of a move, or an empty string if the dead letter returns to its own subscription."""
     target = None if record.target is None else topic_of_queue(record.target)
     return "" if target is None else target[0]

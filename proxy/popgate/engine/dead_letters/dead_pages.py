@@ -1,7 +1,7 @@
 """Divides the list of dead letters into pages.
 
-Decides what a page contains, and where it begins if the letter before it (``after``) no longer exists. ``dead_walk``
-reads the queue.
+This module decides which dead letters a page contains. It also decides where a page begins if the last dead letter of
+the previous page (``after``) no longer exists. ``dead_walk`` reads the queue.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from popgate.engine.queue.buffered import size_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRequest:
-    """The parameters of a page.
+    """The parameters of a request for a page of dead letters.
 
-    ``after``: the ``next`` of the previous page. ``cut`` shortens a message for the answer. ``answer_bytes`` returns
-    the maximum size of a message in the answer. A page has at most ``ANSWER_BYTES_MAX`` bytes, but at least one
-    message.
+    ``after``: the ``next`` of the previous page, or None for the first page. ``cut`` shortens a message for the answer.
+    ``answer_bytes`` returns an upper bound for the size that the shortened message takes in the answer. A page has at
+    most ``max_messages`` dead letters and at most ``ANSWER_BYTES_MAX`` bytes, but always at least one dead letter.
     """
 
     max_messages: int
@@ -31,14 +31,18 @@ class PageRequest:
 
 
 class ListedLetter(NamedTuple):
-    """A letter on a page. ``body_bytes``: the length of its whole body."""
+    """A dead letter on a page. ``body_bytes``: the length of its body before the body was shortened for the page."""
 
     letter: Letter
     body_bytes: int
 
 
 class Page(NamedTuple):
-    """A page. ``dead``: the number of dead letters in the queue. ``next`` None: this is the last page."""
+    """One page of the list.
+
+    ``dead``: the number of dead letters in the queue. ``next``: the ``after`` with which to request the next page; None
+    if this is the last page.
+    """
 
     letters: list[ListedLetter]
     dead: int
@@ -46,10 +50,11 @@ class Page(NamedTuple):
 
 
 class PageBuilder:
-    """Fills one page from a walk.
+    """Fills one page with the dead letters of a walk.
 
-    Until the walk reaches the letter ``after`` (``is_there``), letters later than ``after`` are collected. They form
-    the page if the walk never reaches that letter.
+    ``is_there``: whether the page begins at the walk's present place. If not, the walk first has to reach the dead
+    letter ``after``. Meanwhile the builder collects dead letters with higher copy ids than ``after``, which were
+    dead-lettered later. If the walk ends without reaching ``after``, these dead letters form the page.
     """
 
     def __init__(self, walk: DeadWalk, request: PageRequest, *, is_there: bool) -> None:
@@ -80,7 +85,7 @@ class PageBuilder:
         return Page(self._shown, self._walk.dead, self._shown[-1].letter.copy_id if more else None)
 
     def _take(self, letter: Letter) -> bool:
-        """Add a letter to the page if it belongs to the page. Return False if the letter belongs to the next page."""
+        """Add a dead letter if it is part of this page. Return False if it is the first one of the next page."""
         after = self._request.after
         if not self.is_there and letter.copy_id == after:
             self.is_there, self._is_full = True, False

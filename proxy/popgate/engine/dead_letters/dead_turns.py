@@ -1,7 +1,8 @@
-"""Lets the users of one dead-letter queue take turns, and holds the queue's only walk.
+"""Lets requests and redrives take turns at one dead-letter queue, and stores the queue's open walk.
 
-A walk stays open after its owner's turn, so that the owner can continue in its next turn. If another owner needs a walk
-meanwhile, the open one is closed, and its letters are in their old places again.
+Each walk has an owner, for example a redrive. A walk can stay open after its owner's turn, so that the owner continues
+the walk in its next turn. If another owner needs a walk in the meantime, the open walk is closed first, and its
+unsettled dead letters return to their old places.
 """
 
 import asyncio
@@ -16,16 +17,17 @@ from popgate.engine.dead_letters.dead_walk import DeadWalk
 
 
 class DeadTurns:
-    """The turns at one queue. ``epoch``: the epoch of the claim; 0 while the queue is not claimed.
+    """Allows one turn at a time at one dead-letter queue.
 
-    ``closed``: this proxy does not own the letters, so there are no turns.
+    ``epoch``: the epoch of this proxy's claim on the queue; 0 while the queue is not claimed. ``closed``: whether turns
+    are refused, because this proxy does not own the dead letters.
     """
 
     def __init__(self, context: EngineContext, layout: Layout) -> None:
         self.closed = context.router.cluster is not None
         self.epoch = 0
         self.turn = asyncio.Lock()
-        """The lock of a turn. ``taken`` takes it."""
+        """The lock that is locked during a turn. ``taken`` locks it."""
         self._context = context
         self._layout = layout
         self._walk: DeadWalk | None = None
@@ -33,22 +35,26 @@ class DeadTurns:
 
     @property
     def held_count(self) -> int:
-        """The number of dead letters that the open walk holds."""
+        """The number of dead letters that are unsettled on the open walk's channel; 0 if no walk is open."""
         return self._walk.held_count if self._walk is not None else 0
 
     def begin(self) -> None:
-        """Allow turns, because this proxy owns the letters. Idempotent."""
+        """Allow turns, because this proxy owns the dead letters. Idempotent."""
         if self.closed:
             self.closed, self.epoch = False, 0
 
     def check_open(self) -> None:
-        """Raise RetryLater if this proxy does not own the letters."""
+        """Raise RetryLater if this proxy does not own the dead letters."""
         if self.closed:
             raise shutting_down()
 
     @contextlib.asynccontextmanager
     async def taken(self, *, closes: bool = False) -> AsyncGenerator[None]:
-        """Take a turn. Close the walk after an error, or if ``closes`` is set. Raises: RetryLater."""
+        """Wait for a turn, which lasts until the context exits.
+
+        At the exit, close the open walk if ``closes`` is True, if the body raised an error, or if this proxy no longer
+        owns the dead letters. Raises: RetryLater.
+        """
         async with self.turn:
             self.check_open()
             try:
@@ -62,11 +68,11 @@ class DeadTurns:
                 await self.close_walk()
 
     def has_walk(self, owner: object) -> bool:
-        """Whether the open walk is the one of ``owner``."""
+        """Whether a walk is open and belongs to ``owner``."""
         return self._walk is not None and self._owner is owner
 
     async def walk_of(self, owner: object) -> DeadWalk:
-        """Return the open walk of ``owner``, or open a new walk. Call it in a turn."""
+        """Return the open walk of ``owner``. If it has none, open a new walk. Call this method only in a turn."""
         if self._walk is not None and (self._owner is not owner or self._walk.ended):
             await self.close_walk()
         if self._walk is None:
@@ -77,7 +83,7 @@ class DeadTurns:
         return self._walk
 
     async def close_walk(self, *, in_order: bool = True) -> None:
-        """Close the open walk, if there is one. Call it in a turn, or when there are no turns any more."""
+        """Close the open walk, if there is one. Call this method only in a turn, or when turns are refused."""
         walk, self._walk, self._owner = self._walk, None, None
         if walk is not None:
             await walk.close(in_order=in_order)
@@ -89,7 +95,7 @@ class DeadTurns:
 
 
 def shutting_down() -> RetryLater:
-    """Return the error of a request for letters that this proxy does not own."""
+    """Return the error for a request for dead letters that this proxy does not own."""
     return RetryLater(
         "the proxy is shutting down, or the group is being changed, or moves to another proxy", retry_after_seconds=1.0
     )

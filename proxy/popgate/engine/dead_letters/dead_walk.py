@@ -1,15 +1,17 @@
 """Reads a dead-letter queue once, from its front, in order and without changing the queue.
 
-Owns one channel and its prefetch. The caller decides on the letters. Letters that the caller does not ``ack`` stay
-unsettled at the broker, and are in their old places again when the walk is closed. So however long the queue is, a walk
-holds only those letters in memory that have arrived and were not read yet.
+A walk uses one channel, and sets the channel's prefetch. The caller of the walk decides what happens to each dead
+letter. A dead letter that the caller does not ``ack`` stays unsettled at the broker, and returns to its old place when
+the walk closes. So even if the queue is long, a walk keeps in memory only dead letters that have arrived but were not
+read yet.
 
-The broker delivers while the channel has credit. Each message uses one credit, and an ack returns the credit. A letter
-that is not acked returns no credit. So when no credit is left, the walk grants a new window of credit.
+The broker delivers messages while the channel has credit. Each delivery uses one credit, and its ack returns this
+credit. A dead letter that is not acked returns no credit. When no credit is left, the walk grants new credit by setting
+the channel's prefetch again.
 
-A RabbitMQ queue holds returned messages in a separate list, ahead of the other messages. A message that is returned
-again moves to the end of this list. So a walk that has read a part of the list also reads the rest before it closes.
-Then the whole list is in its old order again.
+A RabbitMQ queue stores returned messages in a separate list, ahead of the other messages. A message that is returned
+again moves to the end of this list. If a walk has read only a part of the list, it therefore reads the rest of the list
+before it closes. All messages of the list are then returned, and have their old order again.
 """
 
 import asyncio
@@ -31,25 +33,30 @@ from popgate.ports.broker import Channel, Delivery
 _log = logging.getLogger(__name__)
 
 READ_COUNT = 256
-"""Number of letters that callers read at a time."""
+"""Number of dead letters that most callers request from ``read`` at a time."""
 SHARE_BYTES = 32 * 1024 * 1024
-"""Approximate maximum of bytes that arrive before they are read."""
+"""Approximate maximum size, in bytes, of the dead letters that have arrived but were not read yet."""
 CREDIT_MAX = 16_384
 SLOW_CREDIT = 16
 REMEMBERED_MAX = 4_096
-"""Number of letters that a walk remembers to recognize a second copy of the same letter."""
+"""Maximum number of dead letters that a walk remembers, to recognize a second copy of one of them."""
 LOOK_SECONDS = 0.2
 """Seconds between two queries to the broker for its backlog or its consumers."""
 ALONE_ATTEMPTS = 5
 ARRIVAL_SECONDS_MAX = 15.0
-"""Maximum seconds to wait for the next letter. RabbitMQ elects another leader 10 s after the present one hangs."""
+"""Maximum seconds to wait for the next dead letter. If a queue's leader hangs, RabbitMQ elects another leader after
+10 s."""
 ROUND_SECONDS_MAX = 10.0
-"""Maximum seconds to read the rest of the returned letters before a close. After this time, their order changes."""
+"""Maximum seconds to read the rest of the returned messages before a walk closes. If more time is needed, the walk
+closes anyway, and the order of the returned messages changes."""
 _SETTLED = (RecordState.ACKED, RecordState.DEAD)
 
 
 class Letter(NamedTuple):
-    """One dead letter on this walk. ``record``: its record in the store, or None."""
+    """One dead letter that a walk has read.
+
+    ``tag``: its delivery tag on the walk's channel. ``record``: its record in the store, or None if it has no record.
+    """
 
     tag: int
     copy_id: CopyId
@@ -58,18 +65,18 @@ class Letter(NamedTuple):
 
     @property
     def is_half_moved(self) -> bool:
-        """Whether a move of the letter was begun. The copy may or may not have reached the target."""
+        """Whether a move of the dead letter was begun but not finished. Its copy may already be in the target queue."""
         return self.record is not None and self.record.state is RecordState.MOVING
 
     @property
     def dead_lettered_at(self) -> float:
-        """The time at which it was dead-lettered (Unix seconds); if that is unknown, the time of its publish."""
+        """The Unix time at which the message was dead-lettered. If this is unknown, the time of its publish."""
         at = dead_letter_details(self.message.headers).dead_lettered_at
         return self.message.published_at if at is None else at
 
 
 class DeadWalk:
-    """Reads the dead-letter queue of ``layout``. Used by one task at a time."""
+    """Reads the dead-letter queue of ``layout``. Only one task may use a walk at a time."""
 
     def __init__(self, context: EngineContext, layout: Layout, *, epoch: int) -> None:
         self.ended = False
@@ -88,16 +95,16 @@ class DeadWalk:
         self._news: asyncio.Future[None] | None = None
         self._left = 0
         self._is_in_line = False
-        """Whether the last delivery is a message that was returned to the queue earlier."""
+        """Whether the last delivery is a message from the queue's list of returned messages."""
         self._lost = ""
         self._gone = False
         self._unsettled = 0
         self._passed: dict[CopyId, None] = {}
 
     async def open(self) -> None:
-        """Begin at the front. Letters that arrive in the queue later are not part of this walk.
+        """Begin at the front of the queue. Messages that are dead-lettered later are not part of this walk.
 
-        Raises: BrokerUnavailable, QueueGone; Conflict if another consumer has the queue.
+        Raises: BrokerUnavailable, QueueGone; Conflict if another program consumes the queue.
         """
         await self._be_alone()
         self._channel = await self._context.broker.consume(self._queue, self._layout, 0, self)
@@ -114,17 +121,22 @@ class DeadWalk:
 
     @property
     def held_count(self) -> int:
-        """The number of unsettled letters on this channel, which the broker does not count as ready."""
+        """The number of dead letters that are unsettled on the channel. The broker does not count them as ready."""
         return 0 if self.ended else self._unsettled
 
     def limit(self, count: int, *, slowly: bool = False) -> None:
-        """Read at most ``count`` more letters. With ``slowly``, buffer only a few of them."""
+        """End the walk after at most ``count`` more dead letters.
+
+        If ``slowly`` is True, the broker may deliver only ``SLOW_CREDIT`` dead letters ahead of the caller.
+        """
         self._left = min(self._left, count)
         if slowly:
             self._credit_max = SLOW_CREDIT
 
     async def read(self, count_max: int) -> list[Letter]:
-        """Return at least one letter, or an empty list at the end of the walk. Settled letters are acked, not returned.
+        """Return at least one and at most ``count_max`` dead letters, or an empty list at the end of the walk.
+
+        Dead letters that the store has already settled are acked and not returned.
 
         Raises: BrokerUnavailable, StateUnavailable, QueueGone.
         """
@@ -146,28 +158,28 @@ class DeadWalk:
         return []
 
     def unread(self, letters: Sequence[Letter]) -> None:
-        """Put back the letters that were read last, so that the next ``read`` begins with them."""
+        """Put back the dead letters that were read last. The next ``read`` begins with them."""
         self._unread = [*letters, *self._unread]
         self._left += len(letters)
 
     def ack(self, letters: Sequence[Letter]) -> None:
-        """Ack letters at the broker, because they are settled in the store."""
+        """Ack dead letters at the broker. They must already be settled in the store."""
         self._ack([letter.tag for letter in letters])
 
     async def flush(self) -> None:
-        """Return when the acks have left this process, or are durable if the broker is embedded."""
+        """Wait until the acks have left this process (RabbitMQ) or are durable (embedded broker)."""
         if self._channel is not None and not self.ended:
             await self._channel.flush()
 
     async def close(self, *, in_order: bool = True) -> None:
-        """Return all unsettled letters to the queue. Idempotent.
+        """Close the channel, which returns all unsettled dead letters to the queue. Idempotent.
 
-        With ``in_order``, their old order is restored, if that takes at most ``ROUND_SECONDS_MAX``.
+        If ``in_order`` is True, restore their old order first, unless this takes longer than ``ROUND_SECONDS_MAX``.
         """
         try:
             if in_order and self._is_in_line and not self.ended:
                 await self._restore_order()
-        finally:  # the caller may be cancelled: a consumer that stays would refuse every later walk
+        finally:  # also if the caller is cancelled: if the consumer stayed, every later walk would fail
             channel, self._channel, self.ended = self._channel, None, True
             self._arrived.clear()
             self._tell()
@@ -210,7 +222,7 @@ class DeadWalk:
         )
 
     async def _restore_order(self) -> None:
-        """Read the rest of the returned letters."""
+        """Read the rest of the list of returned messages. The end of the channel then returns all of them in order."""
         self._arrived.clear()
         self._credit_max = CREDIT_MAX
         try:
@@ -221,9 +233,9 @@ class DeadWalk:
             _log.info("dead letters may have changed their order", extra={"queue": self._queue, "why": str(error)})
 
     async def _more(self) -> bool:
-        """Wait until letters have arrived. Return False if the broker has no more.
+        """Wait until dead letters have arrived. Return False if the broker has no more of them.
 
-        Raises: BrokerUnavailable (the broker has letters but delivers none, or can't count them), QueueGone.
+        Raises: BrokerUnavailable if the broker has dead letters but delivers none, or can't count them; QueueGone.
         """
         deadline = self._context.clock.monotonic() + ARRIVAL_SECONDS_MAX
         while not self._arrived:
@@ -250,7 +262,7 @@ class DeadWalk:
         return self._channel
 
     async def _ask(self, channel: Channel) -> None:
-        """Grant the broker new credit. Its size follows from the sizes of earlier letters and ``SHARE_BYTES``."""
+        """Grant the broker new credit. It is chosen so that dead letters of the usual size fit into ``SHARE_BYTES``."""
         grown = self._window.grown(SHARE_BYTES) if self._last_tag else self._window.restart(SHARE_BYTES)
         self._credit = min(grown, self._credit_max)
         self._credit_from_tag = self._last_tag
@@ -262,7 +274,7 @@ class DeadWalk:
             news.set_result(None)
 
     async def _letters(self, deliveries: Sequence[Delivery]) -> list[Letter]:
-        """Return the unsettled letters among ``deliveries``. Ack settled letters and second copies."""
+        """Return the dead letters in ``deliveries``, but ack those that the store has settled, and second copies."""
         named = [(self._copy_id(delivery), delivery) for delivery in deliveries]
         records = await self._context.leases.peek(
             self._queue, [copy_id for copy_id, delivery in named if delivery.identified]
@@ -292,7 +304,7 @@ class DeadWalk:
     def _copy_id(self, delivery: Delivery) -> CopyId:
         if delivery.identified:
             return delivery.message.copy_id
-        number = self._context.next_transient()  # another publisher has put it into the queue
+        number = self._context.next_transient()  # another application published the message
         return transient_copy_id(self._context.instance, self._epoch, number)
 
     def _ack(self, tags: Sequence[int]) -> None:

@@ -1,7 +1,8 @@
-"""The request for a redrive, and the redrive's progress.
+"""Defines the request for a redrive, and tracks the progress of a redrive.
 
-This module holds values only; ``dead_letters`` does the work. A redrive moves only letters that are in the queue when
-it starts. Otherwise a message that is dead-lettered again during the redrive would be moved again and again.
+This module does no I/O; ``dead_letters`` moves the dead letters. A redrive moves only dead letters that are in the
+queue when the redrive starts. Otherwise a message that is dead-lettered again during the redrive would be moved
+repeatedly.
 """
 
 import asyncio
@@ -14,11 +15,12 @@ from popgate.engine.dead_letters.dead_moves import BATCH_BYTES_MAX, BATCH_COUNT_
 from popgate.engine.dead_letters.dead_walk import DeadWalk, Letter
 
 RATE_SLICES = 4
-"""Batches a second of a redrive with a rate. At a low rate there are fewer, because a batch has at least one letter."""
+"""Number of batches per second in a redrive with a rate limit. If the limit is lower than this number, each batch has
+one dead letter, and there are fewer batches."""
 SKIPPED_MAX = 1_000
-"""Number of letters that can't be moved at which a redrive ends."""
+"""A redrive fails when it has found this many dead letters that can't be moved."""
 SKIPPED_IN_VAIN_MAX = 16
-"""Number of letters that can't be moved at which a redrive ends that has moved no letter."""
+"""A redrive that has moved no dead letter fails when it has found this many that can't be moved."""
 
 
 class RedriveState(StrEnum):
@@ -31,7 +33,10 @@ class RedriveState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterChoice:
-    """Selects letters by id, message id or age, or selects all. ``before``: dead-lettered before this Unix time."""
+    """Selects dead letters that meet all of the given conditions. Without conditions, it selects all of them.
+
+    ``ids``: the copy id is one of these. ``before``: the message was dead-lettered before this Unix time.
+    """
 
     ids: frozenset[CopyId] | None = None
     message_ids: frozenset[str] | None = None
@@ -53,7 +58,8 @@ class LetterChoice:
 class RedriveOrder:
     """The parameters of a redrive.
 
-    ``max_messages`` None: all chosen letters. ``target_topic`` None: each letter returns to its own subscription.
+    ``max_messages``: the number of dead letters after which the redrive ends; None: no limit. ``target_topic`` None:
+    each dead letter returns to its own subscription. ``rate_per_second`` None: as fast as possible.
     """
 
     choice: LetterChoice
@@ -63,7 +69,7 @@ class RedriveOrder:
 
 
 class Redrive:
-    """One redrive: its order and its progress. Times are Unix seconds."""
+    """One redrive: its parameters (``order``) and its progress. Times are Unix seconds."""
 
     def __init__(self, redrive_id: str, order: RedriveOrder, started_at: float) -> None:
         self.id = redrive_id
@@ -75,9 +81,9 @@ class Redrive:
         self.moved = 0
         self.failed = 0
         self.trouble = ""
-        """The reason why the redrive failed, or, while the redrive runs, why it waits."""
+        """The reason why the redrive failed, why it waits, or why the last dead letter could not be moved."""
         self.skipped: set[CopyId] = set()
-        """Letters that can't be moved. The redrive does not try them again."""
+        """Dead letters that could not be moved. The redrive does not try them again."""
         self.ids_left = set(order.choice.ids) if order.choice.ids is not None else None
         self.cancelled = asyncio.Event()
         self.ended = asyncio.Event()
@@ -88,23 +94,26 @@ class Redrive:
 
     @property
     def not_found(self) -> int | None:
-        """The number of named ids that no letter has; None before it is known, or if no ids were named."""
+        """The number of requested ids that no dead letter has.
+
+        None if the request has no ids or has ``max_messages``, and as long as the redrive is not done.
+        """
         if self.ids_left is None or self.state is not RedriveState.DONE or self.order.max_messages is not None:
             return None
         return len(self.ids_left)
 
     def found(self, dead: int) -> None:
-        """Set the total at the start of the redrive, from the number of letters in the queue (``dead``)."""
+        """Set ``total``, at the start of the redrive, from the number of dead letters in the queue (``dead``)."""
         if self.total is None:
             order, wanted = self.order, dead
             if order.choice.message_ids is not None:
-                return  # it is unknown how many letters have these message ids
+                return  # it is unknown how many dead letters have these message ids
             if order.choice.ids is not None:
                 wanted = min(wanted, len(order.choice.ids))
             self.total = wanted if order.max_messages is None else min(wanted, order.max_messages)
 
     def batch_count(self) -> int:
-        """Return the maximum number of letters in the next batch; 0 if nothing is left to do."""
+        """Return the maximum number of dead letters in the next batch; 0 if nothing is left to do."""
         count = BATCH_COUNT_MAX
         if self.order.max_messages is not None:
             count = min(count, self.order.max_messages - self.moved - self.failed)
@@ -120,7 +129,7 @@ class Redrive:
         return 0.0 if rate is None else max(0.0, (self.moved + self.failed) / rate - elapsed_seconds)
 
     def chosen(self, letters: Sequence[Letter]) -> list[Letter]:
-        """Return the letters to move: the chosen letters, and all letters whose moves another redrive has begun."""
+        """Return the dead letters to move: those that the order selects, and all whose moves were begun earlier."""
         return [
             letter
             for letter in letters
@@ -141,7 +150,7 @@ class Redrive:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether too many letters can't be moved."""
+        """Whether so many dead letters could not be moved that the redrive must end."""
         return self.failed >= SKIPPED_MAX or (self.failed >= SKIPPED_IN_VAIN_MAX and not self.moved)
 
     def end(self, state: RedriveState, at: float) -> None:
@@ -150,7 +159,10 @@ class Redrive:
 
 
 def first_batch(letters: Sequence[Letter], count_max: int) -> list[Letter]:
-    """Return the first of ``letters``: at most ``count_max`` and ``BATCH_BYTES_MAX`` bytes, but at least one letter."""
+    """Return the dead letters at the beginning of ``letters`` that fit into one batch, but at least one of them.
+
+    A batch has at most ``count_max`` dead letters, whose bodies have at most ``BATCH_BYTES_MAX`` bytes.
+    """
     taken: list[Letter] = []
     size = 0
     for letter in letters[:count_max]:
@@ -162,18 +174,18 @@ def first_batch(letters: Sequence[Letter], count_max: int) -> list[Letter]:
 
 
 class RedriveProgress:
-    """Holds a redrive's place in its walk."""
+    """Tracks which dead letters a redrive has read, and which of these it still has to move."""
 
     def __init__(self, redrive: Redrive, route: Route) -> None:
         self.redrive = redrive
         self.route = route
         self.walk: DeadWalk | None = None
         self.pending: list[Letter] = []
-        """Chosen letters that are not moved yet."""
+        """Dead letters that were read and selected, but not moved yet."""
         self._bound: int | None = None
 
     def begin(self, walk: DeadWalk) -> None:
-        """Continue with a walk that is at the front. Letters that arrived after the redrive's start are not read."""
+        """Continue with a new walk, from the front of the queue. Limit it to messages that were there at the start."""
         self.walk, self.pending = walk, []
         if self._bound is None:
             self._bound = walk.dead
