@@ -11,7 +11,7 @@ from popgate.ports.broker import Broker
 def asked_topic(
     topic: TopicName, queues: int | None, adopt: Sequence[str] | None, *, unique_message_ids: bool
 ) -> TopicSpec:
-    """Return the spec of the topic that a request asks for. Raises: InvalidRequest."""
+    """Return the topic spec that a request to create or change a topic asks for. Raises: InvalidRequest."""
     if (queues is None) == (adopt is None):
         raise InvalidRequest("give either queues (a number) or adopt (a list of existing queues)", field="queues")
     if queues is not None and not 1 <= queues <= QUEUES_MAX:
@@ -27,9 +27,9 @@ def asked_topic(
 
 
 async def check_adoption(spec: TopicSpec, present: Iterable[TopicSpec], broker: Broker) -> list[str]:
-    """Check the queues that a new topic adopts. Return warnings for the admin.
+    """Check the existing queues that a new topic adopts. Return warnings for the administrator.
 
-    ``present``: the topics that exist. Raises: Conflict, InvalidRequest, BrokerUnavailable.
+    ``present``: the existing topics. Raises: Conflict, InvalidRequest, BrokerUnavailable.
     """
     if not spec.adopted:
         return []

@@ -1,8 +1,9 @@
-"""The topics and groups that exist, the subscriptions that this proxy serves, and the admin's changes to them.
+"""Manages topics and groups: looks them up, applies an administrator's changes, and serves their subscriptions.
 
-Every change is written to the catalog and the broker first, then to memory. So if the process crashes between these
-steps, repeating the request completes the change. Changes are rare and made one at a time. The lock for changes is the
-only one that is held during I/O, and no message waits for it.
+Every change is written to the catalog and the broker first, then to memory. If the process crashes between these steps,
+the administrator completes the change by repeating the request. A proxy makes one change at a time, under a lock that
+stays locked during I/O. A client's request waits for this lock only if the request creates its topic or group, or if
+its topic has no group yet and another request may be creating the first one.
 """
 
 import asyncio
@@ -24,11 +25,11 @@ from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.journal import EventKind
 
 CHANGES_MAX = 20
-"""Maximum number of attempts at changing a group that other proxies change at the same time."""
+"""Maximum number of attempts to change a group's catalog entry while other proxies change the same entry."""
 
 
 class Topics:
-    """Holds the topics and groups of this proxy. Look-ups are synchronous; changes are awaited."""
+    """The topics and groups that this proxy knows. Look-ups do no I/O; changes do."""
 
     def __init__(self, context: EngineContext, signer: ReceiptSigner) -> None:
         self._context = context
@@ -41,7 +42,10 @@ class Topics:
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Declare and serve everything in the catalog. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
+        """Declare the topics of the catalog at the broker, and serve the groups of the catalog.
+
+        Raises: BrokerUnavailable, StateUnavailable, Conflict.
+        """
         for topic in await self._context.catalog.topics():
             await self._declare_topic(topic)
             self.specs[topic.topic] = topic
@@ -96,11 +100,11 @@ class Topics:
         return [served for served in self.served.values() if served.name.topic == topic]
 
     def group_names(self, topic: TopicName) -> list[GroupName]:
-        """Return the names of ``groups``."""
+        """Return the names of the topic's groups."""
         return [name.group for name in self.served if name.topic == topic]
 
     def missing_queues(self, topic: TopicName) -> dict[int, BrokerQueue]:
-        """Return the queues, by number, that were deleted on the broker. Their messages don't reach the group."""
+        """Return the topic's queues that were deleted at the broker, by queue number. They receive no messages."""
         if not self._context.missing_queues:
             return {}
         return {
@@ -113,7 +117,10 @@ class Topics:
     # -- creation by use ----------------------------------------------------------------------------------------
 
     async def topic_to_publish(self, name: str) -> TopicSpec:
-        """Return the topic; create it with the group ``default`` if creation by use is on. Raises: TopicNotFound."""
+        """Return the topic. If it does not exist and creation by use is on, create it with the group ``default``.
+
+        Raises: TopicNotFound.
+        """
         spec = self.specs.get(TopicName(name))
         if self._context.options.auto_create and (spec is None or self._is_half_made(spec.topic)):
             async with self._change():
@@ -124,12 +131,14 @@ class Topics:
         return spec or self.topic(name)
 
     def _is_half_made(self, topic: TopicName) -> bool:
-        """Whether the topic's first group may be under construction. A publish must wait until that group exists."""
+        """Whether the topic has no group yet, but one may be in creation. A publish must wait for that group."""
         return self._changing.locked() and not self.groups(topic)
 
     async def subscription_to_pop(self, topic: str, group: str) -> ServedSubscription:
-        """Return the subscription; create it if creation by use is on. Raises: TopicNotFound, GroupNotFound,
-        Conflict."""
+        """Return the subscription. If it does not exist and creation by use is on, create its topic and group.
+
+        Raises: TopicNotFound, GroupNotFound, Conflict.
+        """
         served = self.served.get(Subscription(topic, group))  # type: ignore[arg-type]  # checked below where unknown
         if served is None and self._context.options.auto_create:
             name = Subscription(topic_name(topic), group_name(group))
@@ -142,7 +151,7 @@ class Topics:
         spec = self.specs.get(topic)
         if spec is None:
             spec = TopicSpec(topic=topic, queue_count=self._context.options.auto_create_queues)
-            self._check_queues(spec.queue_count)  # the first group's queues: a topic without a group is useless
+            self._check_queues(spec.queue_count)  # the queues that the first group will have
             await self._put_topic(spec)
         return spec
 
@@ -151,10 +160,10 @@ class Topics:
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncGenerator[None]:
-        """Allow one change at a time, and announce it to the other proxies before the context exits.
+        """Make one change at a time, and announce it to the other proxies at the end of the context.
 
-        The other proxies are notified after the lock is released. Otherwise two proxies that change something at the
-        same time would wait for each other.
+        The announcement follows the release of the lock. Otherwise two proxies that make a change at the same time
+        would wait for each other: each would hold its lock while the other one needs its own lock to apply the change.
         """
         async with self._changing:
             yield
@@ -169,9 +178,9 @@ class Topics:
     ) -> tuple[TopicSpec, bool, list[str]]:
         """Create or change a topic. Return its spec, whether it is new, and warnings for the admin.
 
-        Raises: InvalidRequest, Conflict (an adopted queue is missing, has other consumers or is a stream; the queue
-        count would change while the topic is not drained; the request adopts queues for a topic that has popgate's own
-        queues, or the reverse).
+        Raises: InvalidRequest. Conflict if an adopted queue is missing, has other consumers or is a stream; if the
+        queue count would change while queues contain messages; or if the existing topic uses other adopted queues, or
+        has another ``unique_message_ids``.
         """
         wanted = asked_topic(topic_name(name), queues, adopt, unique_message_ids=unique_message_ids)
         async with self._change():
@@ -201,9 +210,10 @@ class Topics:
             self._context.journal.note(EventKind.TOPIC_DELETED, spec.topic, self._context.clock.wall())
 
     async def put_group(self, topic: str, group: str, policy: Policy | None) -> tuple[ServedSubscription, bool]:
-        """Create a group, or change its policy (None: keep the present policy). Return the group and whether it is new.
+        """Create a group, or change the policy of an existing group. Return the group, and whether it is new.
 
-        Queues of the group that were deleted are declared again. Raises: TopicNotFound, Conflict.
+        ``policy`` None: the default policy for a new group, or no change. Queues of an existing group that were deleted
+        at the broker are declared again. Raises: TopicNotFound, Conflict.
         """
         async with self._change():
             spec = self.topic(topic)
@@ -230,9 +240,9 @@ class Topics:
     async def switch(
         self, topic: str, group: str, mode: ConsumeMode, drain_seconds: float | None
     ) -> ServedSubscription:
-        """Set a group's consume mode, or let the group drain first (``domain.modes``). Idempotent.
+        """Switch a group to ``mode``, at once or after a drain in which its leases end (``domain.modes``). Idempotent.
 
-        During a drain, a switch to the former mode cancels the drain.
+        During a drain, a switch back to the former mode cancels the drain.
 
         Raises: TopicNotFound, GroupNotFound, StateUnavailable.
         """
@@ -250,7 +260,7 @@ class Topics:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     async def _change_spec(self, served: ServedSubscription, change: Callable[[GroupSpec], GroupSpec]) -> None:
-        """Change a group's entry in the catalog. Try again if another proxy changes the entry at the same time."""
+        """Replace a group's catalog entry with ``change(entry)``. Retry if another proxy changes the entry, too."""
         for _ in range(CHANGES_MAX):
             present = await self._context.catalog.group(served.name)
             if present is None:
@@ -264,10 +274,10 @@ class Topics:
         raise StateUnavailable("other proxies keep changing this group; try again")
 
     async def _follow(self, served: ServedSubscription, spec: GroupSpec) -> None:
-        """Apply the catalog's ``spec``.
+        """Apply ``spec``, the group's entry in the catalog.
 
-        After the store lost its data, a proxy with outdated knowledge may have restored an earlier generation than
-        this proxy serves. In that case write this proxy's generation back.
+        After the store has lost its data, a proxy with outdated data may have restored an entry with an earlier mode
+        generation than the one that this proxy serves. Then write this proxy's entry to the catalog.
         """
         if spec.mode_generation < served.spec.mode_generation:
             await self._context.catalog.change_group(spec, served.spec)
@@ -286,7 +296,7 @@ class Topics:
             await self._context.broker.declare_topic(spec.topic)
 
     async def _put_group(self, name: Subscription, policy: Policy) -> tuple[ServedSubscription, bool]:
-        """Create a group and serve it. Return False as the second value if another proxy created the group first."""
+        """Create a group and serve it. The second value is False if another proxy has created the group first."""
         spec = self.specs[name.topic]
         others = [served.name.group for served in self.groups(spec.topic)]
         if spec.adopted and others:
@@ -297,8 +307,8 @@ class Topics:
         self._context.options.quotas.check(Quota.GROUPS, len(others))
         self._check_queues(spec.queue_count)
         await self._context.broker.declare_group(spec.layout(name))
-        # A deleted group of this name had generations, too. The new group's generation is later, so that no lease is
-        # granted under an old generation.
+        # A deleted group of this name may have used mode generations. The new group's generation is later than these,
+        # so the store grants no lease under the deleted group's generation.
         generation = await self._context.leases.allow_mode(name, 0) + 1
         group = GroupSpec(
             subscription=name,
@@ -316,7 +326,7 @@ class Topics:
         return await self._serve(present), is_new
 
     def _check_queues(self, more: int) -> None:
-        """Check the quota of queues. Raises: QuotaExceeded.
+        """Check that ``more`` queues fit into the quota of queues. Raises: QuotaExceeded.
 
         The quota can be exceeded slightly if other proxies create queues at the same time.
         """
@@ -324,7 +334,7 @@ class Topics:
         self._context.options.quotas.check(Quota.QUEUES, present, more)
 
     async def _serve(self, group: GroupSpec) -> ServedSubscription:
-        """Start to serve a group whose queues are declared and whose entry is in the catalog."""
+        """Start to serve a group. Its queues must be declared, and its entry must be in the catalog."""
         served = self._subscription(group)
         await served.start()
         self.served[group.subscription] = served
@@ -336,7 +346,7 @@ class Topics:
         return ServedSubscription(self._context, group, layout, self._signer, self.publishers, end_drain)
 
     async def _end_drain(self, name: Subscription, spec: GroupSpec) -> None:
-        """End the drain that ``spec`` describes. Do nothing if the group's mode or drain has changed since."""
+        """End the drain of a group. Do nothing if its mode or drain is no longer the one in ``spec``."""
         async with self._change():
             served = self.served.get(name)
             if served is not None:
@@ -346,7 +356,7 @@ class Topics:
                 )
 
     async def _delete_group(self, served: ServedSubscription) -> None:
-        """Delete a group. Its catalog entry is deleted last, so that the request can be repeated if a step fails."""
+        """Delete a group. The last step deletes its catalog entry, so the request can be repeated if a step fails."""
         await served.stop()
         try:
             await self._context.broker.delete_group(served.layout)
@@ -366,9 +376,9 @@ class Topics:
         self._context.journal.note(kind, name.topic, self._context.clock.wall(), group=name.group, detail=detail)
 
     async def _change_queue_count(self, wanted: TopicSpec) -> None:
-        """Change the number of queues. Every queue must be drained, because the change moves ordering keys.
+        """Change the number of queues of a topic.
 
-        Raises: Conflict.
+        All queues must be empty, because the change assigns ordering keys to other queues. Raises: Conflict.
         """
         served = self.groups(wanted.topic)
         self._check_queues(sum(wanted.queue_count - len(one.layout.queues) for one in served))
@@ -391,7 +401,7 @@ class Topics:
             for one in served:
                 await one.stop()
                 self._context.missing_queues.difference_update(one.layout.queues)
-                self.served[one.name] = self._subscription(one.spec)  # it claims its queues at the first pop
+                self.served[one.name] = self._subscription(one.spec)  # claims its queues at the first pop
         for one in served:
             surplus = one.layout.queues[wanted.queue_count :]
             if surplus:

@@ -1,8 +1,8 @@
 """Acks, releases, extends and rejects leases. The store decides, and this proxy then applies the decision to the queue.
 
 The steps are, in order: write the settlement to the store, answer the client, and send ``basic.ack`` to the broker
-(decision 4). For a message without a stable id, the ack is sent before the answer, because no record would prevent the
-message's redelivery. Such a message is called unidentified or transient below.
+(decision 4). A message without a stable id is called unidentified or transient below. The ack of such a message is sent
+before the answer, because the store has no record that would settle the message again if the broker redelivered it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from popgate.ports.leases import SettleEntry
 from popgate.ports.peers import PeerOrder, SettleAtOwner
 
 REMEMBERED_MAX = 10_000
-"""Maximum number of settled unidentified messages that are remembered to recognize a repeated settlement."""
+"""Maximum number of settled unidentified messages that a proxy remembers, to recognize repeated settlements."""
 
 _ACTION = {Verb.ACK: SettleAction.ACK, Verb.RELEASE: SettleAction.RELEASE, Verb.EXTEND: SettleAction.EXTEND}
 _DONE = {Verb.ACK: "acked", Verb.RELEASE: "released", Verb.EXTEND: "extended", Verb.REJECT: "rejected"}
@@ -52,11 +52,11 @@ class Settler:
         noted_as: EventKind | None = None,
         is_passed: bool = False,
     ) -> list[SettleResult]:
-        """Carry out ``orders``. Return one result for each order, in the same order.
+        """Carry out ``orders``. Return one result for each order, in the sequence of ``orders``.
 
-        The journal records the event ``noted_as``, or by default the verb's event. ``is_passed``: another proxy has
-        forwarded this request, so it is not forwarded again. Raises: StateUnavailable. After this error, forwarded
-        orders and some of the rejections may have been carried out.
+        ``noted_as``: the event that the journal records; by default, the event of the verb. ``is_passed``: whether
+        another proxy has forwarded this request. Such a request is not forwarded again. Raises: StateUnavailable. If
+        this error is raised, forwarded orders and some of the rejections may have been carried out.
         """
         results = [INVALID] * len(orders)
         valid = self._valid_orders(subscription, verb, orders)
@@ -91,7 +91,8 @@ class Settler:
     ) -> None:
         """Forward orders to the owners of their queues, because only the owners can carry them out.
 
-        If a queue has no owner, this proxy begins the rejections of that queue's messages.
+        If a queue has no owner, this proxy writes the beginning of each rejection to the store, and the result of every
+        order for that queue is "unavailable".
         """
         by_owner: dict[InstanceId | None, list[ValidOrder]] = {}
         for one in there:
@@ -113,9 +114,10 @@ class Settler:
                 results[one.place] = answer
 
     def _note(self, verb: Verb, transient: Sequence[ValidOrder], results: Sequence[SettleResult]) -> None:
-        """Remember the unidentified messages that were settled, to recognize a repeated settlement of them.
+        """Remember the unidentified messages that these orders have settled, so that a repeated order gets its result.
 
-        A repeat can't be recognized in any other way, because the store is not asked about a message that is gone.
+        A repeated order could not be answered in another way: this proxy has dropped the message, and does not ask the
+        store about unidentified messages that it has dropped.
         """
         for one in transient:
             if results[one.place].status in (_DONE[verb], _ALREADY[verb]):
@@ -125,7 +127,7 @@ class Settler:
 
     @staticmethod
     async def _flush(transient: Sequence[ValidOrder], results: list[SettleResult]) -> None:
-        """Send the acks of unidentified messages to the broker. If an ack may be lost, set its result to "expired"."""
+        """Send the acks of unidentified messages to the broker. If an ack may be lost, set the result to "expired"."""
         for host in {one.host for one in transient}:
             channel = host.channel
             if channel is not None:
@@ -138,9 +140,9 @@ class Settler:
     async def settle_held(
         self, subscription: ServedSubscription, host: QueueHost, many: Sequence[BufferedMessage]
     ) -> list[SettleStatus]:
-        """Ack leased messages of one queue in one request to the store. Return the status of each message, in order.
+        """Ack leased messages of one queue with one request to the store. Return their statuses in the same order.
 
-        If a lease is no longer valid, this proxy's state of the message is updated from its record. Raises:
+        If a message's lease is no longer valid, update this proxy's state of the message from its record. Raises:
         StateUnavailable.
         """
         entries = [
@@ -159,7 +161,7 @@ class Settler:
                 host.learn(buffered.copy_id, record, remaining)  # this also notifies the queue's new owner
             elif status is SettleStatus.LOST:
                 host.conform(buffered, record, remaining)
-            else:  # also if it is a repeat: the first request may have been interrupted
+            else:  # also for ALREADY: the first request may have been interrupted
                 settled.append(buffered)
                 oldest = min(oldest, record.changed_at)
         done = [buffered for buffered, answer in zip(many, answers, strict=True) if answer.status is SettleStatus.DONE]
@@ -168,13 +170,13 @@ class Settler:
         host.settle(settled, oldest)
         await self._context.router.until_sent()
         if host.channel is not None and any(buffered.is_transient for buffered in settled):
-            await host.channel.flush()  # no record would prevent a redelivery of transient messages
+            await host.channel.flush()  # no record would settle these messages again after a redelivery
         return [answer.status for answer in answers]
 
     def _valid_orders(
         self, subscription: ServedSubscription, verb: Verb, orders: Sequence[SettleOrder]
     ) -> list[ValidOrder]:
-        """Return the orders whose receipt handle is valid in this subscription and may be used with ``verb``."""
+        """Return the orders whose receipt handles are valid in this subscription and allow ``verb``."""
         valid: list[ValidOrder] = []
         hosts = subscription.hosts
         for place, order in enumerate(orders):
@@ -182,16 +184,17 @@ class Settler:
             if receipt is None or receipt.queue[:2] != subscription.name or receipt.queue.number >= len(hosts):
                 continue
             if verb is not Verb.REJECT and is_pulled(receipt.lease_id):
-                continue  # a pulled message is settled by a commit, or returns with its client's other messages
+                continue  # a pulled message is settled by a commit, or returned with its client's other messages
             valid.append(ValidOrder(place, order, receipt, hosts[receipt.queue.number]))
         return valid
 
     async def _counts(
         self, subscription: ServedSubscription, verb: Verb, valid: Sequence[ValidOrder]
     ) -> Mapping[CopyId, int]:
-        """Return the delivery counts of messages that are released with the retry delay of the group's policy.
+        """Return the delivery counts that the retry delay of the group's policy depends on.
 
-        If a message is not in this proxy's memory, its count is read from the store. Raises: StateUnavailable.
+        They are needed for releases without a delay of their own. If a message is not in this proxy's memory, its count
+        is read from the store. Raises: StateUnavailable.
         """
         if verb is not Verb.RELEASE or subscription.spec.policy.retry.initial_seconds <= 0:
             return {}
@@ -230,9 +233,9 @@ class Settler:
         results: list[SettleResult],
         event: EventKind,
     ) -> None:
-        """Apply the store's decisions to the queues, and write the results.
+        """Apply the store's decisions to the queues, and write the results of the orders to ``results``.
 
-        The messages are looked up again, because they may have changed since the request was sent to the store.
+        Each message is looked up again, because its state may have changed during the request to the store.
         """
         done: list[JournalSubject] = []
         details: list[str] = []
@@ -243,10 +246,10 @@ class Settler:
         done_result, already_result = SettleResult(_DONE[verb]), SettleResult(_ALREADY[verb])
         for one, (status, remaining, record, _) in zip(valid, answers, strict=True):
             buffered = one.buffered
-            # If the store's answer to a release was lost, the repeated release is the first that is applied here.
+            # If the store's answer to a release was lost, this proxy still has the lease, and must apply the repeat.
             is_first = status is SettleStatus.DONE or (verb is Verb.RELEASE and one.has_its_lease)
             if status is SettleStatus.LOST or record is None or (buffered is None and is_first and one.is_transient):
-                results[one.place] = EXPIRED  # or the lease of an unidentified message has ended with its channel
+                results[one.place] = EXPIRED  # also if the channel of an unidentified message has ended meanwhile
                 continue
             result = done_result if is_first else already_result
             results[one.place] = result._replace(invisible_until=wall + remaining) if verb is Verb.EXTEND else result
@@ -259,7 +262,7 @@ class Settler:
             if verb is Verb.ACK:
                 if not is_first:
                     known.append(found_so(one.receipt.copy_id, one.receipt.queue.number, record, buffered))
-                if buffered is not None:  # also if it is a repeat: the first request may have been interrupted
+                if buffered is not None:  # also for a repeat: the first request may have been interrupted
                     acked.setdefault(one.host, []).append(buffered)
                     oldest = min(oldest, record.changed_at)
                 elif is_first:
@@ -275,7 +278,6 @@ class Settler:
 def _is_the_owners(one: ValidOrder, verb: Verb) -> bool:
     """Whether another proxy owns the queue, and only that owner can carry out the order.
 
-    Only the owner has the message, which a rejection needs. And only the owner knows the state of an unidentified
-    message.
+    This is the case for a rejection, which needs the message's body, and for every order for an unidentified message.
     """
     return not one.host.is_owned and (verb is Verb.REJECT or one.is_transient)
