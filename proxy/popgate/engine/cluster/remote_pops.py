@@ -1,16 +1,18 @@
-"""Forwards pops that the queues of this proxy can't fill to another owner of the subscription's queues.
+"""Forwards pops to other owners of a subscription's queues if this proxy's own queues have no messages for them.
 
-Theory of operation. A pop first tries the queues of this proxy, then the owners that are known to have messages, each
-by one hop. A pop that waits is parked here, and every other owner is notified that messages are wanted (``Wanted``).
-When such an owner has messages, it answers once (``Available``), and one parked pop is forwarded to it. If this pop
-receives a message, the next parked pop is forwarded, too, because there may be more messages. Idle proxies exchange no
-messages.
+Theory of operation. A pop first tries the queues that this proxy owns. It is then forwarded to the other owners, one
+after the other, until one of them has messages. A forwarded pop is not forwarded again. A pop that still has no message
+waits on this proxy, and this proxy asks every other owner to report when it has messages (``Wanted``). When such an
+owner has messages, it reports once (``Available``), and one waiting pop is forwarded to it. If this pop gets messages,
+the next waiting pop is forwarded, too, because the owner may have more messages. Proxies without messages and pops
+exchange nothing.
 
-Most forwarded pops with filters find no match, and then the next such pop is forwarded. So these pops wait in a
-separate line, only a few of them are forwarded at a time, and the other pops don't wait for them.
+Most forwarded pops with filters find no suitable message, and then the next pop with a filter is forwarded. Therefore
+pops with filters wait in a separate line, and only a few of them are forwarded at a time. Other pops don't wait for
+them.
 
-Messages of other proxies must not starve while this proxy has a backlog. So some pops try the other proxies first: the
-same share of pops as the share of queues that the other proxies own.
+While this proxy has a backlog, messages at other proxies must not starve. Therefore some pops try the other proxies
+first. The share of these pops is the share of the subscription's queues that the other proxies own.
 """
 
 import asyncio
@@ -28,22 +30,23 @@ from popgate.ports.peers import Wanted
 AnswerT = TypeVar("AnswerT")
 
 WANTED_SECONDS = 30.0
-"""Seconds for which one ``Wanted`` message is valid."""
+"""Seconds after a ``Wanted`` message during which its receiver reports messages."""
 LOOK_SECONDS = 2.0
-"""Maximum seconds after which a parked pop checks whether the owners of the queues have changed."""
+"""Seconds after which a waiting pop checks whether the owners of the queues have changed."""
 LOOKING_TOGETHER = 100
-"""Number of parked pops above which each of them checks less often. All of them benefit from the check of one pop."""
+"""Number of waiting pops above which each of them makes this check less often, because one check serves all."""
 CHOOSY_AT_ONCE = 8
-"""Maximum number of pops with filters that are forwarded at one time. Any other pop waits behind the work of all these
-at both proxies: with 32 it takes twice as long as without them, with 8 less than 1.5 times."""
+"""Maximum number of pops with filters that this proxy forwards at the same time. They delay other pops, because both
+proxies have to process them. With 32, another pop takes twice as long as without them; with 8, less than 1.5 times."""
 CHOOSY_SECONDS_MIN = 1.0
-"""Minimum seconds that a pop with a filter may wait for its turn to be forwarded."""
+"""Seconds that a pop with a filter may wait until it can be forwarded, even if its own wait time is shorter."""
 
 
 class PeerPop(NamedTuple, Generic[AnswerT]):
-    """The answer of another proxy. ``arrivals`` is None if the answer has messages.
+    """The answer of another proxy to a forwarded pop.
 
-    Otherwise ``arrivals`` is the number of arrivals at that proxy that the pop has already checked.
+    ``arrivals`` is None if the answer contains messages or an error. Otherwise it is the other proxy's arrival count
+    (``Serving.arrivals``): no message that had arrived there until then was available to the pop.
     """
 
     answer: AnswerT
@@ -51,17 +54,17 @@ class PeerPop(NamedTuple, Generic[AnswerT]):
 
 
 Forward: TypeAlias = Callable[[InstanceId], Awaitable[PeerPop[AnswerT]]]
-"""Sends this pop to another proxy, which answers without waiting. Raises: PeerUnavailable."""
+"""Forwards a pop to the given proxy, which answers at once, also without a message. Raises: PeerUnavailable."""
 
 
 class _Parked:
-    """A pop that waits for messages of this proxy and of other proxies."""
+    """A pop that waits until this proxy or another owner has messages. ``wake`` ends the wait."""
 
     def __init__(self, *, is_choosy: bool) -> None:
         self.is_choosy = is_choosy
         self.presence = Presence()
         self.call: InstanceId | None = None
-        """The proxy that has messages for this pop."""
+        """The owner to which the pop must be forwarded after the wait, because it has messages; None: no owner."""
 
     def wake(self, member: InstanceId) -> None:
         self.call = member
@@ -69,17 +72,17 @@ class _Parked:
 
 
 class _OtherOwners:
-    """This proxy's knowledge of the other owners of one subscription's queues."""
+    """What this proxy knows of the other owners of one subscription's queues, and the pops that wait for them."""
 
     def __init__(self) -> None:
         self.stocked: dict[InstanceId, None] = {}
-        """The owners that have messages."""
+        """The owners that are believed to have messages."""
         self.seen: dict[InstanceId, int] = {}
-        """The number of arrivals at each owner that pops have checked without receiving a message."""
+        """The highest arrival count of each owner that it has returned to a pop without a message."""
         self.wanted_until: dict[InstanceId, float] = {}
         self.plain: dict[_Parked, None] = {}
         self.choosy: dict[_Parked, None] = {}
-        """Pops with filters. Most of them receive no message when they are forwarded."""
+        """Waiting pops with filters. Most of them receive no message when they are forwarded."""
         self.attempts: dict[str, _Pop[Any]] = {}
         self.turn = 0
 
@@ -87,7 +90,10 @@ class _OtherOwners:
         return self.choosy if choosy else self.plain
 
     def wake(self, member: InstanceId, *, choosy_only: bool = False) -> None:
-        """Let the longest-waiting pop without a filter and the longest-waiting pop with a filter try ``member``."""
+        """Forward to ``member`` the pop without a filter and the pop with a filter that have waited longest.
+
+        If ``choosy_only`` is True, forward only the pop with a filter.
+        """
         for line in (self.choosy,) if choosy_only else (self.plain, self.choosy):
             parked = next((one for one in line if one.call is None), None)
             if parked is not None:
@@ -95,7 +101,7 @@ class _OtherOwners:
 
 
 class RemotePops:
-    """Answers the pops of every subscription, from this proxy's queues or through other proxies."""
+    """Answers the pops of all subscriptions, from the queues of this proxy or by forwarding them to other proxies."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -105,7 +111,7 @@ class RemotePops:
     async def pop(
         self, served: ServedSubscription, request: PopRequest, presence: Presence, forward: Forward[AnswerT]
     ) -> list[Leased] | AnswerT:
-        """Return the messages leased here, or another proxy's answer. Raises the errors of ``served.pops.pop``."""
+        """Return the messages leased on this proxy, or another proxy's answer. Raises the errors of ``Pops.pop``."""
         if not self._context.router.others(served.layout):
             return await served.pops.pop(request, presence)
         owners = self._other_owners.setdefault(served.name, _OtherOwners())
@@ -124,7 +130,7 @@ class RemotePops:
             pop.ended.set()
 
     def _in_turn(self, request: PopRequest, forward: Forward[AnswerT]) -> Forward[AnswerT]:
-        """Delay the forwarding of a pop until fewer than ``CHOOSY_AT_ONCE`` pops with filters are being forwarded."""
+        """Return ``forward`` with a delay until fewer than ``CHOOSY_AT_ONCE`` pops with filters are being forwarded."""
 
         async def forwarding(member: InstanceId) -> PeerPop[AnswerT]:
             try:
@@ -140,7 +146,7 @@ class RemotePops:
         return forwarding
 
     def available(self, member: InstanceId, subscription: Subscription) -> None:
-        """Note that ``member`` has messages that were wanted."""
+        """Record that ``member`` has reported messages for the subscription, and forward waiting pops to it."""
         owners = self._other_owners.get(subscription)
         if owners is not None:
             owners.wanted_until.pop(member, None)
@@ -149,7 +155,7 @@ class RemotePops:
 
 
 class _Pop(Generic[AnswerT]):
-    """A pop in progress. Its methods return None if no message is found."""
+    """A pop in progress. ``briefly`` and ``patiently`` return None if no message is found."""
 
     def __init__(
         self,
@@ -168,7 +174,7 @@ class _Pop(Generic[AnswerT]):
         self._forward = forward
         self._full: TooManyInFlight | None = None
         self._seen: dict[InstanceId, int] = {}
-        """The number of arrivals at each owner that this pop has checked without receiving a message."""
+        """The last arrival count of each owner that this pop has received instead of a message."""
         self._parked: _Parked | None = None
         self._is_superseded = False
         self.ended = asyncio.Event()
@@ -179,14 +185,14 @@ class _Pop(Generic[AnswerT]):
         return [] if found is None else found
 
     async def superseded(self) -> None:
-        """End this pop, and return when it has ended. A repeat replaces it, so its connection is probably dead."""
+        """End this pop, and wait until it has ended. The client repeats it, so its connection is probably dead."""
         self._is_superseded = True
         if self._parked is not None:
             self._parked.presence.leave()
         await self.ended.wait()
 
     async def briefly(self) -> list[Leased] | AnswerT | None:
-        """Pop without waiting, here or from an owner that has messages now."""
+        """Pop without waiting, from the queues of this proxy or from another owner that has messages now."""
         tried: set[InstanceId] = set()
         if self._is_others_turn():
             found = await self._try([*self._owners.stocked], tried)
@@ -202,7 +208,7 @@ class _Pop(Generic[AnswerT]):
         return found
 
     async def patiently(self) -> list[Leased] | AnswerT | None:
-        """Pop as ``briefly`` does, but wait until a message is found or the wait time is over."""
+        """Pop from this proxy or another owner, and wait until a message is found or the wait time is over."""
         deadline = self._context.clock.monotonic() + self._request.wait_seconds
         parked = _Parked(is_choosy=self._request.selection.is_choosy)
         while not self._is_unwanted():
@@ -235,7 +241,7 @@ class _Pop(Generic[AnswerT]):
         return self._presence.gone or self._is_superseded
 
     def _has_news(self, member: InstanceId) -> bool:
-        """Whether ``member`` may have messages that this pop has not checked."""
+        """Whether ``member`` may have messages that it has not yet compared with this pop."""
         owners = self._owners
         return member in owners.stocked or owners.seen.get(member, 0) > self._seen.get(member, -1)
 
@@ -246,7 +252,7 @@ class _Pop(Generic[AnswerT]):
         return bool(self._owners.stocked) and is_turn
 
     def _others(self) -> Sequence[InstanceId]:
-        """Return the other owners in rotating order, but owners that are known to have messages first."""
+        """Return the other owners: first those that are believed to have messages, and otherwise in rotating order."""
         others = self._context.router.others(self._served.layout)
         start = self._owners.turn % len(others) if others else 0
         return sorted([*others[start:], *others[:start]], key=lambda one: one not in self._owners.stocked)
@@ -254,7 +260,7 @@ class _Pop(Generic[AnswerT]):
     async def _here(self, wait_seconds: float, presence: Presence) -> list[Leased]:
         try:
             return await self._served.pops.pop(replace(self._request, wait_seconds=wait_seconds), presence)
-        except TooManyInFlight as error:  # others may have messages
+        except TooManyInFlight as error:  # other owners may have messages
             self._full = error
             return []
 
@@ -275,7 +281,7 @@ class _Pop(Generic[AnswerT]):
                 owners.stocked[parked.call] = None
 
     async def _try(self, members: Sequence[InstanceId], tried: set[InstanceId]) -> AnswerT | None:
-        """Forward the pop to one member after the other, until a member has messages."""
+        """Forward the pop to one of ``members`` after the other, until one of them has messages."""
         owners = self._owners
         for member in members:
             tried.add(member)
@@ -288,17 +294,17 @@ class _Pop(Generic[AnswerT]):
             owners.stocked.pop(member, None)
             seen = owners.seen.get(member, 0)
             arrivals = self._seen[member] = seen if passed is None or passed.arrivals is None else passed.arrivals
-            latest = arrivals if seen == before else max(arrivals, seen)  # a later answer may have overtaken this one
+            latest = arrivals if seen == before else max(arrivals, seen)  # a later pop may have got its answer earlier
             if latest != seen:
                 owners.seen[member] = latest
-                if self._request.selection.is_choosy:  # there may be messages for another pop
+                if self._request.selection.is_choosy:  # the new messages may suit another pop
                     owners.wake(member, choosy_only=True)
             if self._presence.gone:
                 break
         return None
 
     async def _forwarded_to(self, member: InstanceId) -> PeerPop[AnswerT] | None:
-        """Forward the pop to ``member``. If the client leaves, cancel the request, so that ``member`` is notified."""
+        """Forward the pop to ``member``. If the client disconnects, cancel the request. ``member`` notices this."""
         self._context.router.forwarded[member] += 1
         forwarding = asyncio.ensure_future(self._forward(member))
         self._presence.on_leave = lambda: _cancel(forwarding)
@@ -318,7 +324,7 @@ class _Pop(Generic[AnswerT]):
             self._presence.on_leave = None
 
     def _want(self, member: InstanceId, seconds: float) -> None:
-        """Ask ``member`` to report when it has messages, unless it has been asked already."""
+        """Ask ``member`` to report when it has messages, unless an earlier request covers the next ``seconds``."""
         now = self._context.clock.monotonic()
         if self._owners.wanted_until.get(member, 0.0) < now + seconds:
             self._owners.wanted_until[member] = now + WANTED_SECONDS

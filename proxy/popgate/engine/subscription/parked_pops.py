@@ -1,20 +1,22 @@
-"""Holds the parked pops of one subscription, and orders them for a serving.
+"""Stores the parked pops of one subscription, and decides in which order a serving tries them.
 
-Owns the order of the pops, and an index of their filters. ``serving`` decides which pop gets which message.
+A serving is one pass over the parked pops: ``serving`` then decides which pop gets which message.
 
-Theory of operation. Pops that accept the same messages stand in one line. There is one line for pops that accept any
-message, and one for each filter. If the first pop of a line gets nothing, the serving skips the rest of the line,
-because these pops would get nothing either. A serving tries the line of pops without filters. It tries the other lines
-only if a fresh message passes their filter (``FilterIndex``). The lines are merged, so that the pop that was parked
-first is tried first. Two kinds of pops are tried individually. Special pops (by an admin, for a lease group, of a pull
-client) are tried in each serving, because they may get a message when other pops get none. New pops with filters are
-tried once with all ready messages.
+Theory of operation. Pops that accept the same messages are in one line. There is one line for pops that accept any
+message, and one line for each filter. If the first pop of a line gets no message, the serving skips the rest of this
+line, because its other pops would get no message either. Each serving tries the line of pops without filters. It tries
+the line of a filter only if a fresh message passes the filter (``FilterIndex``). Fresh messages are ready messages that
+were not compared with the filters yet. The lines are merged, so that a pop that was parked earlier is tried earlier.
 
-Clients can send so many different filters that a message must be compared with thousands of them. So one serving makes
-at most ``ASKED_AT_ONCE_MAX`` comparisons. The caller decides when the comparisons continue (``next_asked``).
+Two kinds of pops are tried individually. Special pops (of an administrator, for a lease group, or of a pull client) are
+tried in each serving, because they may get a message when other pops get none. New pops with filters are tried once
+with all ready messages.
 
-When the wait time of many pops is over, they end a few at a time. Each pop has to be answered, and 10,000 answers at
-once would delay all other clients.
+Clients can send so many different filters that a message must be compared with thousands of them. So a serving makes at
+most ``ASKED_AT_ONCE_MAX`` comparisons, and the caller decides when to make further ones (``next_asked``).
+
+If the wait time of many pops is over at once, this module ends only some of them in each turn of the event loop. Each
+pop has to be answered, and 10,000 answers in one turn would delay all other clients.
 """
 
 import asyncio
@@ -32,18 +34,18 @@ from popgate.engine.lease.pop_request import Waiter
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 
 ENDED_AT_ONCE_MAX = 100
-"""Maximum number of pops of a subscription that end in one turn of the event loop because their wait time is over."""
+"""Maximum number of pops of a subscription that time out in one turn of the event loop."""
 
 ASKED_AT_ONCE_MAX = 200
-"""Maximum number of comparisons of a filter with fresh messages in one serving."""
+"""Maximum number of filters that are compared with fresh messages in one serving."""
 
 Line = OrderedDict[Waiter, None]
 FreshFor = Mapping[HeaderFilter, list[list[BufferedMessage]]]
-"""The fresh messages that pass each filter, in lists. Filters that pass the same messages share a list."""
+"""For each filter, the lists of fresh messages that pass it. One list can be shared by several filters."""
 
 
 class _Unasked(NamedTuple):
-    """Fresh messages that are the same for all filters, and that were not compared with all filters yet."""
+    """Fresh messages that pass the same filters (``alike``), and that were not yet compared with all filters."""
 
     facts: Facts
     headers: Mapping[str, HeaderValue]
@@ -51,7 +53,7 @@ class _Unasked(NamedTuple):
 
 
 class Turn:
-    """The turn of one pop. ``line``: the line in which the pop is first; None: the pop is tried individually."""
+    """The turn of one pop in a serving. ``line``: the line that the pop is first in; None: it is tried individually."""
 
     __slots__ = ("_fresh", "line", "waiter")
 
@@ -62,21 +64,24 @@ class Turn:
 
     @property
     def fresh(self) -> Iterable[BufferedMessage] | None:
-        """The messages from which the pop may take; None: all ready messages."""
+        """The messages that the pop may get; None: all ready messages."""
         return None if self._fresh is None else chain.from_iterable(self._fresh)
 
     @property
     def place(self) -> tuple[int, bool]:
-        """The sort key. A new pop is tried with all ready messages before it is tried as the first of its line."""
+        """The sort key of the turns.
+
+        If a new pop with a filter has two turns, the turn with all ready messages is before its turn in its line.
+        """
         return self.waiter.position, self._fresh is not None
 
     def following(self) -> "Turn | None":
-        """Return the turn of the next pop in the line. Call this after the present pop has left the line."""
+        """Return the turn of the next pop in the line, or None. Call this after this turn's pop has left the line."""
         return _first_turn(self.line, self._fresh) if self.line else None
 
 
 class Turns:
-    """The turns of one serving, in order. When all ``fresh`` messages are taken, the turns for them are dropped."""
+    """The turns of one serving, in order. When no ``fresh`` message is left, turns that need one are dropped."""
 
     def __init__(self, turns: Iterable[Turn], fresh: list[BufferedMessage]) -> None:
         self._turns = [(turn.place, turn) for turn in turns]
@@ -88,7 +93,7 @@ class Turns:
             yield heappop(self._turns)[1]
 
     def goes_on(self, turn: Turn) -> None:
-        """Add the turn of the next pop in the line, because the pop of ``turn`` has left it."""
+        """Add the turn of the next pop in the line of ``turn``, because the pop of ``turn`` has left the line."""
         following = turn.following()
         if following is not None:
             heappush(self._turns, (following.place, following))
@@ -101,23 +106,23 @@ class Turns:
 
 
 class ParkedPops:
-    """The parked pops. A pop is added or removed in constant time."""
+    """The parked pops of one subscription. A pop is added or removed in constant time."""
 
     def __init__(self) -> None:
         self._all: dict[Waiter, None] = {}
         self._plain: Line = OrderedDict()
         self._special: dict[Waiter, None] = {}
-        """Pops by an admin, for a lease group, or of a pull client."""
+        """Pops of an administrator, for a lease group, or of a pull client."""
         self._filtered: dict[HeaderFilter, Line] = {}
         self._index = FilterIndex()
         self._unasked: deque[_Unasked] = deque()
         self._candidates: Iterator[HeaderFilter] | None = None
-        """The filters that are not yet compared with the first entry of ``_unasked``."""
+        """The filters that the first entry of ``_unasked`` was not compared with yet."""
         self._newcomers: dict[Waiter, None] = {}
-        """Pops with filters that have not been tried with all ready messages yet."""
+        """Pops with filters that no serving has tried with all ready messages yet."""
         self._short: dict[Waiter, None] = {}
         self._ending: deque[Waiter] = deque()
-        """Pops whose wait time is over."""
+        """Pops whose wait time is over, but that have not ended yet."""
         self._first = self._last = 0
 
     def __len__(self) -> int:
@@ -128,7 +133,7 @@ class ParkedPops:
         return iter(sorted(self._all, key=lambda waiter: waiter.position))
 
     def add(self, waiter: Waiter, *, first: bool) -> None:
-        """Put ``waiter`` behind all others, or in front of them if it is ``first``."""
+        """Park ``waiter`` behind all other pops, or in front of them if ``first`` is True."""
         if first:
             self._first -= 1
         else:
@@ -167,12 +172,12 @@ class ParkedPops:
         return bool(self._filtered)
 
     def give_up_short(self) -> None:
-        """End the pops that wait only for messages that the broker held when they parked (``Waiter.short``)."""
+        """End the pops that wait only for messages that were at the broker when they began to wait (``short``)."""
         for waiter in self._short:
             waiter.give_up()
 
     def note_fresh(self, fresh: Iterable[BufferedMessage]) -> None:
-        """Note fresh messages, for the next ``next_asked`` to compare with the filters."""
+        """Store fresh messages, which ``next_asked`` then compares with the filters."""
         by_facts: dict[Facts, list[BufferedMessage]] = {}
         for buffered in fresh:
             if buffered.message is not None:
@@ -185,16 +190,16 @@ class ParkedPops:
                 alike.append(buffered)
 
     def has_unasked(self) -> bool:
-        """Whether fresh messages remain to be compared with filters."""
+        """Whether stored fresh messages still have to be compared with filters."""
         return bool(self._unasked)
 
     def forget_unasked(self) -> None:
-        """Forget the noted messages, so that they are not compared."""
+        """Drop the stored fresh messages without comparing them with filters."""
         self._unasked.clear()
         self._candidates = None
 
     def next_asked(self) -> FreshFor:
-        """Find filters that fresh messages pass, with at most ``ASKED_AT_ONCE_MAX`` comparisons."""
+        """Compare up to ``ASKED_AT_ONCE_MAX`` filters with the stored messages. Return the filters that these pass."""
         found: dict[HeaderFilter, list[list[BufferedMessage]]] = {}
         left = ASKED_AT_ONCE_MAX
         while self._unasked and left:
@@ -213,12 +218,12 @@ class ParkedPops:
         return found
 
     def _first_position(self, wanted: HeaderFilter) -> float:
-        """Return the position of the first pop with this filter, so that filters are compared in parking order."""
+        """Return the position of the first pop with the filter. It determines the order of the comparisons."""
         line = self._filtered.get(wanted)
         return next(iter(line)).position if line else inf
 
     def turns(self, fresh: FreshFor | None) -> Turns:
-        """Return the turns of the pops to try. ``fresh`` None: pops with filters can get nothing now."""
+        """Return the turns of the next serving. ``fresh`` is None if pops with filters can get no message now."""
         turns = [Turn(waiter, None, None) for waiter in self._special]
         if fresh is not None:
             turns += [Turn(waiter, None, None) for waiter in self._newcomers]

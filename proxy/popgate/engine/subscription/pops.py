@@ -1,9 +1,9 @@
 """Serves the pops of one subscription.
 
 Theory of operation. A pop takes candidates from the ready messages (``serving``), leases them in one conditional write
-(``granting``), and returns the granted messages. The other candidates take the state that the store reports (held,
-settled, exhausted, half-moved). A pop that finds no message parks. All state here changes synchronously, between
-awaits, so no locks are needed.
+to the store (``granting``), and returns the leased messages. Each other candidate enters the state of its record in the
+store, for example leased by another client, or settled. A pop that finds no message is parked until messages arrive or
+its wait time is over. All state of this module changes synchronously, between awaits, so no locks are needed.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ from popgate.engine.queue.channel_opener import ChannelOpener
 from popgate.engine.subscription.serving import Serving
 
 SHORT_POLL_SECONDS_MAX = 1.0
-"""Maximum seconds that a pop without a wait time waits for messages that the broker has reported to hold."""
+"""Maximum seconds that a pop without a wait time waits for messages that are ready at the broker."""
 SORTED_SECONDS_MAX = 10.0
-"""Maximum seconds that a pop without a wait time waits while redelivered messages are not ordered yet."""
+"""Maximum seconds that a pop without a wait time waits until redelivered messages have been put in order."""
 
 
 class Demanded(Protocol):
-    """The part of the subscription that its pops use."""
+    """The part of a served subscription that ``Pops`` uses."""
 
     def note_demand(self) -> None:
-        """Note that a client asks for messages."""
+        """Record that a client asks for messages, so that the queues stay open."""
         ...
 
     async def follow(self, spec: GroupSpec) -> None:
-        """Apply ``spec``, the present entry of the catalog. Raises: StateUnavailable."""
+        """Apply ``spec``, the present catalog entry of the group. Raises: StateUnavailable."""
         ...
 
 
@@ -64,9 +64,9 @@ class Pops:
         self._attempt_done: dict[str, asyncio.Future[None]] = {}
 
     async def pop(self, request: PopRequest, presence: Presence) -> list[Leased]:
-        """Lease up to ``max_messages``. Return an empty list if the wait ends without a message.
+        """Lease up to ``max_messages`` messages. Return an empty list if the wait ends without a message.
 
-        Raises: BrokerUnavailable, StateUnavailable, QueueGone.
+        Raises: BrokerUnavailable, StateUnavailable, QueueGone, WrongMode, TooManyInFlight, TooManyPops.
         """
         attempt_id = request.attempt_id
         if attempt_id is None:
@@ -74,7 +74,7 @@ class Pops:
         while (running := self._attempt_done.get(attempt_id)) is not None:
             parked = self._attempts.get(attempt_id)
             if parked is not None:
-                parked.give_up()  # end the earlier pop, because its connection is probably dead
+                parked.give_up()  # the client repeats this pop, so the earlier connection is probably dead
             await asyncio.shield(running)
         done = self._attempt_done[attempt_id] = asyncio.get_running_loop().create_future()
         try:
@@ -105,7 +105,7 @@ class Pops:
                 leased = await self._grant(candidates, request, lease_id, attempt_id)
                 if leased:
                     return leased
-                first = True  # its candidates could not be leased, so the pop keeps its turn
+                first = True  # the candidates could not be leased: park this pop in front of the others
                 candidates = self._serving.take_at_once(request, started if short else deadline)
             self.check_mode(request)
             if self._serving.is_closed or presence.gone:
@@ -130,7 +130,7 @@ class Pops:
     ) -> list[Leased]:
         """Lease ``candidates``. Return the granted leases.
 
-        Raises: WrongMode if the consume mode has changed, and the leases are given back.
+        Raises: WrongMode if the consume mode has changed so that the granted leases are no longer valid.
         """
         asked = self._group.spec
         try:
@@ -144,7 +144,10 @@ class Pops:
         return leased
 
     async def _catch_up(self) -> None:
-        """Read a change of the consume mode that this proxy has missed. Raises: StateUnavailable."""
+        """Apply a change of the consume mode that this proxy has missed, from the catalog.
+
+        Raises: StateUnavailable, also if the catalog does not contain the change yet.
+        """
         spec, known = await self._context.catalog.group(self._group.name), self._group.spec.mode_generation
         if spec is not None:
             await self._served.follow(spec)
@@ -152,7 +155,7 @@ class Pops:
             raise StateUnavailable("the consume mode of this group is being changed")
 
     def check_mode(self, request: PopRequest) -> None:
-        """Raise WrongMode if the present consume mode does not serve ``request``."""
+        """Raise WrongMode if ``request`` is not allowed in the present consume mode."""
         wanted = request.selection.mode
         if wanted is not None and wanted is not self._group.spec.mode:
             raise modes.wrong_mode(self._group.spec, wanted)
@@ -160,7 +163,7 @@ class Pops:
     async def _park(
         self, waiter: Waiter, deadline: float, presence: Presence, attempt_id: str | None, *, first: bool
     ) -> list[BufferedMessage]:
-        """Park the pop until it gets candidates. Return an empty list if it gets none in time."""
+        """Park the pop. Return the candidates that a serving chooses for it, or none if the wait ends first."""
         self.check_mode(waiter.request)
         if not waiter.short:
             self._context.parking.raise_if_full(len(self._serving.parked))
@@ -188,9 +191,11 @@ class Pops:
             self._served.note_demand()
 
     async def _may_get(self, request: PopRequest) -> bool:
-        """Whether a message for ``request`` is ready here, or a queue holds messages that have not arrived yet.
+        """Whether a pop without a wait time may soon get a message, and should wait for it briefly.
 
-        Opens the queues if needed. Raises: the error that kept every queue from opening.
+        This is so if a suitable message is ready on this proxy, if a queue has messages at the broker, or if expired
+        messages are being discarded. Opens the queues if necessary. Raises: the error that explains why no queue can be
+        opened.
         """
         if self._serving.discarder.is_busy():
             return True
