@@ -33,15 +33,15 @@ from popgate.runtime.deadlines import NEVER
 _log = logging.getLogger(__name__)
 
 WRITES_LOOKS_MAX, WRITES_LOOK_SECONDS = 500, 0.002
-"""Maximum number of checks, and seconds between two checks, with which a handover waits for the queue's writes to end.
-If the store gets a write later, it refuses the write because of the next owner's epoch, or the next owner reads the
-result of the write when it loads the queue's records."""
+"""Maximum number of checks, and seconds between two checks, whether writes to the store for this queue are in progress.
+A handover waits until there are none. If the store receives a write after that, it refuses the write if the next owner
+has claimed the queue. Otherwise the next owner loads the result of the write with the queue's records."""
 CONTINUE_SECONDS = 0.001
 """Minimum pause in seconds between two batches of deadlines, so that many deadlines don't block the event loop."""
 
 
 class QueueHost:
-    """One queue of a subscription. ``queue.number`` is the number of the queue in the subscription."""
+    """Hosts one queue of a subscription on this proxy, whether or not this proxy owns the queue."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class QueueHost:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the claim. It is 0 while there is no valid claim, so that no message may be leased."""
+        """The epoch of this proxy's claim; 0 while there is no valid claim. Without one, no message may be leased."""
         return self.claim.epoch
 
     @property
@@ -110,13 +110,13 @@ class QueueHost:
         return self.state.messages.get(copy_id)
 
     def messages(self) -> Collection[BufferedMessage]:
-        """Return all messages of the queue that this proxy has state for."""
+        """Return all messages of the queue whose state this proxy stores."""
         return self.state.messages.values()
 
     def has_changed_hands(self, message: BufferedMessage) -> bool:
-        """Whether ``message`` was dropped because this proxy lost its queue. The message's lease may still be valid.
+        """Whether ``message`` was dropped because this proxy lost the queue. The message's lease may still be valid.
 
-        Also return True if the proxy owns the queue again and has a new object for the message.
+        The result is also True if this proxy owns the queue again and has a new object for the same copy.
         """
         return message.state is MessageState.DROPPED and (not self.is_owned or message.copy_id in self.state.messages)
 
@@ -141,9 +141,9 @@ class QueueHost:
     async def hand_over(self, is_moving: Callable[[], bool]) -> None:
         """Release the queue, so that another proxy can claim it. Idempotent.
 
-        Stop handing out messages, wait until the store's answers to writes in progress have arrived, and close the
-        channel. The broker then has all unsettled messages again, in order. ``is_moving``: returns True while messages
-        of this queue are being dead-lettered.
+        Stop handing out messages, wait until the store has answered the writes in progress, and close the channel,
+        which returns all unsettled messages to the broker in order. ``is_moving`` returns True while messages of this
+        queue are being dead-lettered.
         """
         self.claim.is_owned = False
         channel = self._end_channel()
@@ -237,8 +237,8 @@ class QueueHost:
     def return_buffer(self) -> None:
         """Return the buffered messages to the broker, because no client wants messages.
 
-        This method closes the channel. If there may be leases of transient messages, which would end with the channel,
-        it pauses the channel instead and requeues the ready messages one by one.
+        This method closes the channel, unless there are transient messages that may be leased. Their leases would end
+        with the channel. In this case, the channel is paused instead, and the ready messages are requeued one by one.
         """
         messages, counts = self.state.messages, self.state.counts
         if self.channel is None or (messages and not any(counts.all(state) for state in UNSEEN)):
@@ -249,7 +249,7 @@ class QueueHost:
         self.deliver_again()
 
     def _end_channel(self) -> Channel | None:
-        """Detach from the channel and return it, so that the caller can close it."""
+        """Stop using the channel, and return it (None if it was not open). The caller must close it."""
         if self.listener is None:
             return None
         channel = self._channels.end()
@@ -267,7 +267,7 @@ class QueueHost:
         self._do(self.state.drop_all())
 
     def found(self) -> None:
-        """Record that the queue exists at the broker, or may exist again."""
+        """Record that the queue is no longer known to be missing at the broker."""
         self._context.missing_queues.discard(self.broker_queue)
 
     async def begin_anew(self) -> None:
@@ -308,7 +308,7 @@ class QueueHost:
     # -- what the store says --------------------------------------------------------------------------------------
 
     def is_others(self, record: LeaseRecord) -> bool:
-        """Return whether this proxy does not own the queue.
+        """Whether another proxy owns the queue, or no proxy does.
 
         If ``record`` has a later epoch than this proxy's claim, release the queue first (``step_down``).
         """
@@ -331,11 +331,11 @@ class QueueHost:
         return message
 
     def hear(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> BufferedMessage | None:
-        """Update this proxy's state of a copy from the copy's record, like ``learn``, with two exceptions.
+        """Update this proxy's state of a copy from the copy's record, like ``learn``, except in two cases.
 
-        If a request to the store about the message is in progress, the message is not changed, because the store's
-        answer will be newer. If the copy id is transient and this proxy has no such message, the record is ignored,
-        because the message ended with its channel.
+        If a request to the store about the message is in progress, do not change the message, because the store's
+        answer will be newer than ``record``. If the copy id is transient and this proxy has no message with this id,
+        ignore the record, because the message ended with its channel.
         """
         message = self.find(copy_id)
         if message is None and is_transient(copy_id):
@@ -347,7 +347,7 @@ class QueueHost:
     def conform(self, message: BufferedMessage, record: LeaseRecord, remaining_seconds: float) -> None:
         """Update ``message`` from its record in the store.
 
-        ``remaining_seconds``: time until the record's lease or delay ends. It was read before the call.
+        ``remaining_seconds``: the time from now until the record's lease or delay ends.
         """
         self._do(self.state.conform(message, record, remaining_seconds, self._context.clock.monotonic()))
 
@@ -364,12 +364,12 @@ class QueueHost:
     def settle(self, messages: Iterable[BufferedMessage], settled_at: float) -> None:
         """Ack messages that the store has settled. A message without a delivery is acked when it is redelivered.
 
-        ``settled_at``: a time before which none of these messages was settled.
+        ``settled_at``: the Unix time of the earliest of these settlements, or an earlier time.
         """
         self._do(self.state.settle(messages, settled_at))
 
     def settle_absent(self, copy_id: CopyId, settled_at: float) -> None:
-        """Record that the store has settled a copy that has no delivery. The copy is acked when it is delivered.
+        """Record that the store has settled a copy without a delivery on this channel. Its next delivery is acked.
 
         Do nothing if this proxy does not own the queue, or if the queue was deleted.
         """
@@ -381,7 +381,7 @@ class QueueHost:
         self._do(self.state.make_ready(messages))
 
     def forget_records(self, copy_ids: Sequence[CopyId]) -> None:
-        """In the background, delete the records of transient messages that have been dropped."""
+        """Delete the records of dropped transient messages in the background."""
         self._context.background.spawn(self._forget_records(copy_ids), name=f"forget {self.broker_queue}")
 
     async def _forget_records(self, copy_ids: Sequence[CopyId]) -> None:
@@ -395,16 +395,17 @@ class QueueHost:
         self._do(self.state.fetch_again(messages))
 
     def requeue(self, message: BufferedMessage) -> None:
-        """Requeue one message at the broker, which delivers it again.
+        """Requeue one message at the broker, which delivers the message again.
 
-        Its place in the order does not change, unless it is transient: a transient message is dropped.
+        The message keeps its place in the order. But a transient message is dropped: its next delivery is a new
+        message.
         """
         self._do(self.state.requeue(message))
 
     # -- carrying out -----------------------------------------------------------------------------------------------
 
     def _do(self, effects: Effects) -> None:
-        """Carry out the effects of a decision."""
+        """Carry out the effects of a decision of ``state``."""
         state = self.state
         if effects.acks or effects.requeues:
             self._channels.send(effects)

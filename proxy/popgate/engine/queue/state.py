@@ -2,8 +2,9 @@
 
 The code is synchronous, does no I/O and reads no clock. ``buffered`` shows the states of a message in a diagram.
 Separate objects store the order of the messages, their deadlines, the memory of their bodies, the prefetch, and the
-proof that the broker has applied acks. Each method changes the state at once and returns ``Effects``, which the queue
-host carries out. The store's conditional write, not this module, decides which client gets a lease.
+proof that the broker has applied acks. A method that decides something changes the state at once, and returns
+``Effects`` that the queue host must carry out. The store's conditional write, not this module, decides which client
+gets a lease.
 
 A message that has a record in the store, but was not delivered on the present channel, has no ``tag``. When the
 channel ends, all tags become void. Leases and delays remain valid, because they are recorded in the store. Ready
@@ -29,7 +30,7 @@ from popgate.runtime.deadlines import NEVER
 
 
 class QueueState:
-    """The state of queue ``index``. ``mint_transient`` generates a copy id for a message that has no stable id."""
+    """The state of queue number ``index``. ``mint_transient`` creates a copy id for a message without a stable id."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class QueueState:
         return self.flow.open()
 
     def end_channel(self, proved_acks: int) -> Effects:
-        """Update the state because the channel has ended. The broker redelivers unsettled messages on the next channel.
+        """Update the state after the end of the channel. The broker redelivers unsettled messages on the next channel.
 
         ``proved_acks``: the result of ``Channel.settled_evidence``.
         """
@@ -99,11 +100,11 @@ class QueueState:
     # -- what the broker delivers -------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[Delivery], wall: float) -> Effects:
-        """Buffer deliveries of the present channel, in queue order.
+        """Buffer deliveries of the present channel, which must be in queue order. ``wall``: the present Unix time.
 
-        A message that is already settled, or that was already delivered on this channel, is only acked. A leased or
-        delayed message stays leased or delayed. If the move of a message to the dead-letter queue has begun, the move
-        continues. All other messages become ready. If this method raises, nothing is acked.
+        A delivery is only acked if its message is already settled, or was already delivered on this channel. A leased
+        or delayed message stays leased or delayed. If the move of a message to the dead-letter queue has begun, the
+        move continues. All other messages become ready. If this method raises an error, no delivery is acked.
         """
         effects = Effects()
         came: list[BufferedMessage] = []
@@ -116,7 +117,7 @@ class QueueState:
             message = self.messages.get(copy_id)
             if message is not None and message.tag is not None:
                 self.flow.skipped(tag)
-                repeated.append(tag)  # a second copy with the same identity, such as a repeated dead-lettering
+                repeated.append(tag)  # a second copy with the same id, for example of a repeated dead-lettering
                 continue
             if copy_id in self.evidence.detached:
                 self.flow.skipped(tag)
@@ -173,7 +174,7 @@ class QueueState:
         return message
 
     def forget_delivery(self, tag: int) -> Effects:
-        """Drop a message whose delivery was only partly processed, because of an error."""
+        """Drop the message of a delivery that was only partly processed because of an error."""
         effects = Effects()
         for message in [message for message in self.messages.values() if message.tag == tag]:
             self._drop(message, effects)
@@ -222,7 +223,7 @@ class QueueState:
     def conform(self, message: BufferedMessage, record: LeaseRecord, remaining_seconds: float, now: float) -> Effects:
         """Update ``message`` from its record in the store.
 
-        ``remaining_seconds``: time until the record's lease or delay ends. It was read before ``now``.
+        ``remaining_seconds``: the time from ``now`` until the record's lease or delay ends.
         """
         effects = Effects()
         if message.state is MessageState.DROPPED:
@@ -264,21 +265,21 @@ class QueueState:
         return True
 
     def begin_move(self, message: BufferedMessage, record: LeaseRecord) -> None:
-        """Record that ``message`` is being moved to the dead-letter queue, according to its ``record``."""
+        """Record that ``message`` is being moved to the dead-letter queue. ``record`` contains the move's target."""
         message.enter(MessageState.MOVING)
         self.moves[message.copy_id] = record
 
     def settle(self, messages: Iterable[BufferedMessage], settled_at: float) -> Effects:
         """Ack messages that the store has settled. A message without a delivery is acked when it is redelivered.
 
-        ``settled_at``: a time before which none of these messages was settled.
+        ``settled_at``: the Unix time of the earliest of these settlements, or an earlier time.
         """
         effects = Effects()
         self._settle(messages, settled_at, effects)
         return effects
 
     def settle_absent(self, copy_id: CopyId, settled_at: float) -> None:
-        """Record that the store has settled a copy that has no delivery. The copy is acked when it is delivered."""
+        """Record that the store has settled a copy without a delivery on this channel. Its next delivery is acked."""
         self.deliveries.remembered.pop(copy_id, None)
         if not is_transient(copy_id):  # a transient copy is never delivered again under its id
             self.evidence.detached[copy_id] = settled_at
@@ -304,7 +305,10 @@ class QueueState:
     # -- time -------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> Effects:
-        """Make messages whose delay has ended ready, and return expired leases as an effect."""
+        """End the delays and leases whose time is over at ``now``.
+
+        Messages become ready when their delay has ended. Messages with expired leases are returned in the effects.
+        """
         effects = Effects()
         for message in self.deadlines.due(now):
             if message.state is MessageState.LEASED:
@@ -338,9 +342,10 @@ class QueueState:
             effects.ready.append(message)
 
     def requeue(self, message: BufferedMessage) -> Effects:
-        """Requeue one message at the broker, which delivers it again.
+        """Requeue one message at the broker, which delivers the message again.
 
-        Its place in the order does not change, unless it is transient: a transient message is dropped.
+        The message keeps its place in the order. But a transient message is dropped: its next delivery is a new
+        message.
         """
         effects = Effects()
         self._requeue(message, effects)
@@ -372,10 +377,9 @@ class QueueState:
         return effects
 
     def renew_delivery(self, message: BufferedMessage) -> Effects:
-        """Requeue a message that has been unsettled on its channel for too long.
+        """Requeue a message, because the broker would end the channel if the message stayed unsettled on it.
 
-        If the message is transient or in a state of ``UNSEEN``, ``requeue`` changes its state. Otherwise its state does
-        not change.
+        A ready or transient message is requeued as by ``requeue``. Any other message keeps its state.
         """
         if message.state in UNSEEN or message.is_transient:
             return self.requeue(message)
@@ -390,14 +394,15 @@ class QueueState:
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def relieve(self, arrived: Effects, *, has_demand: bool) -> Effects:
-        """Free memory after a delivery if the queue's memory share is exceeded.
+        """Free memory after a delivery if the queue exceeds its share of the memory.
 
-        If it is not enough to drop bodies and to pause the channel, return ready messages to the broker.
+        The steps are: drop bodies, pause the channel, and return ready messages to the broker (``body_memory``).
+        ``arrived``: the effects of the delivery.
         """
         return self.shed(has_demand=has_demand) if self.memory.relieve(arrived) else Effects()
 
     def shed(self, *, has_demand: bool) -> Effects:
-        """Return ready messages to the broker while the channel is paused."""
+        """Requeue ready messages that must not stay in memory while the channel is paused (``BodyMemory.surplus``)."""
         effects = Effects()
         surplus = self.memory.surplus(has_demand=has_demand)
         if surplus:
@@ -409,7 +414,7 @@ class QueueState:
     # -- the end of a message ---------------------------------------------------------------------------------------
 
     def _drop(self, message: BufferedMessage, effects: Effects) -> None:
-        """Drop a buffered message. If the broker delivers the message again, a new object is created for it."""
+        """Drop a buffered message. If the broker delivers its copy again, a new object is created."""
         if message.tag is not None:
             self.flow.returned(message.tag)
         message.enter(MessageState.DROPPED)
