@@ -3,8 +3,8 @@
 Each queue has its own channel for two reasons. When the channel is closed, every version of RabbitMQ returns the
 channel's messages to the queue in order. And a channel error does not affect other queues.
 
-The frame interceptor passes deliveries to this module. Acks and requeues are sent in batches. All other requests are
-sent through aiormq, because they need an answer.
+The frame interceptor calls this module for each batch of deliveries. This module writes acks and requeues in batches,
+directly to the connection. It sends all other requests through aiormq, because they need an answer.
 """
 
 import asyncio
@@ -39,31 +39,31 @@ T = TypeVar("T")
 HOST_LENGTH_MAX = 100
 """Maximum length of the host name in a consumer tag, which has at most 255 bytes."""
 ACK_DELAY_SECONDS = 0.01
-"""Seconds for which an ack is delayed, so that several acks share one frame. RabbitMQ's work grows with the number of
-frames. No client waits for the ack: either the lease record has already settled the message, or a flush sends the ack
-at once."""
+"""Maximum seconds for which an ack is delayed, so that several acks share one frame. RabbitMQ's work grows with the
+number of frames. No client waits for a delayed ack: either the lease record has already settled the message, or `flush`
+sends the ack at once."""
 
 RETURNED_SECONDS, LATE_SECONDS = DISCONNECTED_MILLISECONDS / 1000 + 0.2, 0.2
-"""Seconds after which RabbitMQ has returned all messages of the consumers on a lost node to the queue.
+"""Seconds for which the first deliveries wait if the node of the former consumer was lost (from RabbitMQ 4.3 on).
 
-`RETURNED_SECONDS` is measured from the detection of the loss, and `LATE_SECONDS` from the first delivery. The first
-deliveries wait until both have passed. The wait is necessary because a channel whose prefetch was changed has had
-several consumers. RabbitMQ starts the next consumer in place of the last of them at once. It returns the messages of
-the earlier consumers later, after a timeout for each consumer, when new messages may already have been delivered."""
+Both times must pass: `RETURNED_SECONDS` after the loss was detected, and `LATE_SECONDS` after the first delivery. By
+then RabbitMQ has returned all messages of the lost node's consumers to the queue. A channel whose prefetch was changed
+has had several consumers. Each has its own timeout, after which RabbitMQ returns its messages. When none of them is
+active any more, RabbitMQ starts the next consumer, and may deliver new messages to it before the last timeout ends."""
 HOLDERS_LOOK_SECONDS, HOLDERS_SECONDS_MAX = 0.05, 5.0
-"""Seconds between two checks whether other consumers still have unsettled messages, and the maximum number of seconds
-that the first deliveries wait for these consumers. The wait is necessary because, if a channel ends while it is being
-resized, RabbitMQ may deliver new messages to the next consumer before it returns the messages of the cancelled one."""
+"""Seconds between two checks whether other consumers still have unsettled messages of the queue, and maximum seconds
+for which the checks are repeated. The first deliveries wait until the checks end. If a former channel ended while it was
+being resized, RabbitMQ may deliver new messages before it returns the messages of the consumer that was cancelled."""
 UNKNOWN_BACKLOG = sys.maxsize
-"""Number of messages that `backlog` returns while the queue's leader does not answer. In this case RabbitMQ reports 0
-after 0.25 s (`rabbit_quorum_queue:stat`). With this 0, the engine would put the returned messages in order before all
-of them have arrived."""
+"""The result of `backlog`, unless the channel is paused, while the queue's leader does not answer. RabbitMQ reports 0
+messages in this case, after at most 0.25 s (`rabbit_quorum_queue:stat`). If `backlog` returned this 0, the engine would
+put the returned messages in order before all of them have arrived."""
 _log = logging.getLogger(__name__)
 
 
 class _State(Enum):
     OPENING = "opening"
-    """`open` has not returned yet. Deliveries are not passed on, and `open` raises an exception if the channel ends."""
+    """`open` has not returned yet. Deliveries are buffered. If the channel ends, `open` raises an error."""
     OPEN = "open"
     ENDED = "ended"
 
@@ -71,7 +71,7 @@ class _State(Enum):
 class RabbitChannel:
     """Implements the broker port's `Channel` for one queue of RabbitMQ.
 
-    It also implements `ChannelHandler`: the frame interceptor, and no other caller, calls the `on_...` methods.
+    It also implements `ChannelHandler`: only the frame interceptor calls the `on_...` methods.
     """
 
     def __init__(self, session: Session, amqp: AbstractChannel, what: Consumption, listener: Listener) -> None:
@@ -86,22 +86,26 @@ class RabbitChannel:
         self._state = _State.OPENING
         self._early: list[Delivery] = []
         self._gathers = not what.foreign and not what.notes
-        """Whether the first deliveries are not passed on at once (`_gather`). Only a single active consumer does so."""
-        self._gathers_until: float | None = None
-        """The earliest loop time at which `_gather` passes the first deliveries on.
+        """Whether the first deliveries are buffered for a while (`_gather`) instead of being passed on at once.
 
-        It is set if the former consumer's node was lost and RabbitMQ returns the messages of a lost node late.
+        This is done only on queues that popgate declares with a single active consumer. Adopted queues and dead-letter
+        queues have none.
+        """
+        self._gathers_until: float | None = None
+        """The loop time before which `_gather` does not pass the first deliveries on, or None.
+
+        It is set if the former consumer's node was lost, and this version of RabbitMQ returns its messages late.
         """
         if what.lost_node_at is not None and waits_for_lost_nodes(session.server_version):
             self._gathers_until = what.lost_node_at + RETURNED_SECONDS
         self._settlements = Settlements(amqp.number)
         self._write_scheduled = False
         self._ack_timer: asyncio.TimerHandle | None = None
-        self._calls = asyncio.Lock()  # a resize is three calls that belong together
+        self._calls = asyncio.Lock()  # a resize consists of three calls, and no other call may come between them
         self._counts_begun = self._counted = 0
-        """The number of the count of the backlog that was begun last, and the number of the count that succeeded last.
+        """Counts of the backlog are numbered: the number of the latest one begun, and of the latest one that succeeded.
 
-        The result of the latter is ``_latest_count``.
+        ``_latest_count`` is the result of the latest one that succeeded: ready messages and consumers.
         """
         self._latest_count = (0, 0)
         self._consumer_numbers = count(1)
@@ -152,7 +156,7 @@ class RabbitChannel:
         try:
             await self._interceptor.drain()
         except OSError:
-            return  # the channel is lost, and its listener is notified
+            return  # the channel is lost, and the interceptor reports this to the listener
 
     async def resize(self, prefetch: int) -> None:
         async with self._calls:
@@ -161,8 +165,8 @@ class RabbitChannel:
             self._write()
             try:
                 if self._prefetch:
-                    # Deliveries of the old consumer may still arrive, even after the answer. They are accepted like all
-                    # other deliveries.
+                    # Deliveries to the cancelled consumer may arrive even after the answer to the cancel. They are
+                    # accepted like all other deliveries.
                     await self._call(self._amqp.basic_cancel(self._consumer_tag))
                 await self._begin(prefetch)
             except PopgateError as error:
@@ -174,7 +178,7 @@ class RabbitChannel:
         async with self._calls:
             if self._state is _State.ENDED:
                 return 0
-            if self._counted <= begun_before:  # callers that wait together share the next count
+            if self._counted <= begun_before:  # callers that waited for the lock together share one count
                 number = self._counts_begun = self._counts_begun + 1
                 try:
                     self._latest_count = await self._count()
@@ -184,7 +188,7 @@ class RabbitChannel:
                 self._counted = number
             ready, consumers = self._latest_count
         if not ready and not consumers and self._prefetch:
-            return UNKNOWN_BACKLOG  # this channel has a consumer, so "no consumer" means that RabbitMQ could not count
+            return UNKNOWN_BACKLOG  # RabbitMQ could not count: it did not even count this channel's consumer
         return ready
 
     def settled_evidence(self) -> int:
@@ -236,11 +240,11 @@ class RabbitChannel:
     # ------------------------------------------------------------ inside
 
     async def _return_all(self) -> None:
-        """Requeue all unsettled messages in order, so that their deliveries do not count towards the delivery limit.
+        """Requeue all unsettled messages in order, so that these deliveries do not count towards the delivery limit.
 
-        If the end of the channel returned the messages, the deliveries would count, and a queue with a low delivery
-        limit would drop messages that were delivered often. The consumer is cancelled first. popgate is the queue's
-        only consumer, so RabbitMQ does not deliver the messages again before the channel ends.
+        From RabbitMQ 4.3 on, only deliveries that the end of a channel returns count. An adopted queue may have a low
+        limit, and RabbitMQ drops messages that exceed the limit. The consumer is cancelled first. Otherwise RabbitMQ
+        would deliver the messages to it again, and the end of the channel would return these deliveries.
         """
         try:
             await self._session.call(self._amqp.basic_cancel(self._consumer_tag))
@@ -249,22 +253,22 @@ class RabbitChannel:
         self._interceptor.write(return_all_frame(self._amqp.number))
 
     async def _look_for_consumers(self) -> None:
-        """Check whether the first deliveries must wait for messages of the queue's former consumer (`_gather`).
+        """Check whether the first deliveries must wait for messages of the queue's former consumers (`_gather`).
 
-        They need not wait if the queue has ready messages and no other consumer.
+        They need not wait if the queue has ready messages and no consumer before this channel consumes it.
         """
         if self._gathers and self._gathers_until is None:
             answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
             self._gathers = bool(answer.consumer_count) or not answer.message_count
 
     async def _begin(self, prefetch: int) -> None:
-        """Start a consumer with this prefetch. If the prefetch is 0, only check whether the queue exists."""
+        """Start a consumer with the given prefetch. If the prefetch is 0, only check whether the queue exists."""
         self._prefetch = prefetch
         if prefetch:
             await self._call(self._amqp.basic_qos(prefetch_count=prefetch))
-        # Operators see the tag in RabbitMQ's management interface. When a channel ends, a quorum queue returns the
-        # messages of one consumer after the other, in the text order of the consumer tags. Therefore the consumer
-        # numbers have leading zeros.
+        # Operators see the consumer tag in RabbitMQ's management interface. When a channel ends, a quorum queue returns
+        # the messages of one consumer after the other, in the text order of the consumer tags. The consumer numbers
+        # have leading zeros so that this is the order in which the consumers were started.
         host = socket.gethostname()[:HOST_LENGTH_MAX]
         self._consumer_tag = f"popgate {host}:{os.getpid()} {self._amqp.number}.{next(self._consumer_numbers):05}"
         self._settlements.begin(prefetch)
@@ -317,12 +321,12 @@ class RabbitChannel:
     async def _gather(self) -> None:
         """Pass the first deliveries on as soon as no other consumer has unsettled messages of this queue.
 
-        If the queue still has ready messages at that time, some of them may have been returned after the first
-        deliveries were sent. So the first deliveries are marked as returned, too, and the engine puts all of these
-        messages in order.
+        Redelivered messages are passed on before new ones. If the queue still has ready messages at that time, or if
+        the checks ended without success, RabbitMQ may still have returned messages that precede the first deliveries.
+        All first deliveries are then marked as returned, so that the engine puts them in order with those messages.
         """
         loop = asyncio.get_running_loop()
-        async with self._calls:  # a resize at the same time would add a consumer, and so falsify the count
+        async with self._calls:  # a resize at the same time would add another consumer to the count
             if self._gathers_until is not None:
                 await asyncio.sleep(max(LATE_SECONDS, self._gathers_until - loop.time()))
             deadline = loop.time() + HOLDERS_SECONDS_MAX
@@ -345,17 +349,17 @@ class RabbitChannel:
         self._deliver_early()
 
     async def _count(self) -> tuple[int, int]:
-        """Return the number of ready messages and the number of consumers.
+        """Return the number of ready messages and the number of consumers of the queue.
 
-        When this method returns, all deliveries that RabbitMQ sent before the count have arrived.
+        When this method returns, all messages that RabbitMQ had delivered before the count have arrived.
 
         RabbitMQ does not count a consumer that waits to become the single active consumer. It counts a cancelled
         consumer as long as this consumer has unsettled messages. If the queue's leader does not answer, RabbitMQ
         reports 0 messages and 0 consumers.
         """
         answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
-        # At the time of the count, deliveries that have left the queue may still wait in RabbitMQ's channel process.
-        # RabbitMQ sends the answer to a second request after these deliveries.
+        # At the time of the count, messages that have left the queue may still be on the way to RabbitMQ's channel
+        # process. The channel process sends them before it answers a second request.
         await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
         return answer.message_count or 0, answer.consumer_count or 0
 
@@ -365,7 +369,7 @@ class RabbitChannel:
             self._listener.on_deliveries(early)
 
     def _end(self) -> None:
-        """Stop sending settlements and passing deliveries on, because the channel's delivery tags are void."""
+        """Stop sending settlements and passing on deliveries, because the delivery tags of the channel become void."""
         self._state = _State.ENDED
         if self._ack_timer is not None:
             self._ack_timer.cancel()
@@ -380,11 +384,11 @@ class RabbitChannel:
             self._listener.on_channel_lost(reason, queue_gone=queue_gone)
 
     async def _report_cancelled(self) -> None:
-        """Tell the listener that RabbitMQ has ended the consumer, and whether the queue was deleted.
+        """Notify the listener that RabbitMQ has cancelled the consumer, and whether the queue was deleted.
 
-        If the queue was deleted, the listener drops the queue's messages. A deletion is the usual reason why RabbitMQ
-        ends a consumer. There are two other reasons: the node of a classic queue is down, or (from RabbitMQ 4.3 on) a
-        delivery was unsettled for longer than the consumer timeout.
+        If the queue was deleted, the listener drops the queue's messages. RabbitMQ usually cancels a consumer because
+        of a deletion. It also does so if the node of a classic queue is down, or (from RabbitMQ 4.3 on) if a delivery
+        was unsettled for longer than the consumer timeout.
         """
         gone = False
         try:
