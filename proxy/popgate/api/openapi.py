@@ -1,7 +1,7 @@
-"""Describes every operation in OpenAPI. The description is derived from the code, so that it stays correct.
+"""Completes the OpenAPI description of the HTTP API. It is derived from the code, so that it stays correct.
 
-FastAPI describes the control plane. This module adds the data plane and the examples. ``openapi_operations`` has the
-data plane's paths, ``openapi_schemas`` its bodies, and ``openapi_errors`` the errors of both planes.
+FastAPI describes the control plane. This module adds the data plane and the examples. ``openapi_operations`` describes
+the data plane's operations, ``openapi_schemas`` their bodies, and ``openapi_errors`` the errors of both planes.
 """
 
 from collections.abc import Mapping
@@ -49,13 +49,12 @@ _EXAMPLES: Mapping[str, Any] = {
     "RedriveRequest": {"max_messages": 10, "wait_seconds": 5},
     "PurgeRequest": {"older_than_seconds": 604_800},
 }
-"""Example requests for /docs, by the name of the schema. The server would refuse a generated example, which has all
-fields."""
+"""Example requests for /docs, by the name of their schema. /docs would otherwise generate examples that have all
+fields, and the server would refuse these."""
 
 
 def complete(schema: dict[str, Any]) -> dict[str, Any]:
-    """Complete FastAPI's schema: add the data plane and examples, and replace FastAPI's texts and errors with
-    popgate's."""
+    """Add the data plane and the examples to FastAPI's schema, replace its summaries, and remove FastAPI's errors."""
     for operations in schema["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)
@@ -72,7 +71,7 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summarize(operation: dict[str, Any]) -> None:
-    """Use the description's first sentence as the summary, instead of the function's name."""
+    """Use the first sentence of the description as the summary. FastAPI's summary is the function's name."""
     summary, _, rest = operation.pop("description").partition(". ")
     operation["summary"] = summary.removesuffix(".")
     if rest:

@@ -1,4 +1,4 @@
-"""Describes the errors that an operation may answer."""
+"""Describes the errors that operations may return, for OpenAPI."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ _ERRORS = {
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the documentation of these errors, in the form that FastAPI takes as ``responses``."""
+    """Return the documentation of errors by status, for FastAPI's parameter ``responses``. Status 500 is added."""
     return {status: problem_response(status) for status in (*statuses, 500)}
 
 
 def problem_response(status: int) -> dict[str, Any]:
-    """Return the documentation of one error."""
+    """Return the OpenAPI response object for the errors with one status."""
     response: dict[str, Any] = {
         "description": _ERRORS[status],
         "content": {CONTENT_TYPE.decode(): {"schema": {"$ref": f"{REF}Problem"}}},

@@ -1,4 +1,4 @@
-"""Describes the data plane's operations."""
+"""Describes the data plane's operations for OpenAPI."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,14 +10,14 @@ from popgate.domain.lease_group import EPOCH_MAX, SLICES_MAX
 from popgate.domain.names import NAME_PATTERN, QUEUES_MAX
 
 _MAY_BE_EMPTY = frozenset({"PopRequestBody", "LockForceReleaseRequest"})
-"""The requests whose body may be absent, which means the same as a body without fields."""
+"""The names of the requests whose body may be absent. An absent body means the same as a body without fields."""
 _SUBSCRIPTION = "/v1/topics/{topic}/groups/{group}"
 _NAME = {"type": "string", "pattern": NAME_PATTERN}
 _TAG = "data plane"
 
 
 def data_plane_paths() -> dict[str, Any]:
-    """Return the operations of the data plane, by path and method."""
+    """Return the OpenAPI operations of the data plane, by path and method."""
     topic = [{"name": "topic", "in": "path", "required": True, "schema": _NAME}]
     both = [*topic, {"name": "group", "in": "path", "required": True, "schema": _NAME}]
 

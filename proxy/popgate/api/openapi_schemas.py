@@ -1,4 +1,4 @@
-"""Describes the bodies of the data plane's requests and answers, from the types that read and write them."""
+"""Describes the bodies of the data plane's requests and answers for OpenAPI, using their types."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -17,15 +17,15 @@ _OF_MESSAGES = {
     answers.LeaseGroupMessages.__name__: answers.LeaseGroupMessage.__name__,
     pull_models.PullAnswer.__name__: pull_models.PulledMessage.__name__,
 }
-"""Maps answers that contain messages to the schema of these messages."""
+"""Maps the name of each answer that contains messages to the name of the schema of these messages."""
 _PACKED = "Packed"
-"""Suffix of a schema's name if MessagePack differs from JSON: in MessagePack, a popped body is raw bytes."""
+"""Suffix of the name of a schema that is only for MessagePack, in which message bodies are raw bytes."""
 _LOCK_KINDS: Sequence[Any] = [
     {"properties": {"kind": {"const": "mutex"}, "slots": {"const": 1}, "enabled": {"const": True}}},
     {"properties": {"kind": {"const": "persistent_mutex"}, "slots": {"const": 1}}},
     {"properties": {"kind": {"const": "semaphore"}}},
 ]
-"""The slots and states that each kind of lock accepts."""
+"""The values of ``slots`` and ``enabled`` that each kind of lock accepts."""
 _TYPES: Sequence[type[Struct]] = (
     requests.PublishRequest,
     requests.PopRequestBody,
@@ -72,11 +72,11 @@ _TYPES: Sequence[type[Struct]] = (
 
 
 def data_plane_schemas() -> dict[str, Any]:
-    """Return the schemas of all bodies, and of the types that they contain, by name."""
+    """Return the schemas of all bodies, and of the types that these contain, by name."""
     _, components = msgspec.json.schema_components(_TYPES, ref_template=REF + "{name}")
     for name in ("PublishEntry", *_OF_MESSAGES.values()):
         components[name]["oneOf"] = [{"required": ["body"]}, {"required": ["body_base64"]}]
-    # JSON reads these fields as floats, so that 2.0 is accepted as a whole number.
+    # The types declare these fields as floats, so that 2.0 is accepted. Only whole numbers are valid.
     components["PopRequestBody"]["properties"]["max_messages"]["type"] = "integer"
     components["PullRequest"]["properties"]["max_messages"]["type"] = "integer"
     for name in ("AssignmentRequest", "PullRequest", "CommitRequest"):
@@ -110,6 +110,6 @@ def _pointing_to(schema: dict[str, Any], old: str, new: str) -> dict[str, Any]:
 
 
 def content(name: str) -> dict[str, Any]:
-    """Return the content of a body in JSON and MessagePack. ``name``: its schema."""
+    """Return the OpenAPI content of a body in JSON and in MessagePack. ``name``: the name of the body's schema."""
     packed = name + _PACKED if name in _OF_MESSAGES else name
     return {JSON: {"schema": {"$ref": REF + name}}, MSGPACK: {"schema": {"$ref": REF + packed}}}

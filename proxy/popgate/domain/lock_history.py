@@ -1,22 +1,24 @@
 """Checks a lock's guarantees against a recorded history. Pure: uses no broker, process or clock.
 
 A history is a list of operations and a list of disturbances. Each operation has the times of its invocation and its
-completion on one machine's clock. A disturbance is an event after which a holder can't know whether it still has its
-lock: the holder's process was killed or stopped, its connection was cut, a node of the broker was killed, or its slot
-was taken by force. Checking tens of thousands of operations takes a second or two.
+completion on one machine's clock. A disturbance is an event that may end a client's lock without the client's
+knowledge, or that delays the client's answers: the client's process was killed or stopped, its connection was cut, a
+node of the broker was killed, or its slot was released by force. A check of tens of thousands of operations takes one
+or two seconds.
 
 The rules, after amqp-locks ("as correct as possible") and Kleppmann's "How to do distributed locking":
 
 - ``tokens``: if a slot is granted and then requested again, the later grant has the higher token. No token is granted
-  twice. So a resource that refuses lower tokens serves one holder per slot.
-- ``exclusion``: a slot has two holders at a time only if the holder with the lower token was disturbed before.
-- ``verify``: a verify does not confirm a slot that was granted to another client before the verify began.
+  twice. So a resource that refuses lower tokens serves only one holder of a slot.
+- ``exclusion``: a slot has two holders at the same time only if the one with the lower token was disturbed before.
+- ``verify``: a verify does not confirm a slot if the slot was granted to another client, with a higher token, before
+  the verify began.
 - ``fence``: a resource that refuses lower tokens serves every holder that was not disturbed.
 - ``slots``: a slot is not granted if an administrator removed it before the request. When no client holds a slot, as
   many slots can be acquired as are configured.
-- ``free``: an acquire is refused at once only while all slots may be taken.
-- ``wait``: every wait and every other call ends in time, and no waiting client is overtaken again and again.
-- ``release``: after a release, a verify says that the lock is lost; at the end no slot is held.
+- ``free``: an acquire is refused at once only if other clients may hold all slots at that time.
+- ``wait``: every wait and every other call ends in time. A waiting client is overtaken only a limited number of times.
+- ``release``: a verify after a release reports that the lock is lost. At the end of the history, no slot is held.
 """
 
 from bisect import bisect_left, bisect_right
@@ -37,22 +39,23 @@ from popgate.domain.lock_operations import (
 )
 
 WAIT_SLACK_SECONDS = 5.0
-"""Seconds by which a wait may exceed its requested time: a broker that loses a node needs some seconds."""
+"""Seconds by which a wait may exceed its requested time, because a broker that has lost a node needs some time."""
 ANSWER_SECONDS_MAX = 15.0
 """Maximum seconds that a verify, a write, a release or an administrator's change may take."""
 AT_ONCE_SECONDS = 0.2
-"""Seconds within which a refusal counts as immediate: such a refusal is not due to a slow broker."""
+"""If an acquire is refused within this many seconds, it was refused at once, and not because of a slow broker."""
 FREED_SECONDS = 8.0
-"""Maximum seconds that a slot may stay held after its client vanished, or after a call whose outcome is unknown."""
+"""Maximum seconds for which a slot may stay held after its client vanished, or after a call had no known outcome."""
 CHANGED_SECONDS = 2.0
-"""Seconds after a change of slots, or the loss of part of the broker, during which free slots may be refused."""
+"""Seconds after a change of slots, or after a disturbance of all clients, in which free slots may be refused."""
 OVERTAKEN_MAX = 3
-"""Maximum rounds of grants to other clients, about one grant per client in each, before a waiter has its turn."""
+"""Maximum number of later acquires that are granted during one wait, divided by the number of clients: the waiting
+client and those that overtake it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A broken rule. ``excerpt`` has only the operations and disturbances that prove the violation, ordered by time."""
+    """A violation of ``rule``. ``excerpt``: the operations and disturbances that prove it, ordered by time."""
 
     rule: str
     detail: str
@@ -61,8 +64,11 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class _Holding:
-    """The time in which a client believed that it held a slot: from ``start`` until it released the slot or learned
-    of its loss at ``end``."""
+    """A period in which a client believed that it held a slot.
+
+    It begins at ``start``, when the client received the grant. It ends at ``end``, when the client began to release the
+    slot, learned that the slot was lost, or was killed (``ending``).
+    """
 
     grant: Operation
     end: float
@@ -74,7 +80,7 @@ class _Holding:
 
 
 def check(operations: Sequence[Operation], disturbances: Sequence[Disturbance], *, slots: int) -> list[Violation]:
-    """Return all violations, the earliest first. ``slots`` is the lock's initial number of slots."""
+    """Return all violations of the rules, the earliest first. ``slots`` is the lock's initial number of slots."""
     disturbed = _Disturbed(disturbances)
     found = [
         *_check_tokens(operations),
@@ -102,11 +108,11 @@ class _Disturbed:
                 self.kills[one.client] = one
 
     def lost_between(self, client: str, start: float, end: float) -> bool:
-        """Return whether the client may have lost a lock in that time without noticing."""
+        """Return whether the client may have lost a lock between ``start`` and ``end`` without noticing."""
         return any(one.what not in (AWAY, CUT_OFF) and one.falls_between(start, end) for one in self._about(client))
 
     def late_between(self, client: str, start: float, end: float) -> bool:
-        """Return whether the client's answers may have been delayed or lost in that time."""
+        """Return whether the client's answers may have been delayed or lost between ``start`` and ``end``."""
         return any(one.falls_between(start, end) for one in self._about(client))
 
     def _about(self, client: str) -> Iterator[Disturbance]:
@@ -132,7 +138,10 @@ def _check_tokens(operations: Sequence[Operation]) -> Iterator[Violation]:
 
 
 class _Highest:
-    """Finds the grant with the highest token before a given time. The requested times must not decrease."""
+    """Finds the grant with the highest token among the grants that were completed before a given time.
+
+    From call to call of ``completed_before``, the given time must not decrease.
+    """
 
     def __init__(self, grants: Sequence[Operation]) -> None:
         """``grants`` must be in the order of their completion."""
@@ -155,7 +164,7 @@ def _check_exclusion(operations: Sequence[Operation], disturbed: _Disturbed) -> 
         for later in holdings:
             standing = [earlier for earlier in standing if earlier.end > later.start]
             for earlier in standing:
-                # The client that received its answer last may have acquired the slot first.
+                # The client that received its grant later may have acquired the slot earlier.
                 overtaken, by = (one.grant for one in sorted((earlier, later), key=_order))
                 if disturbed.lost_between(overtaken.client, overtaken.invoked, later.start):
                     continue
@@ -166,7 +175,7 @@ def _check_exclusion(operations: Sequence[Operation], disturbed: _Disturbed) -> 
 
 
 def _order(holding: _Holding) -> tuple[float, float]:
-    """Return the sort key: the token, or without tokens the time of the answer."""
+    """Return the sort key of a holding: the token, or for a lock without tokens the time of the grant."""
     return holding.grant.token or 0, holding.start
 
 
@@ -206,7 +215,7 @@ def _check_slots(operations: Sequence[Operation], slots: int) -> Iterator[Violat
                 if change.completed < grant.invoked and change.outcome is OperationOutcome.DONE:
                     present, last = change.number >= slot, change
                 elif change.invoked < grant.completed:
-                    present = present or change.number >= slot  # the change may have come in between
+                    present = present or change.number >= slot  # the change may have taken effect before the grant
                     if change.outcome is OperationOutcome.UNKNOWN:
                         present = True
             if not present and last is not None:
@@ -218,7 +227,7 @@ def _check_counts(operations: Sequence[Operation], slots: int) -> Iterator[Viola
     changes = _changes(operations)
     counts = sorted((one for one in operations if one.action is Action.COUNT_FREE), key=lambda count: count.invoked)
     for count in counts:
-        if count.outcome is not OperationOutcome.DONE:  # the count was repeated
+        if count.outcome is not OperationOutcome.DONE:  # a failed count was repeated, unless it is the last one
             if count is counts[-1]:
                 yield Violation(rule="slots", detail="the lock can't be acquired while it is free", excerpt=[count])
             continue
@@ -257,9 +266,9 @@ def _check_free(operations: Sequence[Operation], disturbed: _Disturbed, slots: i
 
 
 def _left(acquire: Operation, releases: Mapping[GrantKey, Operation], counted: Sequence[float]) -> float:
-    """Return the latest time at which the acquire may have held a slot. The next count of held slots bounds it."""
+    """Return the latest time at which the acquire may have held a slot. No slot is held at the next count of slots."""
     if acquire.outcome is OperationOutcome.REFUSED:
-        return acquire.completed + AT_ONCE_SECONDS  # the client leaves the broker's queue of waiters a moment later
+        return acquire.completed + AT_ONCE_SECONDS  # the broker may remove the waiter a moment later
     at = bisect_right(counted, acquire.invoked)
     last = acquire if acquire.outcome is OperationOutcome.UNKNOWN else releases.get(acquire.grant)
     known = inf if last is None else last.completed
@@ -283,7 +292,7 @@ def _check_waits(operations: Sequence[Operation], disturbed: _Disturbed) -> Iter
             meanwhile = grants[bisect_right(asked, one.invoked) : bisect_left(asked, one.completed)]
             overtaking = [grant for grant in meanwhile if grant.completed < one.completed]
         clients = 1 + len({grant.client for grant in overtaking})
-        # A client that waits while slots are added and removed has to look for them, and may be a second late.
+        # While slots are added or removed, a waiting client has to find the new slots, and may be overtaken more often.
         in_line = not any(change.invoked < one.completed and change.completed > one.invoked for change in changes)
         is_late, is_overtaken = one.completed > latest, in_line and len(overtaking) > OVERTAKEN_MAX * clients
         if not (is_late or is_overtaken) or disturbed.late_between(one.client, one.invoked, latest):
@@ -329,15 +338,15 @@ def _grants(operations: Sequence[Operation]) -> dict[int, list[Operation]]:
 
 
 def _ends_holding(one: Operation) -> bool:
-    """Return whether the client no longer believes that it holds the slot; a client that is unsure steps down."""
+    """Return whether the client believes, from this operation on, that it does not hold the slot.
+
+    This is also the case after a verify without an answer.
+    """
     return one.action is Action.RELEASE or (one.action is Action.VERIFY and one.outcome is not OperationOutcome.DONE)
 
 
 def _holdings(operations: Sequence[Operation], disturbed: _Disturbed) -> dict[int, list[_Holding]]:
-    """Return the holdings of each slot in the order of their starts.
-
-    A holding ends when its client begins to release the slot, learns that the slot is lost, or is killed.
-    """
+    """Return the holdings of each slot in the order of their starts."""
     endings: defaultdict[GrantKey, list[Operation]] = defaultdict(list)
     for one in sorted(operations, key=lambda operation: operation.invoked):
         if _ends_holding(one):

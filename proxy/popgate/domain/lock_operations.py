@@ -1,4 +1,4 @@
-"""Defines what a history of a lock records: the operations of its clients, and the disturbances.
+"""Defines the records in a lock's history: the operations of the lock's clients, and the disturbances.
 
 Times are seconds on one machine's clock. ``lock_history`` checks a history.
 """
@@ -8,11 +8,11 @@ from enum import StrEnum
 from math import inf
 
 KILLED = "killed"
-"""A disturbance that ends the client: it no longer holds any lock."""
+"""A disturbance in which the client's process ends, so that the client no longer believes that it holds a lock."""
 AWAY = "away"
-"""A disturbance that delays answers but ends no lock: part of the broker is missing."""
+"""A disturbance in which part of the broker is unavailable. It delays answers, but ends no lock."""
 CUT_OFF = "requests cut off"
-"""A disturbance of a client whose lock does not depend on its connections: the client loses answers but no lock."""
+"""A disturbance in which a client loses answers, but no lock: the lock does not depend on its connections."""
 
 GrantKey = tuple[str, int, int | None]
 """The client, the slot and the token of a grant."""
@@ -22,30 +22,30 @@ class Action(StrEnum):
     ACQUIRE = "acquire"
     VERIFY = "verify"
     WRITE = "write"
-    """Write to the protected resource with the grant's token. Refused if the resource has seen a higher token."""
+    """Write to the protected resource with the grant's token, which is refused if the resource has seen a higher one."""
     RELEASE = "release"
     SET_SLOTS = "set_slots"
     COUNT_HELD = "count_held"
-    """Count the held slots at the end, after all clients have released their slots."""
+    """Count the held slots at the end of the history, after all clients have released their slots."""
     COUNT_FREE = "count_free"
-    """Count the slots that can be acquired at the same time at the end."""
+    """Count, at the end of the history, how many slots can be acquired at the same time."""
 
 
 class OperationOutcome(StrEnum):
     DONE = "done"
-    """Acquired; verified as held; written; released; set; counted."""
+    """The call succeeded. For a verify, the slot is still held."""
     REFUSED = "refused"
-    """Not acquired in time; verified as lost; not written."""
+    """An acquire got no slot in time, a verify found that the slot is lost, or the resource refused a write."""
     UNKNOWN = "unknown"
-    """The call failed, or the client died before the answer: the operation may have taken effect."""
+    """The call failed, or the client ended before it got the answer. The operation may have taken effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One call of a client and its result.
 
-    ``completed`` is inf if there was no answer. ``slot`` and ``token`` belong to the grant. ``number`` is the number of
-    slots that were set or counted. ``wait_seconds`` is the maximum wait of an acquire.
+    ``completed`` is inf if there was no answer. ``slot`` and ``token`` identify the grant. ``number`` is the number of
+    slots that were set or counted. ``wait_seconds`` is the maximum wait that an acquire has requested.
     """
 
     client: str
@@ -66,7 +66,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """An event after which ``client`` can't know whether it still has its lock. An empty ``client`` means all clients.
+    """An event that may end a lock of ``client``, or delay or lose its answers. An empty ``client`` means all clients.
 
     The event took effect between ``at`` and ``until``, or at ``at`` if ``until`` is not given.
     """

@@ -1,15 +1,15 @@
-"""Holds locks for clients that can't hold a connection, and gives these clients tokens for the locks.
+"""Holds locks on behalf of clients that keep no connection to the broker. Each client gets a token for its lock.
 
-Owns the waiting clients, and the answers to clients. ``definitions`` holds the defined locks. The arbiter decides which
-client is granted a slot. ``hosted_grants`` limits how long the slot is held.
+This module manages the clients that wait for locks, and answers the requests of clients. ``definitions`` stores the
+defined locks. The arbiter decides which client is granted a slot. ``hosted_grants`` limits the time for which a client
+holds a slot.
 
-A lock is held for ``ttl_seconds``, and ends earlier if its proxy ends. A client that disappears without a release loses
-the lock after ``ttl_seconds``. A proxy that ends loses all of its locks, because it stores nothing about them. The
-proxy confirms to a client that a lock is held only after the arbiter has confirmed it. If the arbiter does not answer,
-the lock is lost.
+A client loses a lock that it neither renews nor releases within ``ttl_seconds``. When a proxy ends, all locks that it
+holds end, because it does not store them. A proxy tells a client that its lock is still held only after the arbiter has
+confirmed it. If the arbiter does not answer, the lock is lost.
 
 Several proxies may hold locks on one broker and one store. Each proxy holds the locks that were acquired through it,
-and includes its name in their tokens.
+and includes its name in the tokens of these locks.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ WAITING_MAX = 10_000
 HELD_MAX = 100_000
 COLLECT_SECONDS = 600.0
 FOLLOW_SECONDS = 10.0
-"""Seconds between two reads of the store, by which a proxy of a cluster finds changes that were not announced to it."""
+"""Seconds between two reads of the store, which find changes of locks that were not announced to this proxy."""
 
 
 class LockHolder(NamedTuple):
@@ -52,8 +52,11 @@ class LockHolder(NamedTuple):
 
 
 class LockView(NamedTuple):
-    """The current state of a lock. ``holders`` and ``waiting`` include the clients of all proxies and programs on AMQP;
-    in a list of locks, they include only this proxy's clients."""
+    """The current state of a lock.
+
+    ``holders`` and ``waiting`` include the clients of all proxies, and programs that use the lock over AMQP. In a list
+    of locks, they include only this proxy's clients.
+    """
 
     name: str
     kind: LockKind
@@ -64,7 +67,7 @@ class LockView(NamedTuple):
 
 
 class HostedLocks:
-    """Holds the locks of the proxy ``instance``, for at most ``waiting_max`` waiting clients.
+    """Serves the requests for locks on the proxy ``instance``. At most ``waiting_max`` clients may wait at a time.
 
     ``announce`` makes the other proxies call ``follow``. It is None if there are no other proxies.
     """
@@ -113,7 +116,7 @@ class HostedLocks:
                 waiter.end()
 
     async def stop(self) -> None:
-        """Free all locks. Idempotent."""
+        """Release all locks of this proxy, and end all waits. Idempotent."""
         self.drain()
         self._deadlines.stop()
         await self._arbiter.stop()
@@ -122,7 +125,7 @@ class HostedLocks:
     # -- administration -------------------------------------------------------------------------------------------
 
     async def administer(self, name: str, kind: LockKind, slots: int | None, enabled: bool | None) -> LockView:
-        """Create or change a lock. None keeps the current value. By default, a new lock has one slot and is enabled.
+        """Create a lock, by default enabled and with one slot, or change a lock. None keeps the current value.
 
         Raises: InvalidRequest, Conflict (the lock is of another kind), LockHeld, BrokerUnavailable, StateUnavailable.
         """
@@ -144,7 +147,7 @@ class HostedLocks:
         slots, enabled, waiting = definition.slots, definition.enabled, len(self._waiting.get(name, ()))
         if status is not None:
             waiting = max(waiting, status.waiting)
-            # An administrator may have changed the lock over AMQP after it was defined.
+            # An administrator may have changed the slots over AMQP after the lock was defined.
             slots, enabled = len(status.slots), True
             for slot in status.slots:
                 if slot.held and slot.number not in holders:
@@ -168,8 +171,9 @@ class HostedLocks:
         ]
 
     async def delete(self, name: str) -> None:
-        """Delete a lock. Its holders lose it, and the waits for it end. If a call was interrupted, repeat it to finish
-        the deletion.
+        """Delete a lock. Its holders lose the lock, and clients stop waiting for it.
+
+        If a call was interrupted, repeat the call to finish the deletion.
 
         Raises: InvalidRequest, LockNotFound, LockHeld, BrokerUnavailable, StateUnavailable.
         """
@@ -188,15 +192,15 @@ class HostedLocks:
         await self._definitions.announce()
 
     async def follow(self) -> None:
-        """Apply changes of other proxies. For deleted locks, end this proxy's held locks and waits.
+        """Apply other proxies' changes of locks. If a lock was deleted, end this proxy's grants of it and waits for it.
 
         Raises: StateUnavailable.
         """
         async for gone in self._definitions.follow():
             held = [hosted for hosted in self.grants.of(gone.name) if hosted.definition.kind is gone.kind]
             if gone.by_use and held and gone.name not in self._definitions.known:
-                # The lock was not deleted on the broker. Another proxy that saw no use of the lock has only forgotten
-                # it.
+                # Another proxy, which saw no use of the lock, has deleted only the definition. The lock still exists on
+                # the broker.
                 async with self._definitions.changes(gone.name):
                     await self._definitions.add(gone)
                 continue
@@ -205,7 +209,7 @@ class HostedLocks:
                 self.grants.end_soon(hosted, LockEvent.DELETED)
 
     async def force_release(self, name: str, holder: str | None, fencing_token: int | None) -> list[LockHolder]:
-        """Release the lock by force from the holders that match all given values, and return these holders.
+        """Take the lock away from all holders that match the given values, and return these holders.
 
         Raises: InvalidRequest, LockNotFound, LockHeld, BrokerUnavailable, StateUnavailable.
         """
@@ -228,8 +232,9 @@ class HostedLocks:
     async def acquire(
         self, name: str, holder: str, *, ttl_seconds: float, wait_seconds: float, waiter: LockWaiter
     ) -> tuple[str, HostedGrant] | None:
-        """Acquire the lock. Return its token and grant, or None if other clients hold the lock for all of
-        ``wait_seconds``, or if ``waiter`` ends the wait.
+        """Acquire the lock. Return the token for the client, and the grant.
+
+        Return None if no slot becomes free for ``wait_seconds``, or if ``waiter`` ends the wait.
 
         Raises: InvalidRequest, LockNotFound, LockUnavailable, BrokerUnavailable, StateUnavailable.
         """
@@ -251,7 +256,7 @@ class HostedLocks:
             self._definitions.used(name)
         if grant is not None and not waiter.ended:
             return self.grants.add(definition, holder, grant, ttl_seconds)
-        if grant is not None:  # the client left at the same moment
+        if grant is not None:  # the wait was ended at the same moment
             self._background.spawn(grant.release(), name=f"release lock {name}")
         if waiter.error is not None:
             raise waiter.error
@@ -259,7 +264,7 @@ class HostedLocks:
         return None
 
     async def verify(self, name: str, token: str) -> HostedGrant:
-        """Confirm with the arbiter that the lock is still held, and return its grant.
+        """Let the arbiter confirm that the lock is still held, and return the grant.
 
         Raises: InvalidRequest, LockNotFound, LockLost, StateUnavailable.
         """
@@ -268,8 +273,9 @@ class HostedLocks:
         return hosted
 
     async def renew(self, name: str, token: str, ttl_seconds: float | None) -> HostedGrant:
-        """Hold the lock for ``ttl_seconds`` from the time of this call. None repeats the previous time to live. The
-        fencing token may grow.
+        """Let the lock end ``ttl_seconds`` after this call. If it is None, use the previous time to live again.
+
+        The fencing token may become higher.
 
         Raises: InvalidRequest, LockNotFound, LockLost, StateUnavailable.
         """
@@ -281,7 +287,7 @@ class HostedLocks:
         return hosted
 
     async def release(self, name: str, token: str) -> bool:
-        """Release the lock. Return whether it was held until this call. Idempotent.
+        """Release the lock. Return whether the lock was held until this call. Idempotent.
 
         Raises: InvalidRequest, LockNotFound, StateUnavailable.
         """
@@ -294,7 +300,7 @@ class HostedLocks:
         return was_held
 
     def release_soon(self, hosted: HostedGrant) -> None:
-        """Release, in the background, a lock whose client did not receive the answer."""
+        """Release a lock in the background, because its client did not receive the answer."""
         self.grants.end_soon(hosted, LockEvent.RELEASED)
 
     def waiting_by_kind(self) -> Mapping[LockKind, int]:
@@ -318,7 +324,7 @@ class HostedLocks:
         name = definition.name
         try:
             if self._definitions.is_shared and await self._arbiter.status(definition) is not None:
-                self._definitions.used(name)  # clients of other proxies use it: check again in a day
+                self._definitions.used(name)  # clients of other proxies may use the lock: check again in a day
                 return
             async with self._definitions.changes(name):
                 is_as_it_was = self._definitions.known.get(name) == definition
@@ -329,7 +335,7 @@ class HostedLocks:
             _log.info("an unused lock could not be deleted yet", extra={"lock": name, "reason": error.detail})
 
     async def _keep_following(self) -> None:
-        """Apply changes that were not announced to this proxy. Never returns."""
+        """Regularly apply changes of locks that were not announced to this proxy. Never returns."""
         while True:
             await asyncio.sleep(FOLLOW_SECONDS * random.uniform(0.8, 1.2))
             try:
@@ -354,7 +360,7 @@ class HostedLocks:
                 definition = await self._definitions.latest(name)
                 if definition is None:
                     made = LockDefinition(name=name, kind=LockKind.MUTEX, by_use=True)
-                    await self._arbiter.set_slots(made)  # only once, for all clients that use the name first
+                    await self._arbiter.set_slots(made)  # once, even if several clients are the first to use it
                     definition = await self._definitions.add(made)
         return definition or await self._definitions.find(name)
 
@@ -364,7 +370,7 @@ class HostedLocks:
         return self.grants.find(name, token)
 
     async def _ask(self, hosted: HostedGrant, question: Callable[[], Awaitable[object]]) -> None:
-        """Ask the arbiter about a lock. Raises: LockLost, also if the lock ended during the call."""
+        """Call the arbiter about a lock with ``question``. Raises: LockLost, also if the lock ended during the call."""
         name = hosted.definition.name
         try:
             await question()

@@ -1,4 +1,4 @@
-"""Stores the grants of this proxy's clients by token, and records how each grant ends.
+"""Stores the grants of locks to this proxy's clients by token, and records how each grant ends.
 
     acquired --> HELD --> released | expired (its ttl) | lost (slot removed, or broker connection ended)
                   | ^              | force_released | deleted (the lock)
@@ -6,7 +6,7 @@
 
 A token consists of the name of this proxy and a secret of 256 bits. Other proxies use the name to find the proxy that
 holds the lock. Only the digest of a token is stored, so that the duration of a look-up reveals nothing about valid
-tokens. When a grant ends, the reason is stored for a while, so that later requests with the token get this reason.
+tokens. When a grant ends, the reason is stored for some time, and later requests with the token are answered with it.
 """
 
 import secrets
@@ -25,7 +25,7 @@ from popgate.runtime.deadlines import NEVER, Deadlines
 
 TOKEN_BYTES = 32
 ENDED_MAX = 10_000
-"""Maximum number of ended grants whose reason is stored. When there are more, the oldest reason is deleted."""
+"""Maximum number of ended grants whose reasons are stored. If there are more, the oldest reason is deleted."""
 
 
 class LockEvent(StrEnum):
@@ -52,7 +52,7 @@ _UNKNOWN = "nothing is held under this token (a restart of the proxy ends all lo
 class HostedGrant:
     """A lock that the proxy holds for a client until ``ends_at`` (monotonic seconds).
 
-    A renewal sets a later ``ends_at``. ``expires_at`` is the same time in Unix seconds.
+    A renewal changes ``ends_at``. ``expires_at`` is the same time in Unix seconds.
     """
 
     __slots__ = (
@@ -103,9 +103,9 @@ class HostedGrant:
 
 
 class HostedGrants:
-    """The present grants of this proxy, and the reasons why former grants ended. Decisions are synchronous.
+    """Stores the present grants of this proxy, and the reasons why former grants ended.
 
-    When a grant ends, its slot is usually released in the background.
+    All methods are synchronous. If a grant ends here, its slot is released in the background, except by ``end``.
     """
 
     def __init__(self, clock: Clock, deadlines: Deadlines, background: Background, instance: InstanceId) -> None:
@@ -116,8 +116,7 @@ class HostedGrants:
         self._by_digest: dict[bytes, HostedGrant] = {}
         self._by_lock: dict[str, list[HostedGrant]] = {}
         self._ended: OrderedDict[bytes, tuple[str, str]] = OrderedDict()
-        """For each ended grant, by the digest of its token: the name of the lock, and the reason why the grant
-        ended."""
+        """For each ended grant, by the digest of its token: the lock's name, and the reason why the grant ended."""
         self.counts: dict[tuple[LockEvent, LockKind], int] = {}
 
     def __len__(self) -> int:
@@ -127,7 +126,7 @@ class HostedGrants:
         self.counts[event, kind] = self.counts.get((event, kind), 0) + 1
 
     def add(self, definition: LockDefinition, holder: str, grant: Grant, ttl_seconds: float) -> tuple[str, HostedGrant]:
-        """Add a grant that a client holds from now on. Return the token for the client, and the hosted grant."""
+        """Store a new grant for a client. Return the token for the client, and the stored grant."""
         token = f"{self._instance}.{secrets.token_urlsafe(TOKEN_BYTES)}"
         digest, acquired_at = _digest(token), self._clock.wall()
         hosted = HostedGrant(definition, holder, grant, digest=digest, acquired_at=acquired_at, look=self._look_at)
@@ -140,14 +139,13 @@ class HostedGrants:
     def find(self, lock: str, token: str) -> HostedGrant:
         """Return the grant of ``token``, if the token belongs to ``lock`` and the grant has not ended.
 
-        A loss of which this proxy does not know yet is not detected.
-
-        Raises: LockLost, with the reason why the grant ended.
+        The arbiter is not asked, so a loss that it has not reported to this proxy yet is not detected. Raises:
+        LockLost, with the reason why the grant ended.
         """
         return self.still_held(lock, _digest(token))
 
     def still_held(self, lock: str, digest: bytes) -> HostedGrant:
-        """Return the same as ``find``, but look up the grant by the digest of the token."""
+        """Do the same as ``find``, for the token with this digest."""
         hosted = self._by_digest.get(digest)
         if hosted is not None and hosted.definition.name == lock:
             self._look_at(hosted)
@@ -163,7 +161,7 @@ class HostedGrants:
         return (hosted is not None and hosted.definition.name == lock) or self._ended.get(digest, ("",))[0] == lock
 
     def prolong(self, hosted: HostedGrant, ttl_seconds: float, *, since: float) -> None:
-        """Set the end of the grant to ``ttl_seconds`` after ``since`` (monotonic seconds)."""
+        """Let the grant end ``ttl_seconds`` after ``since`` (monotonic seconds)."""
         hosted.ttl_seconds = ttl_seconds
         hosted.ends_at = since + ttl_seconds
         hosted.expires_at = self._clock.wall() + hosted.ends_at - self._clock.monotonic()

@@ -1,4 +1,4 @@
-"""Lets a client wait for a lock, until it gets the lock or its wait is ended."""
+"""Lets a client wait for a lock, and lets other code end this wait early."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class LockWaiter:
-    """Tracks whether a client still waits. ``end`` ends the wait immediately, without a lock."""
+    """The wait of one client for a lock. ``end`` ends the wait immediately; the client then gets no lock."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -18,15 +18,17 @@ class LockWaiter:
         self._limit: asyncio.Timeout | None = None
 
     def end(self, error: LockNotFound | None = None) -> None:
-        """End the wait. Idempotent: only the first call has an effect. If ``error`` is given, the client receives it
-        instead of "not acquired"."""
+        """End the wait. Only the first call has an effect.
+
+        If ``error`` is given, the client receives this error instead of the answer that the lock was not acquired.
+        """
         if not self.ended:
             self.ended, self.error = True, error
             if self._limit is not None:
                 self._limit.reschedule(asyncio.get_running_loop().time())
 
     async def wait_for(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Return the result of ``work``. If the wait ends before, cancel ``work`` and return None."""
+        """Return the result of ``work``. If the wait ends first, cancel ``work`` and return None."""
         if self.ended:
             return None
         limit = self._limit = asyncio.timeout(None)

@@ -52,8 +52,8 @@ has had several consumers. Each has its own timeout, after which RabbitMQ return
 active any more, RabbitMQ starts the next consumer, and may deliver new messages to it before the last timeout ends."""
 HOLDERS_LOOK_SECONDS, HOLDERS_SECONDS_MAX = 0.05, 5.0
 """Seconds between two checks whether other consumers still have unsettled messages of the queue, and maximum seconds
-for which the checks are repeated. The first deliveries wait until the checks end. If a former channel ended while it was
-being resized, RabbitMQ may deliver new messages before it returns the messages of the consumer that was cancelled."""
+for which the checks are repeated. The first deliveries wait until the checks end. If a former channel ended while it
+was being resized, RabbitMQ may deliver new messages before it returns the messages of the cancelled consumer."""
 UNKNOWN_BACKLOG = sys.maxsize
 """The result of `backlog`, unless the channel is paused, while the queue's leader does not answer. RabbitMQ reports 0
 messages in this case, after at most 0.25 s (`rabbit_quorum_queue:stat`). If `backlog` returned this 0, the engine would
