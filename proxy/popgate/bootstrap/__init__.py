@@ -1,10 +1,9 @@
-"""Assembles a proxy and runs it. Only this module chooses adapters.
+"""Assembles a proxy from its parts, starts and stops the parts in order, and chooses the adapters.
 
-This module defines the order in which the parts of a proxy start and stop. On a signal, the proxy answers the pops that
-wait, returns its buffered messages to the broker and stops accepting clients. After that, it stops the engine, and then
-the stores. A second signal ends the process immediately. Each step has a time limit, so that neither a client nor a
-broker that hangs can delay the exit. Work that is unfinished at its time limit is abandoned, as if the process was
-killed. This loses no messages.
+On a signal, the proxy stops accepting clients, answers the pops that wait, and returns its buffered messages to the
+broker. Then it stops the engine, and then the stores. A second signal ends the process immediately. Each step has a
+time limit, after which its work is abandoned, as if the process was killed. No message is lost by this, and neither a
+client nor a broker that hangs can delay the exit.
 """
 
 import asyncio
@@ -74,24 +73,19 @@ EMBEDDED = "embedded"
 COLLECTOR_THRESHOLDS = (20_000, 20, 100)
 """Thresholds for ``gc.set_threshold``."""
 GUARD_WAIT_HEARTBEATS = 3
-"""Number of heartbeat intervals after which RabbitMQ has closed the connection of a host that has crashed, if that
-connection uses the same interval."""
+"""RabbitMQ has closed a crashed host's connection after this many of the connection's heartbeat intervals."""
 GUARD_WAIT_SECONDS_MAX = 15.0
 LOCK_RENEWALS = 3
-"""Number of times that a held lock is renewed at RabbitMQ within RabbitMQ's consumer_timeout."""
+"""Number of times that a held lock is renewed at RabbitMQ within ``--consumer-timeout-seconds``."""
 LOCKS_DIVISOR = 8
-"""Divisor of the number of client connections. The quotient is the maximum number of requests that wait for locks."""
+"""The maximum number of client connections, divided by this, is the maximum number of waits for locks."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """A started proxy.
-
-    ``journal_figures`` returns the journal's figures, or is None if no journal is written. ``membership`` is the
-    proxy's membership in a cluster, or None if the proxy runs alone. ``replicas`` is the replica keeper that runs in
-    the same process, or None.
-    """
+    """The parts of a started proxy. ``journal_figures``, ``membership`` and ``replicas`` are None if no journal is
+    written, if the proxy is not in a cluster, and if no replica keeper runs in this process, respectively."""
 
     engine: Engine
     locks: HostedLocks
@@ -103,11 +97,9 @@ class Proxy:
 
 @contextlib.asynccontextmanager
 async def started(options: ServeOptions, background: Background, faults: Faults) -> AsyncGenerator[Proxy, None]:
-    """Start all parts of a proxy except the HTTP interface, and yield the proxy. Stop the parts in reverse order at the
-    end.
+    """Start all parts of a proxy except the HTTP interface. At the exit of the context, stop them in reverse order.
 
-    Raises: StartupError; BrokerUnavailable or StateUnavailable if the broker or the store becomes unavailable during
-    the start.
+    Raises: StartupError; BrokerUnavailable or StateUnavailable if one of these becomes unavailable during the start.
     """
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
@@ -166,7 +158,7 @@ async def started(options: ServeOptions, background: Background, faults: Faults)
 
 @contextlib.asynccontextmanager
 async def _keeper(options: ServeOptions, engine: Engine) -> "AsyncGenerator[ReplicaKeeper | None]":
-    """Run a replica keeper in this process, on standby or active, if the settings request it. Otherwise yield None."""
+    """Run a replica keeper in this process if the settings request it. Otherwise yield None."""
     if not options.replica_keeper:
         yield None
         return
@@ -266,17 +258,14 @@ def _locks(options: ServeOptions, state: State, context: EngineContext) -> Hoste
 
 
 async def _bind(options: ServeOptions, state: State, broker: "SqliteBroker | RabbitBroker", bound: str | None) -> None:
-    """Bind the state to this broker or, if it is bound already, check that it is bound to this broker.
-
-    Raises: StartupError if the state is bound to another broker.
-    """
+    """Bind the stored state to this broker. Raises: StartupError if the state is already bound to another broker."""
     if isinstance(broker, SqliteBroker):
         await state.bind(EMBEDDED)
         return
     try:
         if bound is None:
             mark = secrets.token_hex(8)
-            await broker.leave_mark(mark)  # first: if the process crashes now, an unused mark does no harm
+            await broker.leave_mark(mark)  # before ``bind``: if the process crashes now, an unused mark does no harm
             await state.bind(mark)
             bound = await state.bound()  # another proxy may have bound the state at the same time
         if bound is None or not await broker.has_mark(bound):
@@ -307,7 +296,7 @@ def _why_not_bound(options: ServeOptions, place: str, bound: str | None) -> str:
 async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
     """Run a proxy until it is stopped, alone or as one of several workers. Return the exit code."""
     configure_logging(options.log_level, worker=None if worker is None else worker.number)
-    # If RabbitMQ can't be reached, the adapter logs the reason in one line. Its library would log the reason again.
+    # If RabbitMQ can't be reached, the adapter logs the reason in one line. aiormq would log the reason again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     options, peers_max = within(options, raise_limit())
     failures: list[BaseException] = []
@@ -315,11 +304,7 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
     stop = asyncio.Event()
 
     def failed(error: BaseException) -> None:
-        """Handle the failure of a background task.
-
-        ``NoCommonVersion`` and each error that is not an ``Exception`` stop the proxy. All other errors are only
-        counted.
-        """
+        """Stop the proxy after ``NoCommonVersion`` or an error that is not an ``Exception``. Count any other error."""
         if isinstance(error, Exception) and not isinstance(error, NoCommonVersion):
             faults.task_failed()
         else:
@@ -362,10 +347,10 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
 
 
 def _collect_rarely() -> None:
-    """Exclude the objects that exist after the start from garbage collection, and run the collector less often.
+    """Exclude the objects that exist now from garbage collection, and run the garbage collector less often.
 
-    popgate creates few reference cycles and holds many messages. At Python's default thresholds, the collector would
-    scan all live leases repeatedly, and its longest scans would delay every pop.
+    popgate creates few reference cycles and many messages. With Python's default thresholds, the collector would often
+    scan all messages, and the longest scans would delay every pop.
     """
     gc.collect()
     gc.freeze()
@@ -374,8 +359,7 @@ def _collect_rarely() -> None:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of ``work``. If ``stop`` is set before ``work`` ends, cancel ``work``, wait until it has ended,
-    and return None."""
+    """Return the result of ``work``. If ``stop`` is set first, cancel ``work``, wait for its end, and return None."""
     working = asyncio.create_task(work, name="start")
     stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -387,9 +371,8 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
 
 
 async def _wind_down(proxy: Proxy, server: uvicorn.Server, running: asyncio.Task[None]) -> list[BaseException]:
-    """Drain the engine, and let running requests end within the time limit. Return the errors of the engine and the
-    server."""
-    # From now on, uvicorn would log only tracebacks of the requests that it cancels.
+    """Drain the engine, and let running requests end within a time limit. Return errors of the engine and server."""
+    # Until the exit, uvicorn would only log tracebacks of the requests that it cancels.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     proxy.locks.drain()
     draining = asyncio.create_task(proxy.engine.drain(), name="drain")

@@ -22,7 +22,7 @@ class Action(StrEnum):
     ACQUIRE = "acquire"
     VERIFY = "verify"
     WRITE = "write"
-    """Write to the protected resource with the grant's token, which is refused if the resource has seen a higher one."""
+    """Write to the protected resource with the grant's token. Refused if the resource has seen a higher token."""
     RELEASE = "release"
     SET_SLOTS = "set_slots"
     COUNT_HELD = "count_held"

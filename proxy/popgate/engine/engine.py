@@ -1,7 +1,4 @@
-"""Provides the entry point of the engine, which the HTTP interfaces call.
-
-``Engine`` starts and stops the engine. Each of its other methods calls the part of the engine that does the work.
-"""
+"""Provides ``Engine``, which the HTTP interfaces call. Most of its methods call the part that does the work."""
 
 import asyncio
 import contextlib
@@ -49,11 +46,9 @@ RECORD_KEPT_SECONDS = 30 * 86_400.0
 
 
 class SubscriptionGauges(NamedTuple):
-    """Counts the messages of one subscription in this process.
+    """The counts of one subscription's pops and messages on this proxy. Only messages in queues that it owns count.
 
-    ``in_flight`` and ``delayed`` cover only the queues that this proxy owns. ``oldest_lease_age_seconds``: the seconds
-    since the oldest lease was granted, or 0.0 if no message is leased. An extension of the lease does not reset its
-    age.
+    ``oldest_lease_age_seconds``: the seconds since the oldest lease was granted, even if it was extended since, or 0.0.
     """
 
     topic: TopicName
@@ -68,10 +63,7 @@ class SubscriptionGauges(NamedTuple):
     oldest_lease_age_seconds: float
 
     def with_other(self, other: "SubscriptionGauges") -> "SubscriptionGauges":
-        """Return the sums of these gauges and ``other``, with the topic and the group of these gauges.
-
-        The oldest lease age is the higher one of the two.
-        """
+        """Return the sums of these gauges and ``other``, with this topic and group, and the higher lease age."""
         return self._replace(
             ready_buffered=self.ready_buffered + other.ready_buffered,
             in_flight=self.in_flight + other.in_flight,
@@ -103,10 +95,7 @@ class Engine:
         self._collecting = False
 
     async def start(self) -> None:
-        """Start to serve the topics and groups of the catalog.
-
-        Raises: BrokerUnavailable, StateUnavailable, Conflict.
-        """
+        """Serve the topics and groups of the catalog. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
         await self._context.clock.look()
         await self.topics.start()
         self._context.background.keep(self._context.clock.follow, name="follow the store's clock")
@@ -117,9 +106,9 @@ class Engine:
         self._context.deadlines.schedule(self._context.clock.monotonic() + COLLECT_SECONDS, self)
 
     async def drain(self) -> None:
-        """Stop handing out messages: answer parked pops without messages, and return buffered messages to the broker.
+        """Answer parked pops without messages, return buffered messages to the broker, and refuse pops. Idempotent.
 
-        Clients can still settle their leases, which stay valid. Idempotent.
+        Leases stay valid, and clients can still settle them.
         """
         self._stopping = True
         if self._context.router.cluster is not None:
@@ -133,7 +122,7 @@ class Engine:
         await self._context.background.stop()
 
     def unready_reason(self) -> str | None:
-        """Return why this proxy can't serve requests right now, or None if it can. Used for /readyz."""
+        """Return the reason why this proxy can't serve requests now, or None if it can. /readyz shows the reason."""
         if self._stopping:
             return "popgate is shutting down"
         return self._context.broker.unavailable_reason() or self._context.leases.unavailable_reason()
@@ -151,11 +140,10 @@ class Engine:
             return await self._publisher.publish(spec, messages, self.topics.missing_queues(spec.topic))
 
     async def pop(self, topic: str, group: str, request: PopRequest, presence: Presence) -> list[Leased]:
-        """Lease messages of a group to the client of the request.
+        """Lease messages of a group to a client. Raises: TopicNotFound, GroupNotFound, and the errors of ``Pops.pop``.
 
-        If the client disconnects during the pop and ``request`` has no attempt id, the messages are released, and the
-        result is empty. Without an attempt id, the client can't request the same messages again. Raises: TopicNotFound,
-        GroupNotFound, BrokerUnavailable, StateUnavailable.
+        If the client disconnects during the pop, and has sent no attempt id with which it could repeat the pop, the
+        messages are released, and the result is empty.
         """
         subscription = await self._subscription_to_pop(topic, group)
         leased = await subscription.pops.pop(request, presence)
@@ -164,10 +152,7 @@ class Engine:
     async def pop_anywhere(
         self, topic: str, group: str, request: PopRequest, presence: Presence, forward: Forward[AnswerT]
     ) -> list[Leased] | AnswerT:
-        """Pop on this proxy, or forward the pop to another proxy.
-
-        ``forward`` sends the request to the other proxy and returns the answer of that proxy, which is then the result.
-        """
+        """Pop on this proxy, or with ``forward`` on another proxy, whose answer is then returned."""
         subscription = await self._subscription_to_pop(topic, group)
         found = await self._remote_pops.pop(subscription, request, presence, forward)
         if not isinstance(found, list):
@@ -175,10 +160,7 @@ class Engine:
         return await self._unless_gone(subscription, request, presence, cast("list[Leased]", found))
 
     def arrivals(self, topic: str, group: str) -> int:
-        """Return a number that grows with each message of the group that becomes ready on this proxy.
-
-        Return 0 if this proxy does not know the group.
-        """
+        """Return a count that grows when messages of the group become ready on this proxy; 0 for an unknown group."""
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         return 0 if served is None else served.serving.arrivals
 
@@ -196,16 +178,13 @@ class Engine:
         return leased
 
     async def abandon(self, topic: str, group: str, leased: Sequence[Leased]) -> None:
-        """Release leases at once, because the client did not receive their messages. Raises: StateUnavailable."""
+        """Release leases, because the client did not receive their messages. Raises: StateUnavailable."""
         if leased:
             orders = [SettleOrder(one.receipt_handle, 0.0) for one in leased]
             await self._settler.settle(self.topics.subscription(topic, group), Verb.RELEASE, orders)
 
     def abandon_soon(self, topic: str, group: str, receipt_handles: Sequence[str]) -> None:
-        """Release leases in the background, because the answer with their messages did not reach the client.
-
-        If the release fails, the leases expire.
-        """
+        """Release leases like ``abandon``, but in the background. If the release fails, the leases expire."""
         orders = [SettleOrder(handle, 0.0) for handle in receipt_handles]
         self._context.background.spawn(self._abandon(topic, group, orders), name=f"abandon leases of {topic}:{group}")
 
@@ -225,9 +204,9 @@ class Engine:
     # -- the admin's work on messages -----------------------------------------------------------------------------
 
     async def purge(self, topic: str, group: str) -> PurgedGroup:
-        """Delete the messages of a group that are visible now. Leased messages are not deleted.
+        """Delete the messages of a group that are visible now; leased and delayed messages are not deleted.
 
-        Raises: TopicNotFound, GroupNotFound, BrokerUnavailable, StateUnavailable.
+        Raises: TopicNotFound, GroupNotFound, BrokerUnavailable, StateUnavailable, PeerUnavailable.
         """
         if self._stopping:
             raise RetryLater("popgate is shutting down", retry_after_seconds=1.0)
@@ -251,10 +230,10 @@ class Engine:
         )
 
     def dead_letters_at(self, topic: str, group: str) -> InstanceId | None:
-        """Return the other proxy that owns a group's dead-letter queue: the owner of the group's first queue.
+        """Return the other proxy that owns a group's dead letters, which is the owner of the group's first queue.
 
-        Return None if this proxy owns the dead-letter queue, or if the group does not exist. Raises: PeerUnavailable if
-        no proxy owns the dead-letter queue at the moment, or if this proxy can't serve it yet or any more.
+        Return None if this proxy owns them, or if the group does not exist. Raises: PeerUnavailable if no proxy owns
+        them now, or if this proxy does not serve them yet or is stopping.
         """
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         if served is None:
@@ -265,16 +244,13 @@ class Engine:
         return owner
 
     def count_forwarded(self, to: InstanceId) -> None:
-        """Count a client's request that this proxy forwards to the proxy ``to``.
-
-        ``cluster_status`` returns the counts.
-        """
+        """Count a request that this proxy forwards to the proxy ``to``. ``cluster_status`` returns the counts."""
         self._context.router.forwarded[to] += 1
 
     def redrive(self, topic: str, group: str, order: RedriveOrder) -> Redrive:
-        """Start to redrive dead letters of a group. Return the redrive, which shows its progress.
+        """Start to redrive dead letters of a group. Return the redrive, from which its progress can be read.
 
-        Raises: TopicNotFound, also for the target topic of ``order``; GroupNotFound; Conflict.
+        Raises: TopicNotFound, also for the target topic of ``order``; GroupNotFound; Conflict; RetryLater.
         """
         served = self.topics.subscription(topic, group)
         target = None if order.target_topic is None else self.topics.topic(order.target_topic)
@@ -283,7 +259,7 @@ class Engine:
         return served.dead_letters.redrive(order, target)
 
     def message_failed(self, topic: str, group: str, queue: int, message: Message, error: Exception) -> None:
-        """Count a fault: popgate failed to put a message of queue number ``queue`` into the answer to a client."""
+        """Count the fault that a message of queue number ``queue`` could not be put into the answer to a client."""
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         if served is not None:
             self._context.faults.message_failed(served.layout.queues[queue], message.copy_id, error)
@@ -295,7 +271,7 @@ class Engine:
         return await self.topics.subscription(topic, group).status()
 
     def cluster_status(self) -> ClusterStatus:
-        """Return this proxy's view of the cluster: the members, the owners of queues, and planned moves of queues."""
+        """Return the members of the cluster, the queues' owners, and planned moves, as this proxy knows them."""
         return cluster_status(self._context, self.topics)
 
     def mode_here(self, topic: str, group: str) -> ModeHere:
@@ -303,10 +279,7 @@ class Engine:
         return mode_here(self._context, self.topics.subscription(topic, group))
 
     async def mode_standing(self, topic: str, group: str) -> ModeStanding:
-        """Return a group's consume mode as the catalog contains it.
-
-        Raises: TopicNotFound, GroupNotFound, StateUnavailable.
-        """
+        """Return a group's consume mode in the catalog. Raises: TopicNotFound, GroupNotFound, StateUnavailable."""
         return await mode_standing(self._context, self.topics.subscription(topic, group))
 
     def monotonic(self) -> float:
@@ -331,18 +304,11 @@ class Engine:
         return self._context.options.auto_create
 
     def faults(self) -> Mapping[FaultPart, int]:
-        """Return the number of faults in each kind of work.
-
-        A fault is a failure inside popgate that did not stop other work.
-        """
+        """Return the number of faults in each kind of work. A fault is a failure that did not stop other work."""
         return self._context.faults.counts
 
     def gauges(self) -> list[SubscriptionGauges]:
-        """Return the gauges of each subscription.
-
-        The call visits all buffered messages. Call it once for each scrape of the metrics, but not in the requests of
-        clients.
-        """
+        """Return the gauges of each subscription. The call visits all buffered messages: don't call it for clients."""
         gauges: list[SubscriptionGauges] = []
         now = self._context.clock.wall()
         for (topic, group), served in self.topics.served.items():
@@ -363,7 +329,7 @@ class Engine:
         return gauges
 
     async def _follow_catalog(self) -> None:
-        """Apply catalog changes of other proxies, even if their announcements did not arrive. Never returns."""
+        """Apply other proxies' changes of the catalog, even if they were not announced. Never returns."""
         catalog, seen = self._context.catalog, 0
         while True:
             with contextlib.suppress(TimeoutError):
@@ -380,7 +346,7 @@ class Engine:
     # -- record keeping -------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> float | None:
-        """Start ``_collect`` in the background, and return the time of the next start."""
+        """Start ``_collect`` in the background. Return the time of the next start."""
         self._collect_soon()
         return now + COLLECT_SECONDS
 
@@ -390,10 +356,9 @@ class Engine:
             self._context.background.spawn(self._collect(), name="collect records")
 
     async def _collect(self) -> None:
-        """Finish interrupted settlements of lease groups, and delete old records from the store.
+        """Finish interrupted settlements of lease groups, and delete records that are no longer needed from the store.
 
-        Old records are settled records whose acks the broker has provably applied, and all records older than
-        ``RECORD_KEPT_SECONDS``.
+        These are settled records whose acks the broker has surely applied, and all older than ``RECORD_KEPT_SECONDS``.
         """
         try:
             for served in list(self.topics.served.values()):
@@ -407,12 +372,12 @@ class Engine:
                 window_seconds=self._context.options.dedup_seconds, noted_seconds=RECORD_KEPT_SECONDS
             )
         except RetryLater:
-            pass  # the store is unavailable: the next round repeats this
+            pass  # the store is unavailable: try again in the next round
         finally:
             self._collecting = False
 
     async def _keep_limits(self) -> None:
-        """Delete the store's in-flight counts of groups that were deleted or no longer have a ``max_in_flight``."""
+        """Delete the in-flight counts of groups that no longer exist, or have no ``max_in_flight``, from the store."""
         cluster = self._context.router.cluster
         if cluster is not None and cluster.limits is not None:
             served = self.topics.served.values()
