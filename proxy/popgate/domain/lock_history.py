@@ -49,8 +49,8 @@ FREED_SECONDS = 8.0
 CHANGED_SECONDS = 2.0
 """Seconds after a change of slots, or after a disturbance of all clients, in which free slots may be refused."""
 OVERTAKEN_MAX = 3
-"""Maximum number of later acquires that are granted during one wait, divided by the number of clients: the waiting
-client and those that overtake it."""
+"""Maximum number of later acquires that are granted during one wait, for each client that is involved: the waiting
+client and each client that overtakes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

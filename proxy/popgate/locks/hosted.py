@@ -273,7 +273,7 @@ class HostedLocks:
         return hosted
 
     async def renew(self, name: str, token: str, ttl_seconds: float | None) -> HostedGrant:
-        """Let the lock end ``ttl_seconds`` after this call. If it is None, use the previous time to live again.
+        """Let the lock end ``ttl_seconds`` after this call. None repeats the previous ``ttl_seconds``.
 
         The fencing token may become higher.
 
@@ -314,7 +314,7 @@ class HostedLocks:
     # -- how ------------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> float:
-        """Forget mutexes that were created by use and have not been used for a day. The broker removes them, too."""
+        """Forget mutexes that were created by use and have not been used for a day. The broker deletes them, too."""
         for definition in self._definitions.unused(now):
             if not self.grants.of(definition.name) and definition.name not in self._waiting:
                 self._background.spawn(self._forget(definition), name=f"forget lock {definition.name}")

@@ -105,7 +105,8 @@ class HostedGrant:
 class HostedGrants:
     """Stores the present grants of this proxy, and the reasons why former grants ended.
 
-    All methods are synchronous. If a grant ends here, its slot is released in the background, except by ``end``.
+    All methods are synchronous. If a method ends a grant, it releases the slot in the background. Only ``end`` does
+    not release the slot.
     """
 
     def __init__(self, clock: Clock, deadlines: Deadlines, background: Background, instance: InstanceId) -> None:

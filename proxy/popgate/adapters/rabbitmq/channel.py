@@ -89,7 +89,7 @@ class RabbitChannel:
         """Whether the first deliveries are buffered for a while (`_gather`) instead of being passed on at once.
 
         This is done only on queues that popgate declares with a single active consumer. Adopted queues and dead-letter
-        queues have none.
+        queues are not declared in this way.
         """
         self._gathers_until: float | None = None
         """The loop time before which `_gather` does not pass the first deliveries on, or None.
@@ -103,9 +103,9 @@ class RabbitChannel:
         self._ack_timer: asyncio.TimerHandle | None = None
         self._calls = asyncio.Lock()  # a resize consists of three calls, and no other call may come between them
         self._counts_begun = self._counted = 0
-        """Counts of the backlog are numbered: the number of the latest one begun, and of the latest one that succeeded.
+        """The number of the latest count of the backlog that was begun, and of the latest count that succeeded.
 
-        ``_latest_count`` is the result of the latest one that succeeded: ready messages and consumers.
+        ``_latest_count`` is the result of the latest count that succeeded: the ready messages and the consumers.
         """
         self._latest_count = (0, 0)
         self._consumer_numbers = count(1)
@@ -242,9 +242,9 @@ class RabbitChannel:
     async def _return_all(self) -> None:
         """Requeue all unsettled messages in order, so that these deliveries do not count towards the delivery limit.
 
-        From RabbitMQ 4.3 on, only deliveries that the end of a channel returns count. An adopted queue may have a low
-        limit, and RabbitMQ drops messages that exceed the limit. The consumer is cancelled first. Otherwise RabbitMQ
-        would deliver the messages to it again, and the end of the channel would return these deliveries.
+        From RabbitMQ 4.3 on, a delivery counts only if it was returned by the end of its channel. An adopted queue may
+        have a low limit, and RabbitMQ drops messages that exceed the limit. The consumer is cancelled first. Otherwise
+        RabbitMQ would deliver the messages to it again, and the end of the channel would return these deliveries.
         """
         try:
             await self._session.call(self._amqp.basic_cancel(self._consumer_tag))

@@ -104,7 +104,7 @@ class Topics:
         return [name.group for name in self.served if name.topic == topic]
 
     def missing_queues(self, topic: TopicName) -> dict[int, BrokerQueue]:
-        """Return the topic's queues that were deleted at the broker, by queue number. They receive no messages."""
+        """Return the topic's queues that were deleted at the broker, by number. Groups miss the messages for them."""
         if not self._context.missing_queues:
             return {}
         return {
@@ -260,7 +260,7 @@ class Topics:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     async def _change_spec(self, served: ServedSubscription, change: Callable[[GroupSpec], GroupSpec]) -> None:
-        """Replace a group's catalog entry with ``change(entry)``. Retry if another proxy changes the entry, too."""
+        """Replace a group's catalog entry with ``change(entry)``. Retry if another proxy has changed the entry."""
         for _ in range(CHANGES_MAX):
             present = await self._context.catalog.group(served.name)
             if present is None:

@@ -34,10 +34,10 @@ WANTED_SECONDS = 30.0
 LOOK_SECONDS = 2.0
 """Seconds after which a waiting pop checks whether the owners of the queues have changed."""
 LOOKING_TOGETHER = 100
-"""Number of waiting pops above which each of them makes this check less often, because one check serves all."""
+"""Number of waiting pops above which each of them checks the owners less often. One pop's check serves all pops."""
 CHOOSY_AT_ONCE = 8
-"""Maximum number of pops with filters that this proxy forwards at the same time. They delay other pops, because both
-proxies have to process them. With 32, another pop takes twice as long as without them; with 8, less than 1.5 times."""
+"""Maximum number of pops with filters that this proxy forwards at the same time. These pops delay other pops at both
+proxies. With 32, another pop takes twice as long as without them; with 8, less than 1.5 times."""
 CHOOSY_SECONDS_MIN = 1.0
 """Seconds that a pop with a filter may wait until it can be forwarded, even if its own wait time is shorter."""
 
@@ -78,7 +78,7 @@ class _OtherOwners:
         self.stocked: dict[InstanceId, None] = {}
         """The owners that are believed to have messages."""
         self.seen: dict[InstanceId, int] = {}
-        """The highest arrival count of each owner that it has returned to a pop without a message."""
+        """The latest arrival count that each owner has returned instead of a message."""
         self.wanted_until: dict[InstanceId, float] = {}
         self.plain: dict[_Parked, None] = {}
         self.choosy: dict[_Parked, None] = {}
@@ -90,7 +90,7 @@ class _OtherOwners:
         return self.choosy if choosy else self.plain
 
     def wake(self, member: InstanceId, *, choosy_only: bool = False) -> None:
-        """Forward to ``member`` the pop without a filter and the pop with a filter that have waited longest.
+        """Forward the longest-waiting pop without a filter, and the longest-waiting pop with a filter, to ``member``.
 
         If ``choosy_only`` is True, forward only the pop with a filter.
         """
@@ -174,7 +174,7 @@ class _Pop(Generic[AnswerT]):
         self._forward = forward
         self._full: TooManyInFlight | None = None
         self._seen: dict[InstanceId, int] = {}
-        """The last arrival count of each owner that this pop has received instead of a message."""
+        """The latest arrival count that each owner has returned to this pop instead of a message."""
         self._parked: _Parked | None = None
         self._is_superseded = False
         self.ended = asyncio.Event()
@@ -241,7 +241,7 @@ class _Pop(Generic[AnswerT]):
         return self._presence.gone or self._is_superseded
 
     def _has_news(self, member: InstanceId) -> bool:
-        """Whether ``member`` may have messages that it has not yet compared with this pop."""
+        """Whether ``member`` may have messages for which this pop was not forwarded yet."""
         owners = self._owners
         return member in owners.stocked or owners.seen.get(member, 0) > self._seen.get(member, -1)
 

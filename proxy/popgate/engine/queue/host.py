@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 WRITES_LOOKS_MAX, WRITES_LOOK_SECONDS = 500, 0.002
 """Maximum number of checks, and seconds between two checks, whether writes to the store for this queue are in progress.
-A handover waits until there are none. If the store receives a write after that, it refuses the write if the next owner
-has claimed the queue. Otherwise the next owner loads the result of the write with the queue's records."""
+A handover waits until there are none. A write may still reach the store later. The store refuses this write if the next
+owner has claimed the queue. Otherwise the next owner loads the result of the write with the queue's records."""
 CONTINUE_SECONDS = 0.001
 """Minimum pause in seconds between two batches of deadlines, so that many deadlines don't block the event loop."""
 
@@ -347,7 +347,7 @@ class QueueHost:
     def conform(self, message: BufferedMessage, record: LeaseRecord, remaining_seconds: float) -> None:
         """Update ``message`` from its record in the store.
 
-        ``remaining_seconds``: the time from now until the record's lease or delay ends.
+        ``remaining_seconds``: the time until the record's lease or delay ends, read from the store before the call.
         """
         self._do(self.state.conform(message, record, remaining_seconds, self._context.clock.monotonic()))
 

@@ -223,7 +223,7 @@ class QueueState:
     def conform(self, message: BufferedMessage, record: LeaseRecord, remaining_seconds: float, now: float) -> Effects:
         """Update ``message`` from its record in the store.
 
-        ``remaining_seconds``: the time from ``now`` until the record's lease or delay ends.
+        ``remaining_seconds``: the time until the record's lease or delay ends, read from the store before ``now``.
         """
         effects = Effects()
         if message.state is MessageState.DROPPED:

@@ -114,7 +114,7 @@ class Settler:
                 results[one.place] = answer
 
     def _note(self, verb: Verb, transient: Sequence[ValidOrder], results: Sequence[SettleResult]) -> None:
-        """Remember the unidentified messages that these orders have settled, so that a repeated order gets its result.
+        """Remember the unidentified messages that these orders have settled, so that repeated orders can be answered.
 
         A repeated order could not be answered in another way: this proxy has dropped the message, and does not ask the
         store about unidentified messages that it has dropped.

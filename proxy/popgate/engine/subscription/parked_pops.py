@@ -1,6 +1,6 @@
 """Stores the parked pops of one subscription, and decides in which order a serving tries them.
 
-A serving is one pass over the parked pops: ``serving`` then decides which pop gets which message.
+A serving is one pass over the parked pops, in which ``serving`` decides which pop gets which message.
 
 Theory of operation. Pops that accept the same messages are in one line. There is one line for pops that accept any
 message, and one line for each filter. If the first pop of a line gets no message, the serving skips the rest of this
@@ -218,7 +218,7 @@ class ParkedPops:
         return found
 
     def _first_position(self, wanted: HeaderFilter) -> float:
-        """Return the position of the first pop with the filter. It determines the order of the comparisons."""
+        """Return the position of the first pop with the filter. Filters with lower positions are compared first."""
         line = self._filtered.get(wanted)
         return next(iter(line)).position if line else inf
 
