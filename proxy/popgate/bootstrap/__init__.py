@@ -2,8 +2,8 @@
 
 On a signal, the proxy stops accepting clients, answers the pops that wait, and returns its buffered messages to the
 broker. Then it stops the engine, and then the stores. A second signal ends the process immediately. Each step has a
-time limit, after which its work is abandoned, as if the process was killed. No message is lost by this, and neither a
-client nor a broker that hangs can delay the exit.
+time limit, after which its work is abandoned, as if the process was killed. No message is lost in this way, and neither
+a client nor a broker that hangs can delay the exit.
 """
 
 import asyncio

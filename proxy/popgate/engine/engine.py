@@ -1,4 +1,4 @@
-"""Provides ``Engine``, which the HTTP interfaces call. Most of its methods call the part that does the work."""
+"""Provides ``Engine``, which the HTTP interfaces call. Most of its methods only call another engine part."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ RECORD_KEPT_SECONDS = 30 * 86_400.0
 
 
 class SubscriptionGauges(NamedTuple):
-    """The counts of one subscription's pops and messages on this proxy. Only messages in queues that it owns count.
+    """Counts one subscription's parked pops on this proxy, and its messages in the queues that this proxy owns.
 
     ``oldest_lease_age_seconds``: the seconds since the oldest lease was granted, even if it was extended since, or 0.0.
     """
@@ -308,7 +308,7 @@ class Engine:
         return self._context.faults.counts
 
     def gauges(self) -> list[SubscriptionGauges]:
-        """Return the gauges of each subscription. The call visits all buffered messages: don't call it for clients."""
+        """Return the gauges of each subscription. This visits all buffered messages, so call it only for metrics."""
         gauges: list[SubscriptionGauges] = []
         now = self._context.clock.wall()
         for (topic, group), served in self.topics.served.items():
@@ -358,7 +358,7 @@ class Engine:
     async def _collect(self) -> None:
         """Finish interrupted settlements of lease groups, and delete records that are no longer needed from the store.
 
-        These are settled records whose acks the broker has surely applied, and all older than ``RECORD_KEPT_SECONDS``.
+        These are settled records whose acks the broker provably applied, and all older than ``RECORD_KEPT_SECONDS``.
         """
         try:
             for served in list(self.topics.served.values()):
