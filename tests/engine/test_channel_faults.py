@@ -134,6 +134,25 @@ async def test_a_channel_that_is_lost_while_it_is_being_opened_is_opened_again(w
     assert await drained(world) == ["b"]
 
 
+async def test_a_delivery_on_a_channel_that_is_being_closed_settles_no_message_of_the_next_one(world: World) -> None:
+    """The tag of the late delivery of `b` belongs to `c` on the next channel."""
+    await world.publish("t", "a")
+    assert await world.settle(Verb.ACK, "t", await patient_pop(world)) == ["acked"]
+    world.broker.delays_count = 1
+    await world.publish("t", "b", "c")
+    await world.settle_down()
+    channel = world.broker.channels[world.queue("t")]
+    host_of(world).deliver_again()
+    channel.deliver_late()
+    world.served("t").ask()
+    await come_back(world)
+    leased = await patient_pop(world)
+    assert bodies(leased) == ["b"]
+    assert await world.settle(Verb.ACK, "t", leased) == ["acked"]
+    await world.broker.lose(world.queue("t"))
+    assert await drained(world) == ["c"], "it was never acked"
+
+
 # ---------------------------------------------------------------- a channel is lost around a grant and an ack
 
 
