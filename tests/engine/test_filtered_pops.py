@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.parked_scene import Filter, Pop, Scene
+from engine.patience import patiently
 from popgate.domain.filter_index import FilterIndex
 from popgate.domain.filters import FilterValue, HeaderFilter, header_filter
 from popgate.domain.topics import Policy
@@ -235,6 +236,18 @@ async def test_what_has_expired_when_it_comes_is_discarded_though_no_parked_filt
     await eventually(lambda: world.journal.count(EventKind.DISCARDED) == 1)
     await world.let_pass(30.0)
     assert await asyncio.gather(*waiting) == [[]]
+
+
+async def test_a_filter_finds_its_message_behind_those_that_come_before_the_resize_returns(world: World) -> None:
+    """They fill the new prefetch, so the pop needs another resize."""
+    await world.publish("t", *(f"m{number}" for number in range(40)), headers={"kind": "blue"})
+    await world.publish("t", "wanted", headers={"kind": "red"})
+    resizing = world.faults.stop("channel.resize", after=True)
+    popping = asyncio.ensure_future(world.pop("t", wait=20.0, only={"kind": ["red"]}))
+    await resizing.reached()
+    await world.settle_down()
+    resizing.open()
+    assert bodies(await patiently(world, popping)) == ["wanted"]
 
 
 async def test_pops_that_have_waited_long_enough_together_end_a_few_at_a_time() -> None:
