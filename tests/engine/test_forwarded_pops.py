@@ -5,10 +5,12 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from popgate.domain.names import InstanceId, Layout
+from engine.patience import host_of
+from popgate.domain.names import InstanceId, Layout, Subscription
 from popgate.engine.cluster.remote_pops import PeerPop
 from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
-from support.engines import World, eventually, filtered
+from popgate.engine.subscription.collecting import COLLECT_SECONDS
+from support.engines import World, bodies, eventually, filtered
 
 PLAIN = ""
 
@@ -105,3 +107,24 @@ async def test_an_answer_that_a_later_one_has_overtaken_hides_no_message(world: 
     assert await plain == "the second message"
     leaving.leave()
     assert await choosy == []
+
+
+async def test_another_proxy_that_has_pops_is_told_of_redelivered_messages_that_exceed_the_first_prefetch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them is ready before all are here, and no pop waits on this proxy that would raise the prefetch."""
+    other, told = InstanceId("other"), list[InstanceId]()
+
+    def tell(to: InstanceId, _: Subscription) -> None:
+        told.append(to)
+
+    monkeypatch.setattr(world.context.router, "notify_available", tell)
+    world.broker.says_returned = True
+    await world.publish("t", *(f"m{number}" for number in range(12)), ordering_key="k")
+    assert not world.served("t").wanted_by(other, 30.0, 0)
+    host = host_of(world)
+    await eventually(lambda: len(host.messages()) > 0 and host.state.order.is_ordered)
+    await world.let_pass(COLLECT_SECONDS)
+    assert told == [other]
+    assert world.broker.channels[world.queue("t")].prefetches[0] < 12, "the test needs more messages"
+    assert bodies(await world.pop("t")) == ["m0"]

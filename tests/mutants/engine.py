@@ -64,6 +64,12 @@ ENGINE = (
         "if False:",
         ("engine/test_channel_faults.py",),
     ),
+    Slip(
+        "engine/queue/redelivery_order.py",
+        "                self._prefetch.widen()\n",
+        "",
+        ("engine/test_forwarded_pops.py",),
+    ),
     # -- publishing -------------------------------------------------------------------------------------------------
     Slip(
         "engine/publish/publishing.py",
