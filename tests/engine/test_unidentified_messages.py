@@ -14,11 +14,13 @@ from engine.patience import (
     patiently,
 )
 from popgate.domain.errors import StateUnavailable
+from popgate.domain.topics import Policy
 from popgate.engine.lease import body_retrieval as retrieval
 from popgate.engine.settle.orders import Verb
 from support.engines import (
     World,
     bodies,
+    body_of,
 )
 
 # ---------------------------------------------------------------- messages that can't be identified
@@ -116,3 +118,24 @@ async def test_an_unidentified_message_whose_channel_is_lost_during_its_grant_is
     assert await patient_pop(nameless) == []
     assert await nameless.settle(Verb.ACK, "t", leased) == ["acked"] * 2
     assert await left(nameless) == 0
+
+
+@pytest.mark.parametrize("beside_a_lease", [False, True])
+async def test_a_return_of_unidentified_messages_that_no_client_has_seen_does_not_count_as_a_delivery(
+    nameless: World, beside_a_lease: bool
+) -> None:
+    """The broker counts it. Without a lease, popgate closes the channel; beside a lease, it returns each message."""
+    await nameless.engine.topics.put_group("t", "default", Policy(max_deliveries=2))
+    await nameless.publish("t", "a", "b")
+    leased = await patient_pop(nameless, invisibility=LEASE_SECONDS)
+    if not beside_a_lease:
+        assert await nameless.settle(Verb.ACK, "t", leased) == ["acked"]
+    nameless.broker.says_returned = True
+    await nameless.let_pass(nameless.context.options.idle_return_seconds)
+    (depth,) = await nameless.broker.depth([nameless.queue("t")])
+    assert (depth.ready, depth.consumers) == (1, int(beside_a_lease)), "b is back at the broker"
+    first = await patient_pop(nameless, count=2)
+    assert await nameless.settle(Verb.RELEASE, "t", first) == ["released"]
+    second = await patient_pop(nameless, count=2)
+    assert [(body_of(one.message), one.delivery_count) for one in [*first, *second]] == [("b", 1), ("b", 2)]
+    assert await nameless.dead_letters("t") == []
