@@ -16,6 +16,7 @@ from engine.patience import (
 )
 from popgate.domain.errors import BrokerUnavailable, Conflict
 from popgate.domain.topics import Policy
+from popgate.engine.dead_letters.dead_pages import PageRequest
 from popgate.engine.lease import body_retrieval as retrieval
 from popgate.engine.settle.orders import Verb
 from popgate.ports.broker import PublishStatus
@@ -183,3 +184,19 @@ async def test_a_rejection_that_waits_for_others_does_not_settle_another_consume
     assert await world.settle(Verb.ACK, "t", again) == ["acked"] * 2
     assert await world.dead_letters("t") == []
     assert await world.settle(Verb.ACK, "t", [a]) == ["expired"]
+
+
+# ---------------------------------------------------------------- dead letters that several clients read
+
+
+async def test_a_letter_is_found_while_a_list_that_has_passed_it_is_open(world: World) -> None:
+    names = ["a", "b", "c"]
+    await world.publish("t", *names)
+    assert await world.settle(Verb.REJECT, "t", await patient_pop(world, count=3)) == ["rejected"] * 3
+    desk = world.served("t").dead_letters
+    page = await desk.page(PageRequest(max_messages=1))
+    assert desk.held_count > 0, "the list is open, and goes on behind its page"
+    (listed,) = page.letters
+    assert body_of((await desk.find(listed.letter.copy_id)).message) == "a"
+    page = await desk.page(PageRequest(max_messages=3, after=page.next))
+    assert [body_of(shown.letter.message) for shown in page.letters] == ["b", "c"]
