@@ -18,7 +18,7 @@ from popgate.domain.errors import BrokerUnavailable, Conflict
 from popgate.domain.topics import Policy
 from popgate.engine.dead_letters.dead_pages import PageRequest
 from popgate.engine.lease import body_retrieval as retrieval
-from popgate.engine.settle.orders import Verb
+from popgate.engine.settle.orders import SettleOrder, Verb
 from popgate.ports.broker import PublishStatus
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
@@ -92,6 +92,17 @@ async def test_a_receipt_that_stands_twice_in_a_rejection_is_published_once(worl
     await eventually(lambda: world.journal.count(EventKind.DEAD_LETTERED) == 2)
     assert world.journal.count(EventKind.REJECTED) == (0 if stopped else 2)
     assert sorted(map(body_of, await world.dead_letters("t"))) == ["a", "b"]
+
+
+async def test_a_receipt_that_stands_twice_in_a_rejection_keeps_its_first_reason(world: World) -> None:
+    await world.publish("t", "a")
+    (leased,) = await patient_pop(world)
+    orders = [SettleOrder(leased.receipt_handle, reason=reason) for reason in ("first", "second")]
+    results = await world.engine.settle("t", "default", Verb.REJECT, orders)
+    assert [result.status for result in results] == ["rejected"] * 2
+    (letter,) = await dead_once(world, "a")
+    assert letter.headers["x-popgate-dead-reason"] == "first"
+    assert world.journal.details(EventKind.REJECTED) == ["first"]
 
 
 async def test_a_message_that_is_moved_twice_at_once_is_published_once(world: World) -> None:
