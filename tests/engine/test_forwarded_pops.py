@@ -2,15 +2,17 @@
 
 import asyncio
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 
-from engine.patience import host_of
+from engine.patience import LEASE_SECONDS, host_of
 from popgate.domain.names import InstanceId, Layout, Subscription
 from popgate.engine.cluster.remote_pops import PeerPop
 from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
 from popgate.engine.subscription.collecting import COLLECT_SECONDS
-from support.engines import World, bodies, eventually, filtered
+from popgate.runtime.clocks import ManualClock
+from support.engines import World, bodies, crash, eventually, filtered, open_world
 
 PLAIN = ""
 
@@ -109,22 +111,26 @@ async def test_an_answer_that_a_later_one_has_overtaken_hides_no_message(world: 
     assert await choosy == []
 
 
-async def test_another_proxy_that_has_pops_is_told_of_redelivered_messages_that_exceed_the_first_prefetch(
-    world: World, monkeypatch: pytest.MonkeyPatch
+async def test_another_proxy_that_has_pops_is_told_of_a_message_behind_leased_ones_that_fill_the_prefetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of them is ready before all are here, and no pop waits on this proxy that would raise the prefetch."""
-    other, told = InstanceId("other"), list[InstanceId]()
+    clock, other, told = ManualClock(), InstanceId("other"), list[InstanceId]()
+    async with open_world(tmp_path / "before", clock=clock) as world:
+        await world.create("t")
+        await world.publish("t", *(f"m{number}" for number in range(13)))
+        leased = 0
+        while leased < 12:
+            leased += len(await world.pop("t", count=12 - leased, wait=20, invisibility=LEASE_SECONDS))
+        await crash(world, tmp_path / "before", tmp_path / "after")
+    async with open_world(tmp_path / "after", clock=clock) as world:
 
-    def tell(to: InstanceId, _: Subscription) -> None:
-        told.append(to)
+        def tell(to: InstanceId, _: Subscription) -> None:
+            told.append(to)
 
-    monkeypatch.setattr(world.context.router, "notify_available", tell)
-    world.broker.says_returned = True
-    await world.publish("t", *(f"m{number}" for number in range(12)), ordering_key="k")
-    assert not world.served("t").wanted_by(other, 30.0, 0)
-    host = host_of(world)
-    await eventually(lambda: len(host.messages()) > 0 and host.state.order.is_ordered)
-    await world.let_pass(COLLECT_SECONDS)
-    assert told == [other]
-    assert world.broker.channels[world.queue("t")].prefetches[0] < 12, "the test needs more messages"
-    assert bodies(await world.pop("t")) == ["m0"]
+        monkeypatch.setattr(world.context.router, "notify_available", tell)
+        assert not world.served("t").wanted_by(other, 30.0, 0)
+        await eventually(lambda: len(host_of(world).messages()) == 13)
+        await world.let_pass(COLLECT_SECONDS)
+        assert told == [other]
+        assert world.broker.channels[world.queue("t")].prefetches[0] < 12, "the leased messages fill the first prefetch"
+        assert bodies(await world.pop("t")) == ["m12"]

@@ -69,6 +69,13 @@ ENGINE = (
         "                self._prefetch.widen()\n",
         "",
         ("engine/test_forwarded_pops.py",),
+        unnoticed="waiting pops raise the prefetch, too; this line ends the questions to the broker when none waits",
+    ),
+    Slip(
+        "engine/subscription/serving.py",
+        "if self._wanted_by and self.capacity() > 0 and not self.ready.has_any():",
+        "if False:",
+        ("engine/test_forwarded_pops.py",),
     ),
     # -- publishing -------------------------------------------------------------------------------------------------
     Slip(

@@ -210,6 +210,11 @@ class Serving:
         for host in self._group.hosts:
             host.prefetch.widen()
 
+    def _starve_for_others(self) -> None:
+        """Raise the prefetch for pops that wait on other proxies, because leased messages may fill it."""
+        if self._wanted_by and self.capacity() > 0 and not self.ready.has_any():
+            self._starve()
+
     def _serve_soon(self) -> None:
         if not self._is_due:
             self._is_due = True
@@ -245,6 +250,7 @@ class Serving:
             self.parked.give_up_short()  # these pops got no new message, and more may never arrive
         if self._wanted_by and self._can_give_to_others(may_wait=may_wait):
             self._notify_waiting_proxies()
+        self._starve_for_others()
         self.limit.look_soon()
 
     def _fresh_for_filters(self) -> FreshFor | None:
@@ -363,6 +369,8 @@ class Serving:
         if self.parked:
             self._has_news = True
             self._serve_soon()
+        else:
+            self._starve_for_others()
 
     def _fewer_out(self) -> None:
         if (self.parked or self._wanted_by) and self._group.policy.max_in_flight is not None:
