@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import hypothesis
 import pytest
 
+from support import preloaded
 from support.processes import ServerMissingError
 from support.rabbitmq import RabbitCluster, RabbitNode
 from support.rabbitmq_releases import NEWEST, RabbitRelease, find_release, series_to_test
@@ -85,6 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.seed = config.option.hypothesis_seed = seed  # of the processes that share a run (-n), too
     if (processes := getattr(config, "workerinput", {}).get("workercount", 1)) > 1:
         config.stash[turns] = Turns(Path(config.option.basetemp).parent / "turns", processes)
+        preloaded.turn_on()
     # Machines differ in speed: the budgets below limit the time, not a deadline for each example.
     hypothesis.settings.register_profile("short", deadline=None, max_examples=100, stateful_step_count=30)
     hypothesis.settings.register_profile("full", deadline=None, max_examples=2000, stateful_step_count=100)

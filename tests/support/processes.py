@@ -21,7 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import IO, ClassVar, Self
+
+from support import preloaded
+from support.preloaded import ForkedPopgate
 
 # Below the range from which Linux takes ports for outgoing connections, so a killed server finds its port still free.
 PORT_MIN, PORT_MAX = 20_000, 32_000
@@ -132,7 +135,7 @@ class Server(Startable):
         self._environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **(environment or {})}
         self._log = folder / "output.log"
         self._log_start = 0
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._popen: subprocess.Popen[bytes] | ForkedPopgate | None = None
 
     @abstractmethod
     def _answers(self) -> bool:
@@ -149,21 +152,27 @@ class Server(Startable):
         """Start the process without waiting for it. Does nothing if it runs."""
         if self.is_running():
             return
-        setpriv = shutil.which("setpriv")
-        die_with_us = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
         with self._log.open("ab") as output:
             self._log_start = output.tell()
-            self._popen = _spawner.submit(
-                subprocess.Popen[bytes],
-                [*die_with_us, *self._arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=self.folder,
-                env=self._environment,
-                start_new_session=True,  # Ctrl-C is for the tests, which then end the servers in order
-            ).result()
+            if preloaded.can_start(self._arguments, self._environment):
+                self._popen = ForkedPopgate(self._arguments, output, self.folder, self._environment)
+            else:
+                self._popen = self._executed(output)
         atexit.register(self.kill)
+
+    def _executed(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        setpriv = shutil.which("setpriv")
+        die_with_us = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+        return _spawner.submit(
+            subprocess.Popen[bytes],
+            [*die_with_us, *self._arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=self.folder,
+            env=self._environment,
+            start_new_session=True,  # Ctrl-C is for the tests, which then end the servers in order
+        ).result()
 
     def wait_ready(self) -> None:
         """Return when clients can use it. Raises: ServerFailedError, immediately if the process ends."""
@@ -252,7 +261,7 @@ class Server(Startable):
         self.kill()
 
     @property
-    def _process(self) -> subprocess.Popen[bytes]:
+    def _process(self) -> subprocess.Popen[bytes] | ForkedPopgate:
         if self._popen is None:
             raise ServerFailedError(f"{self.name} was never started")
         return self._popen
