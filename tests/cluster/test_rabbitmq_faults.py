@@ -55,7 +55,7 @@ BALANCED: dict[str, object] = {
     "apply-to": "queues",
 }
 
-pytestmark = [pytest.mark.crash, pytest.mark.quiet, pytest.mark.rabbitmq_versions]
+pytestmark = [pytest.mark.crash, pytest.mark.rabbitmq_versions]
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +213,7 @@ def ports(proxy: ProxyProcess) -> set[int]:
 # ---------------------------------------------------------------- what may happen to a node
 
 
+@pytest.mark.quiet
 async def test_a_killed_node_that_led_queues_and_had_no_proxy_on_it(
     rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path
 ) -> None:
@@ -227,6 +228,7 @@ async def test_a_killed_node_that_led_queues_and_had_no_proxy_on_it(
         assert served.ports() == [{one.amqp_port}, {two.amqp_port}]
 
 
+@pytest.mark.quiet
 async def test_a_killed_node_that_led_queues_and_had_a_proxy_on_it(
     rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path
 ) -> None:
@@ -240,31 +242,7 @@ async def test_a_killed_node_that_led_queues_and_had_a_proxy_on_it(
         assert served.ports() == [{two.amqp_port}] * 2
 
 
-def test_a_proxy_without_redis_that_is_killed_with_its_node_starts_again_on_another_one(
-    rabbit: RabbitCluster, tmp_path: Path
-) -> None:
-    """The guard and the active consumers of its connections stay registered as long as the node is away (4.3)."""
-    make_whole(rabbit)
-    vhost = f"alone-{secrets.token_hex(4)}"
-    rabbit.nodes[0].add_vhost(vhost)
-    urls = ",".join(node.amqp_url(vhost) for node in rabbit.nodes)
-    messages, pop = "/v1/topics/t/messages", "/v1/topics/t/groups/default/pop"
-    asked = {"max_messages": 1, "wait_seconds": 10, "invisibility_seconds": LEASE_SECONDS}
-    with ProxyProcess(tmp_path, "--amqp-url", urls) as proxy:
-        for path, asked_for in (("t", {"queues": 1}), ("t/groups/default", {})):
-            assert proxy.client.put(f"/v1/admin/topics/{path}", json=asked_for).is_success
-        for body in ("leased", "left"):
-            answer = proxy.client.post(messages, json={"messages": [{"body": body}]})
-            assert answer.json()["results"][0]["status"] == "published"
-        (leased,) = proxy.client.post(pop, json=asked).json()["messages"]
-        rabbit.nodes[0].sync()
-        rabbit.nodes[0].kill()  # first: otherwise it would still see the connections end
-        proxy.kill()
-        proxy.start()
-        (left,) = proxy.client.post(pop, json=asked).json()["messages"]
-        assert {leased["body"], left["body"]} == {"leased", "left"}
-
-
+@pytest.mark.quiet
 async def test_a_node_that_is_cut_off_from_the_others_and_comes_back(
     rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path
 ) -> None:
@@ -310,6 +288,7 @@ def _names(nodes: Sequence[RabbitNode]) -> str:
     return f"[{', '.join(repr(node.name) for node in nodes)}]"
 
 
+@pytest.mark.quiet
 async def test_a_node_that_hangs_and_goes_on(rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path) -> None:
     """A proxy is connected to it. When it resumes, the others consider it down, and nothing that it still has may
     count.
@@ -327,6 +306,31 @@ async def test_a_node_that_hangs_and_goes_on(rabbit: RabbitCluster, redis_server
         await asyncio.sleep(KILLED_SECONDS + WATCH_SECONDS)
         served.assert_flowed("the node goes on", since, within_seconds=KILLED_SECONDS)
     one.kill()  # it may stay apart: it may be asked before it sees that the others considered it down (3.10)
+
+
+def test_a_proxy_without_redis_that_is_killed_with_its_node_starts_again_on_another_one(
+    rabbit: RabbitCluster, tmp_path: Path
+) -> None:
+    """The guard and the active consumers of its connections stay registered as long as the node is away (4.3)."""
+    make_whole(rabbit)
+    vhost = f"alone-{secrets.token_hex(4)}"
+    rabbit.nodes[0].add_vhost(vhost)
+    urls = ",".join(node.amqp_url(vhost) for node in rabbit.nodes)
+    messages, pop = "/v1/topics/t/messages", "/v1/topics/t/groups/default/pop"
+    asked = {"max_messages": 1, "wait_seconds": 10, "invisibility_seconds": LEASE_SECONDS}
+    with ProxyProcess(tmp_path, "--amqp-url", urls) as proxy:
+        for path, asked_for in (("t", {"queues": 1}), ("t/groups/default", {})):
+            assert proxy.client.put(f"/v1/admin/topics/{path}", json=asked_for).is_success
+        for body in ("leased", "left"):
+            answer = proxy.client.post(messages, json={"messages": [{"body": body}]})
+            assert answer.json()["results"][0]["status"] == "published"
+        (leased,) = proxy.client.post(pop, json=asked).json()["messages"]
+        rabbit.nodes[0].sync()
+        rabbit.nodes[0].kill()  # first: otherwise it would still see the connections end
+        proxy.kill()
+        proxy.start()
+        (left,) = proxy.client.post(pop, json=asked).json()["messages"]
+        assert {leased["body"], left["body"]} == {"leased", "left"}
 
 
 @pytest.mark.parametrize("is_resized", [True, False], ids=["after a resize", "in the middle of one"])

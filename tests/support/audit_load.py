@@ -149,7 +149,7 @@ class Load:
         """Stop publishing, ack everything that comes, and return when popgate says that nothing is left.
 
         If a message is missing, popgate must say for `missing_seconds` that nothing is left; then the message is lost,
-        and the judge will report it.
+        and the judge will report it. A dead letter is not missing, and neither is one that was redriven elsewhere.
         """
         self._publishing = False
         self._draining = True
@@ -163,7 +163,7 @@ class Load:
             state = await self.client.state()
             if state["ready"] or state["in_flight"] or state["delayed"]:
                 empty_since = float("inf")
-            elif not self.audit.outstanding() or now() - empty_since > missing_seconds:
+            elif not await self._missing() or now() - empty_since > missing_seconds:
                 return
             else:
                 empty_since = min(empty_since, now())
@@ -172,6 +172,10 @@ class Load:
                 told = "\n".join(tell(self.audit, message_id) for message_id in outstanding[:3])
                 raise TimeoutError(f"waited {timeout_seconds:g} s to be empty: {state}\n{self._state()}\n{told}")
             await asyncio.sleep(poll_seconds)
+
+    async def _missing(self) -> set[str]:
+        missing = {*self.audit.outstanding()} - self.audit.redriven.keys()
+        return missing - {letter.message_id for letter in await self.client.dead_letters()} if missing else missing
 
     # ------------------------------------------------------------ publishers
 
