@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import hypothesis
 import pytest
 
-from support import preloaded
+from support import preloaded, spark_classes
 from support.processes import ServerMissingError
 from support.rabbitmq import RabbitCluster, RabbitNode
 from support.rabbitmq_releases import NEWEST, RabbitRelease, find_release, series_to_test
 from support.redis import RedisServer
-from support.spark import QUICK_COMPILER, require_java, started_spark
+from support.spark import require_java, started_spark
 from support.turns import Turns
 from tla.checker import find_jar
 
@@ -76,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Hundreds of processes start from the same code: with this variable set, each of them would compile all of it
     # again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_COMPILER)
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{spark_classes.QUICK_COMPILER} {spark_classes.java_options()}")
     full = config.getoption("full")
     seed = config.getoption("seed")
     if seed is None:
@@ -265,20 +265,18 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> "Iterator[SparkSession]":
-    """The run's one Spark session, `local[2]`: it takes 15 seconds to start, in each process of the run."""
-    try:
-        with started_spark(tmp_path_factory.mktemp("spark")) as session:
-            yield session
-    except ServerMissingError as error:
-        do_without(error, pytestconfig)
+def spark(tmp_path_factory: pytest.TempPathFactory, java: None) -> "Iterator[SparkSession]":
+    """The run's one Spark session, `local[2]`: it takes five seconds to start, in each process of the run."""
+    with started_spark(tmp_path_factory.mktemp("spark")) as session:
+        yield session
 
 
 @pytest.fixture(scope="session")
 def java(pytestconfig: pytest.Config) -> None:
-    """Java, for tests that start Spark in separate processes."""
+    """Java, and the archive of Spark's classes, for tests that start Spark."""
     try:
         require_java()
+        spark_classes.make_archive()
     except ServerMissingError as error:
         do_without(error, pytestconfig)
 

@@ -93,6 +93,7 @@ def handled_again(one: AmqpApp, apps: list[AmqpApp], *, since: float) -> list[Ha
     return [each for each in one.handled() if each.at >= since and (each.queue, each.number) in before]
 
 
+@pytest.mark.quiet
 def test_programs_that_come_go_and_die_share_the_queues_evenly_in_order_and_lose_nothing(
     node: RabbitNode,
     vhost: str,

@@ -14,12 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event
-from typing import IO
+from typing import IO, Any, NamedTuple, Self
 
-PROGRAM = "popgate.cli"
+MODULES = {"popgate.cli", "cluster.dying_proxy", "support.collecting_proxy", "support.poisoned_proxy"}
+"""Programs that may be forked, because they change nothing before the first line of their module."""
 PRELOADED = ["popgate.bootstrap", "popgate.bootstrap.workers", "popgate.cli.serve"]
 POLL_SECONDS = 0.001
 _PR_SET_PDEATHSIG = 1
@@ -34,20 +36,35 @@ def turn_on() -> None:
     _forking.set_forkserver_preload(PRELOADED)
 
 
-def can_start(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Tell whether this is popgate's command line, in an environment that changes nothing before its first line."""
-    is_early = any(name.startswith(("PYTHON", "LD_")) and name != "PYTHONUNBUFFERED" for name in environment)
-    return _is_on.is_set() and not is_early and [*arguments[:3]] == [sys.executable, "-m", PROGRAM]
+class Start(NamedTuple):
+    """A program that can be forked: its module, the arguments that follow it, and its whole environment."""
+
+    module: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+    @classmethod
+    def of(cls, command: Sequence[str], environment: Mapping[str, str]) -> Self | None:
+        """Read a command line, which may begin with `env`. Return None if it must be executed."""
+        words, whole = [*command], dict(environment)
+        if words[0] == "env":
+            del words[0]
+            while "=" in words[0]:
+                name, _, value = words.pop(0).partition("=")
+                if name != "PYTHONPATH":  # the fork server has it
+                    whole[name] = value
+        early = {name: value for name, value in whole.items() if name.startswith(("PYTHON", "LD_"))}
+        early.pop("PYTHONUNBUFFERED", None)
+        is_early = any(os.environ.get(name) != value for name, value in early.items())
+        is_known = words[:2] == [sys.executable, "-m"] and words[2] in MODULES
+        return cls(words[2], words[3:], whole) if _is_on.is_set() and is_known and not is_early else None
 
 
 class ForkedPopgate:
     """The process, with what `subprocess.Popen` offers and `Server` uses."""
 
-    def __init__(
-        self, arguments: Sequence[str], output: IO[bytes], folder: Path, environment: Mapping[str, str]
-    ) -> None:
-        flags = (os.fsdecode(output.name), str(folder), dict(environment), [*arguments[3:]])
-        self._process: BaseProcess = _forking.Process(target=_run, args=flags)
+    def __init__(self, start: Start, output: IO[bytes], folder: Path) -> None:
+        self._process: BaseProcess = _forking.Process(target=_run, args=(start, os.fsdecode(output.name), str(folder)))
         self._process.start()
         assert self._process.pid is not None, "it was started"
         self.pid = self._process.pid
@@ -66,7 +83,7 @@ class ForkedPopgate:
         self._process.join(timeout_seconds)
         status = self._process.exitcode
         if status is None:
-            raise subprocess.TimeoutExpired(PROGRAM, timeout_seconds)
+            raise subprocess.TimeoutExpired("popgate", timeout_seconds)
         return status
 
     def send_signal(self, number: int) -> None:
@@ -74,18 +91,20 @@ class ForkedPopgate:
             os.kill(self.pid, number)
 
 
-def _run(output: str, folder: str, environment: dict[str, str], arguments: list[str]) -> None:
-    """Run popgate in this process, which was just forked."""
+def _run(start: Start, output: str, folder: str) -> None:
+    """Run the program in this process, which was just forked."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    library: Any = forkserver  # no public way: this process would keep the fork server alive after the test run
+    os.close(library._forkserver._forkserver_alive_fd)
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(start.environment)
     descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     os.close(descriptor)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - it ends with the process
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - as above
-    sys.argv = [PROGRAM, *arguments]
-    runpy.run_module(PROGRAM, run_name="__main__", alter_sys=True)
+    sys.argv = [start.module, *start.arguments]
+    runpy.run_module(start.module, run_name="__main__", alter_sys=True)

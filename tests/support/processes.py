@@ -154,10 +154,11 @@ class Server(Startable):
             return
         with self._log.open("ab") as output:
             self._log_start = output.tell()
-            if preloaded.can_start(self._arguments, self._environment):
-                self._popen = ForkedPopgate(self._arguments, output, self.folder, self._environment)
-            else:
+            start = preloaded.Start.of(self._arguments, self._environment)
+            if start is None:
                 self._popen = self._executed(output)
+            else:
+                self._popen = ForkedPopgate(start, output, self.folder)
         atexit.register(self.kill)
 
     def _executed(self, output: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from support.processes import ServerMissingError
+from support.spark_classes import QUICK_COMPILER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 END_SECONDS = 30
-QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 QUICK_JAVA = f"{QUICK_COMPILER} -XX:+UseSerialGC"
 """JVM options that halve the cost of short sessions, which mostly start up and do everything once: no second
 compiler, no garbage collection threads.

@@ -113,6 +113,44 @@ def test_killing_the_test_run_with_sigkill_ends_its_servers(tmp_path: Path) -> N
     wait_until(lambda: not process_lives(server_pid), timeout_seconds=5, what="the server's end")
 
 
+FORKED = """
+import pathlib, sys
+from support import preloaded
+from support.proxy import ProxyProcess
+if __name__ == "__main__":
+    preloaded.turn_on()
+    proxy = ProxyProcess(pathlib.Path(sys.argv[1]), environment={"POPGATE_LOG_LEVEL": "warning"})
+    proxy.start()
+    assert type(proxy._popen) is preloaded.ForkedPopgate
+    assert proxy.client.put("/v1/admin/topics/t", json={"queues": 1}).status_code == 201
+    assert proxy.stop() == 0
+    proxy.start()
+    assert proxy.client.get("/v1/admin/topics/t").status_code == 200
+    first = proxy.pid
+    proxy.kill()
+    assert proxy.wait(5) == -9
+    proxy.start()
+    assert proxy.pid != first
+    print(proxy.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_forked_proxy_is_a_process_of_its_own_and_ends_with_the_test_run(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(FORKED)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [sys.executable, str(program), str(tmp_path / "proxy")]
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS_FOLDER), *filter(None, sys.path)])
+    with Popen(command, stdin=PIPE, stdout=PIPE, env=environment) as test_run:
+        assert test_run.stdout is not None
+        pid = int(test_run.stdout.readline())
+        assert os.getpgid(pid) == os.getsid(pid) == pid
+        assert process_lives(pid)
+        test_run.kill()
+    wait_until(lambda: not process_lives(pid), timeout_seconds=5, what="the proxy's end")
+
+
 # ---------------------------------------------------------------- RabbitMQ
 
 
