@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -68,8 +69,9 @@ class ForkedPopgate:
         self._process.start()
         assert self._process.pid is not None, "it was started"
         self.pid = self._process.pid
-        while self.poll() is None and os.getpgid(self.pid) != self.pid:  # it must be the head of its group
-            time.sleep(POLL_SECONDS)
+        with suppress(ProcessLookupError):  # it may have ended already: the fork server reaps it at once
+            while os.getpgid(self.pid) != self.pid:  # it must be the head of its group
+                time.sleep(POLL_SECONDS)
 
     @property
     def returncode(self) -> int | None:
@@ -88,7 +90,8 @@ class ForkedPopgate:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 def _run(start: Start, output: str, folder: str) -> None:

@@ -19,6 +19,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, ClassVar, Self
@@ -231,7 +232,8 @@ class Server(Startable):
         """Send SIGKILL to it and to its child processes. Does nothing if it does not run."""
         if self._popen is not None:
             if self.is_running():
-                os.killpg(self.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has just ended: a fork server reaps it at once
+                    os.killpg(self.pid, signal.SIGKILL)
             self.wait(KILL_TIMEOUT_SECONDS)
 
     def pause(self) -> None:
