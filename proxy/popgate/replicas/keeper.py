@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 
@@ -34,6 +35,9 @@ LINE_SECONDS = 60.0
 """Maximum seconds that one attempt to acquire the lock waits."""
 PAUSE_SECONDS_MIN = 0.5
 PAUSE_SECONDS_MAX = 10.0
+DROPS_MAX = 5
+"""Number of dropped changes of one queue after which ``apply`` gives up. The survey on which a change is based may be
+older than the change before it, because RabbitMQ's management API reports with a delay."""
 TICK_SHARE = 0.1
 """Usual minimum pause between two rounds of checks, as a share of the check interval. All queues that become due during
 the pause are checked together."""
@@ -135,8 +139,8 @@ class ReplicaKeeper:
     async def apply(self) -> Survey:
         """Make all changes that are needed now, until no further change is possible. Return the last survey.
 
-        If a change of a queue fails or is dropped, this call does not change the queue a second time. The row of the
-        queue in the returned plan contains the reason.
+        If a change of a queue fails, or ``DROPS_MAX`` changes of it are dropped, this call does not change the queue
+        again. The row of the queue in the returned plan contains the reason.
 
         Raises: BrokerUnavailable, PeerUnavailable, LockUnavailable, LockLost, LockHeld (if another keeper is active).
         """
@@ -145,9 +149,11 @@ class ReplicaKeeper:
             raise LockHeld("another replica keeper is at work; 'popgate replicas status' shows it")
         surveyor = self._surveyor(patient=False)
         given_up: dict[QueueRef, str] = {}
+        drops: Counter[QueueRef] = Counter()
 
         def ended(change: Change, outcome: ChangeOutcome) -> None:
-            if outcome.ending is not Ending.DONE:
+            drops[change.queue] += outcome.ending is Ending.DROPPED
+            if outcome.ending is Ending.FAILED or drops[change.queue] >= DROPS_MAX:
                 given_up[change.queue] = (
                     f"{change.kind} on {change.node} has {_ENDED[outcome.ending]}: {outcome.reason}"
                 )
@@ -163,7 +169,10 @@ class ReplicaKeeper:
                     term.begin(change)
                 if not term.changes:
                     return replace(self.latest, plan=self.latest.plan.with_reasons(given_up))
+                before = drops.total()
                 await term.wait(TICK_SECONDS_MAX)
+                if drops.total() > before:
+                    await asyncio.sleep(PAUSE_SECONDS_MIN)
             await grant.verify()
         raise AssertionError("a lost lock does not verify")
 
