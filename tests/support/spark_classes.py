@@ -9,6 +9,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -47,8 +48,7 @@ def make_archive() -> None:
         new = place.with_suffix(".new")
         options = f"{QUICK_COMPILER} -XX:ArchiveClassesAtExit={new} -Xlog:disable"
         environment = {**os.environ, "SPARK_SUBMIT_OPTS": options, "PYTHONPATH": str(Path(__file__).parents[1])}
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, timeout=SECONDS_MAX, check=False
-        )
-        if done.returncode == 0 and new.exists():
+        command = [sys.executable, "-c", PROGRAM]
+        with suppress(subprocess.SubprocessError, FileNotFoundError):
+            subprocess.run(command, env=environment, capture_output=True, timeout=SECONDS_MAX, check=True)
             new.replace(place)
