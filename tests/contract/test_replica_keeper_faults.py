@@ -173,6 +173,22 @@ async def running(broker: RabbitReplicas, lock: OneGrant) -> AsyncGenerator[Repl
     await asyncio.wait({task})
 
 
+@pytest.mark.parametrize(("late", "members"), [(0, [A, B, C]), (2, [A, B, C]), (1_000, [A, B])])
+async def test_applying_looks_again_if_a_list_is_older_than_the_last_change(
+    broker: RabbitReplicas, rabbit: ModernRabbit, late: int, members: list[str]
+) -> None:
+    """It gives up if the lists stay old."""
+    rabbit.queues[ORDERS.name] = ModernQueue([A], [A], late_lists=late)
+    await broker.start()
+    options = KeeperOptions(limits=ReplicaLimits(recovery_interval_seconds=0), check_interval_seconds=1)
+    keeper = ReplicaKeeper(broker, OneGrant(), options, place=spread, clock=SystemClock(), chance=random.Random(1))
+    async with asyncio.timeout(30):
+        survey = await keeper.apply()
+    assert sorted(rabbit.queues[ORDERS.name].members) == members
+    (row,) = survey.plan.rows
+    assert ("its members have been changed meanwhile" in row.reason) is (members == [A, B])
+
+
 async def test_a_keeper_that_loses_its_lock_lets_go_of_what_is_under_way(
     broker: RabbitReplicas, rabbit: ModernRabbit
 ) -> None:

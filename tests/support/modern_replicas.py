@@ -31,6 +31,10 @@ class ModernQueue:
     growth: int = 0
     """Number of entries added to the log between two looks."""
     looks: int = 0
+    late_lists: int = 0
+    """Number of lists after each change that still show the members before it, as those of a busy broker do."""
+    listed: list[list[str]] = field(default_factory=list[list[str]])
+    """The members that the next lists show."""
 
 
 @dataclass
@@ -78,7 +82,9 @@ class ModernRabbit:
     def _row(self, name: str) -> Mapping[str, Any]:
         queue = self.queues[name]
         leader = queue.online[0] if queue.online else queue.members[0]
-        own = {"members": queue.members, "online": queue.online, "leader": leader, "node": leader, "state": "running"}
+        members = queue.listed.pop(0) if queue.listed else queue.members
+        online = [one for one in queue.online if one in members]
+        own = {"members": members, "online": online, "leader": leader, "node": leader, "state": "running"}
         return {"name": name, "vhost": "/", "type": "quorum", "messages": 0, "arguments": queue.arguments, **own}
 
     def _status(self, name: str) -> list[Mapping[str, Any]]:
@@ -126,6 +132,7 @@ class ModernRabbit:
             return 200, {"allow": f"{taken}, OPTIONS"}, None
         queue, node = self.queues[name], str(body["node"])
         if what == "add" and node not in queue.members:
+            queue.listed = [[*queue.members] for _ in range(queue.late_lists)]
             queue.members.append(node)
             queue.online.append(node)
             queue.joining[node] = 0
