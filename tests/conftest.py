@@ -5,6 +5,7 @@ may stop and restart it without affecting tests of other processes. A test that 
 starts a separate one (`support.rabbitmq.RabbitCluster`).
 """
 
+import asyncio
 import logging
 import os
 import re
@@ -12,8 +13,9 @@ import secrets
 import shutil
 import signal
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,7 +28,7 @@ from support.rabbitmq import RabbitCluster, RabbitNode
 from support.rabbitmq_releases import NEWEST, RabbitRelease, find_release, series_to_test
 from support.redis import RedisServer
 from support.spark import require_java, started_spark
-from support.turns import Turns
+from support.turns import Quiet, Turns
 from tla.checker import find_jar
 
 if TYPE_CHECKING:
@@ -187,6 +189,25 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def _is_quiet(item: pytest.Item) -> bool:
     return item.get_closest_marker("quiet") is not None
+
+
+@pytest.fixture
+def quiet(pytestconfig: pytest.Config) -> Quiet:
+    """Creates a context for the part of a test that bounds how long something takes (see the marker `quiet`)."""
+
+    @asynccontextmanager
+    async def context() -> AsyncGenerator[None]:
+        turn = pytestconfig.stash.get(turns, None)
+        if turn is None:
+            yield
+            return
+        await asyncio.to_thread(turn.take, quiet=True)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(turn.take, quiet=False)
+
+    return context
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import COOKIE, RabbitCluster, RabbitNode, RabbitSettings
 from support.rabbitmq_releases import RabbitRelease
 from support.redis import RedisServer
+from support.turns import Quiet
 
 QUEUES, PROXIES = 6, 2
 """Each queue has a separate topic, so that a client can choose it. No proxy prefers the third node."""
@@ -162,7 +163,12 @@ def make_whole(rabbit: RabbitCluster) -> None:
 
 @asynccontextmanager
 async def service(
-    rabbit: RabbitCluster, redis: RedisServer, folder: Path, *, policy: dict[str, object] | None = None
+    rabbit: RabbitCluster,
+    redis: RedisServer,
+    folder: Path,
+    quiet: Quiet,
+    *,
+    policy: dict[str, object] | None = None,
 ) -> AsyncGenerator[Service]:
     """Each queue is led by the node of the proxy that declares it, in turn, unless a policy says otherwise. In the
     end every promise must have been kept.
@@ -183,6 +189,7 @@ async def service(
             for queue in range(QUEUES):
                 await cells[queue % PROXIES * QUEUES + queue].client.create(queues=1)
             await asyncio.to_thread(rabbit.nodes[0].sync)  # a younger queue loses its leader for ever (3.10)
+            await stack.enter_async_context(quiet())
             served = Service(proxies, audit, cells)
             async with asyncio.TaskGroup() as tasks:
                 for cell in cells:
@@ -213,12 +220,11 @@ def ports(proxy: ProxyProcess) -> set[int]:
 # ---------------------------------------------------------------- what may happen to a node
 
 
-@pytest.mark.quiet
 async def test_a_killed_node_that_led_queues_and_had_no_proxy_on_it(
-    rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path
+    rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path, quiet: Quiet
 ) -> None:
     one, two, three = rabbit.nodes
-    async with service(rabbit, redis_server, tmp_path, policy=BALANCED) as served:
+    async with service(rabbit, redis_server, tmp_path, quiet, policy=BALANCED) as served:
         assert served.ports() == [{one.amqp_port}, {two.amqp_port}]
         assert leads(three, served.proxies.vhost)
         since = served.audit.mark("kill")
@@ -228,12 +234,11 @@ async def test_a_killed_node_that_led_queues_and_had_no_proxy_on_it(
         assert served.ports() == [{one.amqp_port}, {two.amqp_port}]
 
 
-@pytest.mark.quiet
 async def test_a_killed_node_that_led_queues_and_had_a_proxy_on_it(
-    rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path
+    rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path, quiet: Quiet
 ) -> None:
     one, two, _ = rabbit.nodes
-    async with service(rabbit, redis_server, tmp_path) as served:
+    async with service(rabbit, redis_server, tmp_path, quiet) as served:
         assert leads(one, served.proxies.vhost)
         since = served.audit.mark("kill")
         await asyncio.to_thread(one.kill)
@@ -242,13 +247,12 @@ async def test_a_killed_node_that_led_queues_and_had_a_proxy_on_it(
         assert served.ports() == [{two.amqp_port}] * 2
 
 
-@pytest.mark.quiet
 async def test_a_node_that_is_cut_off_from_the_others_and_comes_back(
-    rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path
+    rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path, quiet: Quiet
 ) -> None:
     """A proxy is connected to it, and moves to another node; after its return the node serves as before."""
     one, two, three = rabbit.nodes
-    async with service(rabbit, redis_server, tmp_path) as served:
+    async with service(rabbit, redis_server, tmp_path, quiet) as served:
         assert leads(one, served.proxies.vhost)
         since = served.audit.mark("part")
         try:
@@ -288,13 +292,14 @@ def _names(nodes: Sequence[RabbitNode]) -> str:
     return f"[{', '.join(repr(node.name) for node in nodes)}]"
 
 
-@pytest.mark.quiet
-async def test_a_node_that_hangs_and_goes_on(rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path) -> None:
+async def test_a_node_that_hangs_and_goes_on(
+    rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path, quiet: Quiet
+) -> None:
     """A proxy is connected to it. When it resumes, the others consider it down, and nothing that it still has may
     count.
     """
     one, two, _ = rabbit.nodes
-    async with service(rabbit, redis_server, tmp_path) as served:
+    async with service(rabbit, redis_server, tmp_path, quiet) as served:
         assert leads(one, served.proxies.vhost)
         since = served.audit.mark("pause")
         await asyncio.to_thread(one.pause)

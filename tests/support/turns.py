@@ -5,12 +5,16 @@ processes leave it, so at most one other test runs beside it, however many proce
 """
 
 import fcntl
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from time import sleep
 from typing import IO
 
 LOOK_SECONDS = 0.02
+
+Quiet = Callable[[], AbstractAsyncContextManager[None]]
+"""Creates a context in which at most one other test runs."""
 
 
 class Turns:
@@ -24,7 +28,9 @@ class Turns:
         self._count = 0
 
     def take(self, *, quiet: bool) -> None:
-        """Wait until this process has one place, or all but one for a quiet test. Places it already holds count."""
+        """Wait until this process has one place, or all but one for a quiet test. In the meantime it has none, so that
+        two tests that become quiet don't wait for each other.
+        """
         wanted = max(1, len(self._places) - 1) if quiet else 1
         if self._count == wanted:
             return

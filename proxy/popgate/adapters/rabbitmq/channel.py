@@ -103,11 +103,9 @@ class RabbitChannel:
         self._ack_timer: asyncio.TimerHandle | None = None
         self._calls = asyncio.Lock()  # a resize consists of three calls, and no other call may come between them
         self._counts_begun = self._counted = 0
-        """The number of the latest count of the backlog that was begun, and of the latest count that succeeded.
-
-        ``_latest_count`` is the result of the latest count that succeeded: the ready messages and the consumers.
-        """
+        """The number of the latest count of the backlog that was begun, and of the latest count that succeeded."""
         self._latest_count = (0, 0)
+        """The result of the latest count that succeeded: the ready messages and the consumers."""
         self._consumer_numbers = count(1)
         self._consumer_tag = ""
         self._prefetch = 0
@@ -222,7 +220,7 @@ class RabbitChannel:
             self._deliver_early_soon()
 
     def on_confirms(self, confirms: list[Confirm]) -> None:
-        """Do nothing, because no message is published on this channel."""
+        """See ``on_returned``."""
 
     def on_returned(self, reason: CloseReason, properties: bytes) -> None:
         """Do nothing, because no message is published on this channel."""

@@ -107,12 +107,8 @@ class Topics:
         """Return the topic's queues that were deleted at the broker, by number. Groups miss the messages for them."""
         if not self._context.missing_queues:
             return {}
-        return {
-            host.queue.number: host.broker_queue
-            for served in self.groups(topic)
-            for host in served.hosts
-            if host.queue_gone
-        }
+        hosts = (host for served in self.groups(topic) for host in served.hosts)
+        return {host.queue.number: host.broker_queue for host in hosts if host.queue_gone}
 
     # -- creation by use ----------------------------------------------------------------------------------------
 
@@ -242,9 +238,7 @@ class Topics:
     ) -> ServedSubscription:
         """Switch a group to ``mode``, at once or after a drain in which its leases end (``domain.modes``). Idempotent.
 
-        During a drain, a switch back to the former mode cancels the drain.
-
-        Raises: TopicNotFound, GroupNotFound, StateUnavailable.
+        A switch back to the former mode cancels the drain. Raises: TopicNotFound, GroupNotFound, StateUnavailable.
         """
         async with self._change():
             served = self.subscription(topic, group)
@@ -274,10 +268,9 @@ class Topics:
         raise StateUnavailable("other proxies keep changing this group; try again")
 
     async def _follow(self, served: ServedSubscription, spec: GroupSpec) -> None:
-        """Apply ``spec``, the group's entry in the catalog.
+        """Apply the group's entry in the catalog, or replace it if its mode generation is earlier than the served one.
 
-        After the store has lost its data, a proxy with outdated data may have restored an entry with an earlier mode
-        generation than the one that this proxy serves. Then write this proxy's entry to the catalog.
+        The latter happens after the store has lost its data, if a proxy with outdated data has restored the entry.
         """
         if spec.mode_generation < served.spec.mode_generation:
             await self._context.catalog.change_group(spec, served.spec)
@@ -326,9 +319,8 @@ class Topics:
         return await self._serve(present), is_new
 
     def _check_queues(self, more: int) -> None:
-        """Check that ``more`` queues fit into the quota of queues. Raises: QuotaExceeded.
-
-        The quota can be exceeded slightly if other proxies create queues at the same time.
+        """Raise QuotaExceeded if there would be too many queues. Proxies that create queues at the same time may
+        exceed the quota slightly.
         """
         present = sum(len(served.layout.queues) for served in self.served.values())
         self._context.options.quotas.check(Quota.QUEUES, present, more)
@@ -376,10 +368,7 @@ class Topics:
         self._context.journal.note(kind, name.topic, self._context.clock.wall(), group=name.group, detail=detail)
 
     async def _change_queue_count(self, wanted: TopicSpec) -> None:
-        """Change the number of queues of a topic.
-
-        All queues must be empty, because the change assigns ordering keys to other queues. Raises: Conflict.
-        """
+        """Change the queue count. Raise Conflict if queues are not empty, as ordering keys move to other queues."""
         served = self.groups(wanted.topic)
         self._check_queues(sum(wanted.queue_count - len(one.layout.queues) for one in served))
         async with self.publishers.kept_out(wanted.topic):

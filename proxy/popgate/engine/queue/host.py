@@ -114,9 +114,9 @@ class QueueHost:
         return self.state.messages.values()
 
     def has_changed_hands(self, message: BufferedMessage) -> bool:
-        """Whether ``message`` was dropped because this proxy lost the queue. The message's lease may still be valid.
+        """Whether ``message`` was dropped because this proxy lost the queue, and perhaps owns it again by now.
 
-        The result is also True if this proxy owns the queue again and has a new object for the same copy.
+        The message's lease may still be valid.
         """
         return message.state is MessageState.DROPPED and (not self.is_owned or message.copy_id in self.state.messages)
 
@@ -187,10 +187,7 @@ class QueueHost:
     # -- the channel --------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Claim the queue and start to consume it, if this proxy owns it. Idempotent.
-
-        Raises: BrokerUnavailable, StateUnavailable, QueueGone, Conflict.
-        """
+        """Consume the queue if this proxy owns it. Raises: BrokerUnavailable, StateUnavailable, QueueGone, Conflict."""
         if not self._is_to_open():
             return
         await self._claim()
@@ -210,10 +207,7 @@ class QueueHost:
         return self.listener is None and self.is_owned and not self.claim.is_lost
 
     async def close(self) -> None:
-        """Stop consuming the queue. Idempotent.
-
-        The buffered messages return to the queue in order. Leases remain valid, because the store has their records.
-        """
+        """Stop consuming. The buffered messages return to the queue in order. Leases remain valid. Idempotent."""
         await self._channels.leave(self._end_channel())
 
     def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
@@ -225,7 +219,7 @@ class QueueHost:
         self._events.lost(self.queue.number)
 
     def deliver_again(self) -> None:
-        """Close the channel, so that the broker delivers all unsettled messages again on the next channel, in order.
+        """Close the channel, so that the next channel gets all unsettled messages in order.
 
         Leases remain valid, except leases of transient messages.
         """
@@ -267,7 +261,7 @@ class QueueHost:
         self._do(self.state.drop_all())
 
     def found(self) -> None:
-        """Record that the queue is no longer known to be missing at the broker."""
+        """Record that the queue is not missing at the broker."""
         self._context.missing_queues.discard(self.broker_queue)
 
     async def begin_anew(self) -> None:
@@ -317,11 +311,7 @@ class QueueHost:
         return not self.is_owned
 
     def learn(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> BufferedMessage | None:
-        """Update this proxy's state of a copy from the copy's record in the store.
-
-        Return the buffered message, or None if the update has dropped it. If another proxy owns the queue, send the
-        record to that proxy and return None.
-        """
+        """See ``QueueState.learn``. But if another proxy owns the queue, send it the record, and return None."""
         if self.is_others(record):
             self._context.router.send(LearnedRecord(self.broker_queue, copy_id, record, remaining_seconds))
             return None
@@ -333,9 +323,9 @@ class QueueHost:
     def hear(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> BufferedMessage | None:
         """Update this proxy's state of a copy from the copy's record, like ``learn``, except in two cases.
 
-        If a request to the store about the message is in progress, do not change the message, because the store's
-        answer will be newer than ``record``. If the copy id is transient and this proxy has no message with this id,
-        ignore the record, because the message ended with its channel.
+        While a request to the store about the message is in progress, do not change the message, because the store's
+        answer will be newer than ``record``. If this proxy has no message for a transient copy id, ignore the record,
+        because the message ended with its channel.
         """
         message = self.find(copy_id)
         if message is None and is_transient(copy_id):
@@ -345,39 +335,27 @@ class QueueHost:
         return self.learn(copy_id, record, remaining_seconds)
 
     def conform(self, message: BufferedMessage, record: LeaseRecord, remaining_seconds: float) -> None:
-        """Update ``message`` from its record in the store.
-
-        ``remaining_seconds``: the time until the record's lease or delay ends, read from the store before the call.
-        """
+        """See ``QueueState.conform``."""
         self._do(self.state.conform(message, record, remaining_seconds, self._context.clock.monotonic()))
 
     def granted(self, message: BufferedMessage, record: LeaseRecord, deadline: float) -> bool:
-        """Record that the store has leased ``message`` until ``deadline`` (monotonic seconds).
-
-        Return False if the message was dropped.
-        """
+        """See ``QueueState.granted``. ``deadline`` is in monotonic seconds."""
         is_here = self.state.granted(message, record, deadline)
         if self.state.deadlines.next_at < self.timer:
             self._context.deadlines.schedule(self.state.deadlines.next_at, self)
         return is_here
 
     def settle(self, messages: Iterable[BufferedMessage], settled_at: float) -> None:
-        """Ack messages that the store has settled. A message without a delivery is acked when it is redelivered.
-
-        ``settled_at``: the Unix time of the earliest of these settlements, or an earlier time.
-        """
+        """See ``QueueState.settle``."""
         self._do(self.state.settle(messages, settled_at))
 
     def settle_absent(self, copy_id: CopyId, settled_at: float) -> None:
-        """Record that the store has settled a copy without a delivery on this channel. Its next delivery is acked.
-
-        Do nothing if this proxy does not own the queue, or if the queue was deleted.
-        """
+        """See ``QueueState.settle_absent``. Do nothing if this proxy does not own the queue, or if it was deleted."""
         if self.is_owned and not self.queue_gone:
             self.state.settle_absent(copy_id, settled_at)
 
     def make_ready(self, messages: Iterable[BufferedMessage]) -> None:
-        """Offer messages to the next pop. A message that the broker must redeliver is offered after its redelivery."""
+        """See ``QueueState.make_ready``."""
         self._do(self.state.make_ready(messages))
 
     def forget_records(self, copy_ids: Sequence[CopyId]) -> None:
@@ -391,15 +369,11 @@ class QueueHost:
             _log.warning("records of ended deliveries stay until the next claim", extra={"error": error.detail})
 
     def fetch_again(self, messages: Iterable[BufferedMessage]) -> None:
-        """Requeue messages whose bodies were dropped from memory, so that the broker delivers the bodies again."""
+        """See ``QueueState.fetch_again``."""
         self._do(self.state.fetch_again(messages))
 
     def requeue(self, message: BufferedMessage) -> None:
-        """Requeue one message at the broker, which delivers the message again.
-
-        The message keeps its place in the order. But a transient message is dropped: its next delivery is a new
-        message.
-        """
+        """See ``QueueState.requeue``."""
         self._do(self.state.requeue(message))
 
     # -- carrying out -----------------------------------------------------------------------------------------------

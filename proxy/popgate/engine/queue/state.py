@@ -2,13 +2,12 @@
 
 The code is synchronous, does no I/O and reads no clock. ``buffered`` shows the states of a message in a diagram.
 Separate objects store the order of the messages, their deadlines, the memory of their bodies, the prefetch, and the
-proof that the broker has applied acks. A method that decides something changes the state at once, and returns
-``Effects`` that the queue host must carry out. The store's conditional write, not this module, decides which client
-gets a lease.
+proof that the broker has applied acks. A method changes the state at once, and returns ``Effects`` that the queue host
+must carry out. The store's conditional write, not this module, decides which client gets a lease.
 
-A message that has a record in the store, but was not delivered on the present channel, has no ``tag``. When the
-channel ends, all tags become void. Leases and delays remain valid, because they are recorded in the store. Ready
-messages are dropped: when the broker delivers such a message again, a new object is created for it.
+A message that was not delivered on the present channel has no ``tag``. When the channel ends, all tags become void.
+Leases and delays remain valid, because they are recorded in the store. Ready messages are dropped: when the broker
+delivers such a message again, a new object is created for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -64,10 +63,7 @@ class QueueState:
         return self.flow.open()
 
     def end_channel(self, proved_acks: int) -> Effects:
-        """Update the state after the end of the channel. The broker redelivers unsettled messages on the next channel.
-
-        ``proved_acks``: the result of ``Channel.settled_evidence``.
-        """
+        """Update the state after the end of the channel. ``proved_acks``: see ``Channel.settled_evidence``."""
         effects = Effects()
         self.flow.closed()
         self.stuck.clear()
@@ -163,10 +159,7 @@ class QueueState:
         return message
 
     def fail_delivery(self, delivery: Delivery, bare: Message) -> BufferedMessage:
-        """Buffer ``bare`` instead of a message that popgate fails to process, so that it can be dead-lettered.
-
-        Return the new buffered message.
-        """
+        """Buffer and return ``bare`` instead of a message that popgate fails to process, to dead-letter it."""
         copy_id = bare.copy_id if delivery.identified else self._mint_transient()
         message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
         message.tag, message.message = delivery.tag, bare
@@ -181,9 +174,9 @@ class QueueState:
         return effects
 
     def order_redelivered(self, backlog: int) -> Effects | None:
-        """Insert the redelivered messages into the queue's order. Return None if some of them have not arrived yet.
+        """Insert the redelivered messages into the queue's order. Return None if not all have arrived yet.
 
-        ``backlog``: the number of messages that are ready at the broker (``Channel.backlog``).
+        ``backlog``: see ``Channel.backlog``.
         """
         requeued = sum(message.tag is None and message.rank != 0 for message in self.messages.values())
         if backlog > requeued:
@@ -194,9 +187,9 @@ class QueueState:
         return effects
 
     def _offer_heads(self, heads: Iterable[BufferedMessage], effects: Effects) -> None:
-        """Offer the ready messages among ``heads``, which have just become the first of their ordering keys.
+        """Offer the ready messages among ``heads``, which are now the first ones of their ordering keys.
 
-        A ready message without a body is requeued, so that the broker delivers it again.
+        Requeue those without a body, so that the broker delivers them again.
         """
         for message in heads:
             if message.state is MessageState.READY:
@@ -210,10 +203,7 @@ class QueueState:
     def learn(
         self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float, now: float
     ) -> tuple[BufferedMessage | None, Effects]:
-        """Update this proxy's state of a copy from the copy's record in the store.
-
-        Return the buffered message, or None if the update has dropped it.
-        """
+        """Update a copy like ``conform``. Return the buffered message, or None if the update has dropped it."""
         message = self.messages.get(copy_id)
         if message is None:
             message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
@@ -305,10 +295,7 @@ class QueueState:
     # -- time -------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> Effects:
-        """End the delays and leases whose time is over at ``now``.
-
-        Messages become ready when their delay has ended. Messages with expired leases are returned in the effects.
-        """
+        """End the delays and leases whose time is over at ``now``. A message whose delay has ended becomes ready."""
         effects = Effects()
         for message in self.deadlines.due(now):
             if message.state is MessageState.LEASED:
@@ -342,10 +329,9 @@ class QueueState:
             effects.ready.append(message)
 
     def requeue(self, message: BufferedMessage) -> Effects:
-        """Requeue one message at the broker, which delivers the message again.
+        """Requeue one message at the broker, which delivers it again, to the same place in the order.
 
-        The message keeps its place in the order. But a transient message is dropped: its next delivery is a new
-        message.
+        A transient message is dropped instead, because its next delivery is a new message.
         """
         effects = Effects()
         self._requeue(message, effects)
@@ -364,10 +350,7 @@ class QueueState:
         effects.requeues.append(tag)
 
     def fetch_again(self, messages: Iterable[BufferedMessage]) -> Effects:
-        """Requeue messages whose bodies were dropped from memory, so that the broker delivers them with their bodies.
-
-        The states of the messages do not change.
-        """
+        """Requeue messages whose bodies were dropped from memory, to get the bodies again. No state changes."""
         effects = Effects()
         for message in messages:
             tag = message.tag
@@ -377,10 +360,7 @@ class QueueState:
         return effects
 
     def renew_delivery(self, message: BufferedMessage) -> Effects:
-        """Requeue a message, because the broker would end the channel if the message stayed unsettled on it.
-
-        A ready or transient message is requeued as by ``requeue``. Any other message keeps its state.
-        """
+        """Requeue a message before the broker ends the channel because of it. A leased message keeps its state."""
         if message.state in UNSEEN or message.is_transient:
             return self.requeue(message)
         self.memory.forget(message)
@@ -394,11 +374,7 @@ class QueueState:
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def relieve(self, arrived: Effects, *, has_demand: bool) -> Effects:
-        """Free memory after a delivery if the queue exceeds its share of the memory.
-
-        The steps are: drop bodies, pause the channel, and return ready messages to the broker (``body_memory``).
-        ``arrived``: the effects of the delivery.
-        """
+        """See ``BodyMemory.relieve``, and ``shed`` if the channel was paused."""
         return self.shed(has_demand=has_demand) if self.memory.relieve(arrived) else Effects()
 
     def shed(self, *, has_demand: bool) -> Effects:
