@@ -84,7 +84,8 @@ async def test_delayed_messages_outlive_a_killed_node(fragile_node: RabbitNode) 
     async with rabbit_broker(options) as broker:
         listener = Recorder()
         await broker.consume(BILLING.queues[0], BILLING, 10, listener)
-        await listener.until_count(2)
-        assert listener.bodies == [b"1", b"3"]
+        await listener.until(lambda: b"3" in listener.bodies)
+        # RabbitMQ may have moved the first one just before the kill. Then it moves it once more: at least once.
+        assert list(dict.fromkeys(listener.bodies)) == [b"1", b"3"]
         assert time.time() >= (sent[1].visible_at or 0.0)
     fragile_node.delete_vhost("delays")

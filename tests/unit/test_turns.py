@@ -3,7 +3,7 @@
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
+from threading import Barrier, Lock
 from time import sleep
 
 import pytest
@@ -32,7 +32,7 @@ def test_beside_a_quiet_test_at_most_one_other_runs(tmp_path: Path, seed: int, p
             sleep(draw.random() * 0.02)
             with guard:
                 running.remove(quiet)
-            if draw.random() < 0.5:
+            if not quiet or draw.random() < 0.5:
                 turns.give_back()
         turns.give_back()
 
@@ -52,3 +52,22 @@ def test_a_process_that_keeps_its_places_is_not_waited_for_twice(tmp_path: Path)
     quiet.take(quiet=False)
     quiet.give_back()
     other.give_back()
+
+
+def test_tests_that_become_quiet_at_the_same_time_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    ready, running = Barrier(3), Lock()
+
+    def work(_: int) -> bool:
+        turns = Turns(tmp_path / "turns", 3)
+        turns.take(quiet=False)
+        ready.wait(10)
+        turns.take(quiet=True)
+        is_alone = running.acquire(blocking=False)
+        sleep(0.05)
+        running.release()
+        turns.take(quiet=False)
+        turns.give_back()
+        return is_alone
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(work, range(3))) == [True] * 3
