@@ -118,6 +118,51 @@ def test_the_body_behind_the_offer_of_another_protocol_is_the_body(
         assert read_answer(connection)[2] == {"status": "ok"}
 
 
+CHUNKED = b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+TRAILERS = 200_000
+
+
+def test_fields_behind_a_chunked_body_are_ignored(proxy: ProxyProcess) -> None:
+    body = b'{"messages": [{"body": "x"}]}'
+    chunks = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    with connected(proxy) as connection:
+        connection.sendall(
+            CHUNKED + chunks + b"content-encoding: gzip\r\norigin: http://evil\r\nhost: evil\r\n\r\n" + head_of()
+        )
+        status, _, document = read_answer(connection)
+        assert (status, document["results"][0]["status"]) == (200, "published")
+        assert read_answer(connection)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/topics/t/messages", "/nowhere"])
+def test_endless_fields_behind_a_body_cost_no_memory_and_end_the_connection(proxy: ProxyProcess, path: str) -> None:
+    process, received = psutil.Process(proxy.pid), b""
+    before = process.memory_info().rss
+    with connected(proxy) as connection:
+        connection.settimeout(10)
+        connection.sendall(CHUNKED.replace(b"/v1/topics/t/messages", path.encode()) + b"0\r\n")
+        with contextlib.suppress(OSError):
+            connection.sendall(b"a: b\r\n" * TRAILERS)
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(65_536):
+                received += part
+    assert received.startswith(b"HTTP/1.1 431 ")
+    assert process.memory_info().rss - before < 8 << 20
+    assert "Traceback" not in proxy.output
+
+
+def test_a_length_of_thousands_of_digits_is_refused(proxy: ProxyProcess) -> None:
+    head = b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: %b9\r\n\r\n"
+    with connected(proxy) as connection:
+        connection.sendall(head % (b"0" * 6_000))
+        status, _, document = read_answer(connection)
+        assert (status, document["code"]) == (413, "message_too_large")
+        connection.sendall(b"{}       ")
+        connection.sendall(head_of(path="/healthz"))
+        assert read_answer(connection)[0] == 200
+    assert "Traceback" not in proxy.output
+
+
 REQUESTS_AHEAD = 200_000
 
 

@@ -93,6 +93,7 @@ class WatchedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._body_bytes = 0
         """Upper bound for the number of received bytes of the current body."""
+        self._trailer_bytes = 0
         self._held = b""
         self._refusal: PopgateError | None = None
         self._declined = b""
@@ -168,8 +169,8 @@ class WatchedProtocol(HttpToolsProtocol):
     def _slice_bytes(self) -> int:
         if self._stage is not _BODY:
             return SLICE_BYTES
-        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
-        return max(SLICE_BYTES, int(length) - self._body_bytes)
+        length = next((value for name, value in self.headers if name == b"content-length"), b"")
+        return max(SLICE_BYTES, int(length.lstrip(b"0") or b"0") - self._body_bytes)
 
     def _take_slice(self, data: bytes) -> None:
         before = self._stage
@@ -203,6 +204,17 @@ class WatchedProtocol(HttpToolsProtocol):
         self._stage = _HEAD
         self._connection.request_began()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Ignore the fields behind a chunked body (trailers), which the parser reports, too. The request is being
+        answered by then, and its headers must not change."""
+        if self._stage is not _BODY:
+            super().on_header(name, value)
+            return
+        self._trailer_bytes += len(name) + len(value)
+        if self._trailer_bytes > self._limits.head_bytes_max:
+            self._refusal = self._too_long(0)
+            raise self._refusal
+
     def on_headers_complete(self) -> None:
         if len(self.headers) > self._limits.head_fields_max or len(self.url) > self._limits.path_bytes_max:
             self._refusal = self._too_long(len(self.url))
@@ -214,7 +226,7 @@ class WatchedProtocol(HttpToolsProtocol):
             self._declined = b"\r\n".join([start, *lines, b"", b""])
             return
         super().on_headers_complete()
-        self._head_bytes = self._body_bytes = 0
+        self._head_bytes = self._body_bytes = self._trailer_bytes = 0
         self._stage = _BODY
         self._limiter.is_served(self)
 
