@@ -220,7 +220,7 @@ class RabbitChannel:
             self._deliver_early_soon()
 
     def on_confirms(self, confirms: list[Confirm]) -> None:
-        """See ``on_returned``."""
+        """Do nothing, because no message is published on this channel."""
 
     def on_returned(self, reason: CloseReason, properties: bytes) -> None:
         """Do nothing, because no message is published on this channel."""

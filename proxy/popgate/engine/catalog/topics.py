@@ -319,8 +319,9 @@ class Topics:
         return await self._serve(present), is_new
 
     def _check_queues(self, more: int) -> None:
-        """Raise QuotaExceeded if there would be too many queues. Proxies that create queues at the same time may
-        exceed the quota slightly.
+        """Check that ``more`` queues fit into the quota of queues. Raises: QuotaExceeded.
+
+        The quota can be exceeded slightly if other proxies create queues at the same time.
         """
         present = sum(len(served.layout.queues) for served in self.served.values())
         self._context.options.quotas.check(Quota.QUEUES, present, more)

@@ -114,9 +114,9 @@ class QueueHost:
         return self.state.messages.values()
 
     def has_changed_hands(self, message: BufferedMessage) -> bool:
-        """Whether ``message`` was dropped because this proxy lost the queue, and perhaps owns it again by now.
+        """Whether ``message`` was dropped because this proxy lost the queue. The message's lease may still be valid.
 
-        The message's lease may still be valid.
+        The result is also True if this proxy owns the queue again and has a new object for the same copy.
         """
         return message.state is MessageState.DROPPED and (not self.is_owned or message.copy_id in self.state.messages)
 
@@ -187,7 +187,10 @@ class QueueHost:
     # -- the channel --------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Consume the queue if this proxy owns it. Raises: BrokerUnavailable, StateUnavailable, QueueGone, Conflict."""
+        """Claim the queue and start to consume it, if this proxy owns it. Idempotent.
+
+        Raises: BrokerUnavailable, StateUnavailable, QueueGone, Conflict.
+        """
         if not self._is_to_open():
             return
         await self._claim()

@@ -63,7 +63,10 @@ class QueueState:
         return self.flow.open()
 
     def end_channel(self, proved_acks: int) -> Effects:
-        """Update the state after the end of the channel. ``proved_acks``: see ``Channel.settled_evidence``."""
+        """Update the state after the end of the channel. The broker redelivers unsettled messages on the next channel.
+
+        ``proved_acks``: the result of ``Channel.settled_evidence``.
+        """
         effects = Effects()
         self.flow.closed()
         self.stuck.clear()
@@ -295,7 +298,10 @@ class QueueState:
     # -- time -------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> Effects:
-        """End the delays and leases whose time is over at ``now``. A message whose delay has ended becomes ready."""
+        """End the delays and leases whose time is over at ``now``.
+
+        Messages become ready when their delay has ended. Messages with expired leases are returned in the effects.
+        """
         effects = Effects()
         for message in self.deadlines.due(now):
             if message.state is MessageState.LEASED:
@@ -360,7 +366,10 @@ class QueueState:
         return effects
 
     def renew_delivery(self, message: BufferedMessage) -> Effects:
-        """Requeue a message before the broker ends the channel because of it. A leased message keeps its state."""
+        """Requeue a message, because the broker would end the channel if the message stayed unsettled on it.
+
+        A ready or transient message is requeued as by ``requeue``. Any other message keeps its state.
+        """
         if message.state in UNSEEN or message.is_transient:
             return self.requeue(message)
         self.memory.forget(message)
@@ -374,7 +383,9 @@ class QueueState:
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def relieve(self, arrived: Effects, *, has_demand: bool) -> Effects:
-        """See ``BodyMemory.relieve``, and ``shed`` if the channel was paused."""
+        """Free memory after a delivery (``BodyMemory.relieve``). If that is not enough, return ready messages to the
+        broker (``shed``). ``arrived``: the effects of the delivery.
+        """
         return self.shed(has_demand=has_demand) if self.memory.relieve(arrived) else Effects()
 
     def shed(self, *, has_demand: bool) -> Effects:
