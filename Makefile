@@ -6,7 +6,7 @@ SERVER_INSTALLED := $(VENV)/.installed-server
 DEV_INSTALLED := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-quick test-unit crash check format bench prove chaos simulate fuzz mutate explore tla clean
+.PHONY: help setup run test test-quick test-unit crash check audit lock format bench prove chaos simulate fuzz mutate explore tla clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,12 +32,19 @@ crash: $(DEV_INSTALLED) ## run the crash tests with their full counts
 	@.ci/install-test-servers
 	$(BIN)/python -m pytest tests/cluster tests/spark -m crash --full $(ARGS)
 
-check: $(DEV_INSTALLED) ## lint, formatting, types and import rules
+check: $(DEV_INSTALLED) ## lint, formatting, types, import rules, and the audit of dependencies
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory audit ARGS=
+
+audit: $(DEV_INSTALLED) ## look for known vulnerabilities in the dependencies (ARGS=--must-check)
+	PYTHONPATH=tests $(BIN)/python tests/audit/run.py $(ARGS)
+
+lock: $(DEV_INSTALLED) ## write deploy/*.lock, which the images are built from (ARGS=--upgrade takes newer versions)
+	@.ci/lock $(ARGS)
 
 format: $(DEV_INSTALLED) ## rewrite the code to the house's format
 	$(BIN)/ruff check --fix

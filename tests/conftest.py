@@ -23,6 +23,7 @@ import hypothesis
 import pytest
 
 from support import preloaded, spark_classes
+from support.openid import find_modules
 from support.processes import ServerMissingError
 from support.rabbitmq import RabbitCluster, RabbitNode
 from support.rabbitmq_releases import NEWEST, RabbitRelease, find_release, series_to_test
@@ -46,7 +47,7 @@ BUDGET_SECONDS = {
     "spark": 870,
 }
 QUICK_FOLDERS = ("unit", "contract", "engine")
-QUICK_WITHOUT = frozenset({"rabbitmq", "rabbitmq_release", "spark", "java", "tlc"})
+QUICK_WITHOUT = frozenset({"rabbitmq", "rabbitmq_release", "spark", "java", "tlc", "openid_modules"})
 """Fixtures whose tests --quick skips."""
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 OTHER_SERIES = "on-rabbitmq-"
@@ -309,6 +310,15 @@ def chromium(pytestconfig: pytest.Config) -> str:
     if found is None:
         do_without(ServerMissingError("Chromium is missing (apt-get install chromium-headless-shell)"), pytestconfig)
     return found
+
+
+@pytest.fixture(scope="session")
+def openid_modules(pytestconfig: pytest.Config) -> Path:
+    """The packages of the OpenID provider (`support.openid.OpenIdProvider`)."""
+    try:
+        return find_modules()
+    except ServerMissingError as error:
+        do_without(error, pytestconfig)
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ def due(rate: float, total: int) -> Generator[tuple[int, float]]:
 def publish_by_amqp(amqp_url: str, rate: float, total: int, queues: int) -> None:
     parameters = pika.URLParameters(amqp_url)
     parameters.heartbeat = 0  # nothing is read
-    keys = IdentityKeys(SECRET.encode())
+    keys = IdentityKeys([SECRET.encode()])
     signers = [keys.signer(bound_queue(TopicName("bench"), queue)) for queue in range(queues)]
     number = 0
     with pika.BlockingConnection(parameters) as connection:

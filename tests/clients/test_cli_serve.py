@@ -115,7 +115,7 @@ def test_a_port_that_is_taken_is_said_to_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
 def test_an_address_that_is_not_ours_is_said_not_to_be(tmp_path: Path, host: str, port: int) -> None:
-    said = one_line(refused("--host", host, "--port", str(port), "--data-dir", str(tmp_path)))
+    said = one_line(refused("--host", host, "--insecure", "--port", str(port), "--data-dir", str(tmp_path)))
     assert host in said
     assert "--host" in said
 

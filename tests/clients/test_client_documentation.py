@@ -54,6 +54,7 @@ EXAMPLES = [
         "from popgate_client import Client, OutgoingMessage\n\nwith Client() as client:\n    plain",
         prints=["['first try']\n"],
     ),
+    Example("from popgate_client import Client, token_in"),
     Example("from popgate_client import Client, LeaseLost", publish=["first"], prints=["got first delivery 1\n"]),
     Example("from popgate_client import Client\n\nwith Client() as client:\n    messages", ["a"], ["acked\n"]),
     Example(asyncio_example('        await client.publish("orders"'), prints=["hello\n"]),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.processes import PortBlock
-from support.proxy import ProxyProcess, popgate_command
+from support.proxy import CLUSTER_SECRET, ProxyProcess, popgate_command
 from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer
@@ -41,6 +41,7 @@ def test_those_of_one_cluster_work_side_by_side_and_keep_all_others_out(
 ) -> None:
     url = rabbitmq.amqp_url(cluster.vhost)
     elsewhere = ["--redis-url", redis_server.url(), "--redis-namespace", f"{cluster.vhost}-2"]
+    elsewhere += ["--secret", CLUSTER_SECRET]
     others = [
         start_refused(tmp_path / "alone", "--amqp-url", url),
         start_refused(tmp_path / "elsewhere", "--amqp-url", url, *elsewhere),

@@ -23,7 +23,7 @@ import pytest
 from cluster.conftest import assert_no_traceback
 from support.answers import answer
 from support.processes import PortBlock, wait_until
-from support.proxy import ProxyProcess, plain_client, popgate_command
+from support.proxy import CLUSTER_SECRET, ProxyProcess, plain_client, popgate_command
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer
 
@@ -463,6 +463,7 @@ def test_a_port_that_is_taken_is_said_once_and_nothing_else_is_done(tmp_path: Pa
 def refused(*arguments: str) -> str:
     """Return the one error line of two workers that can't start; the parent's exit code is that of one process."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("POPGATE_")}
+    own["POPGATE_SECRET"] = CLUSTER_SECRET
     command = popgate_command("serve", *arguments, "--workers", "2")
     done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (1, ""), done

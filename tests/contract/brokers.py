@@ -12,7 +12,7 @@ from popgate.domain.identity import IdentityKeys
 from popgate.ports.broker import Broker
 from popgate.runtime.clocks import SystemClock
 
-KEYS = IdentityKeys(b"a secret that all test brokers share")
+KEYS = IdentityKeys([b"a secret that all test brokers share"])
 
 
 @asynccontextmanager

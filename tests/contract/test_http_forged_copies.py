@@ -138,16 +138,21 @@ SECRET, FORMER_SECRET = "the secret of these proxies", "the secret of before"
 
 @pytest.mark.parametrize(
     ("kind", "setting"),
-    [(UNTAGGED, {"POPGATE_ACCEPT_UNTAGGED": "true"}), (FORMER, {"POPGATE_FORMER_SECRET": FORMER_SECRET})],
+    [
+        (UNTAGGED, {"POPGATE_SECRET": SECRET, "POPGATE_ACCEPT_UNTAGGED": "true"}),
+        (FORMER, {"POPGATE_SECRET_FILE": "../secrets"}),
+    ],
 )
 def test_older_messages_keep_their_identity_over_a_restart_only_if_the_operator_says_so(
     rabbitmq: RabbitNode, tmp_path: Path, kind: str, setting: dict[str, str]
 ) -> None:
     """The lease of an identified message survives a restart of the proxy."""
-    vhost = f"forged-{token_hex(4)}"
+    vhost, folder = f"forged-{token_hex(4)}", tmp_path / "proxy"
     rabbitmq.add_vhost(vhost)
+    (tmp_path / "secrets").write_text(f"{SECRET}\n{FORMER_SECRET}\n")
+    (tmp_path / "secrets").chmod(0o600)
     flags = ["--amqp-url", rabbitmq.amqp_url(vhost), "--auto-create", "true"]
-    with ProxyProcess(tmp_path, *flags, environment={"POPGATE_SECRET": FORMER_SECRET}, name="former") as former:
+    with ProxyProcess(folder, *flags, environment={"POPGATE_SECRET": FORMER_SECRET}, name="former") as former:
         topic = Topic(former.client, "orders")
         put(topic.client, topic.admin_path, {"queues": 1})
         put(topic.client, f"{topic.admin_path}/groups/default")
@@ -157,9 +162,9 @@ def test_older_messages_keep_their_identity_over_a_restart_only_if_the_operator_
         with pika.BlockingConnection(pika.URLParameters(rabbitmq.amqp_url(vhost))) as connection:
             properties = pika.BasicProperties(headers={COPY_ID: f"{7:032x}"})
             connection.channel().basic_publish("popgate:orders", "0", b"old", properties, mandatory=True)
-    for environment, is_known in ((setting, False), (setting, True), ({}, False)):
-        own = {"POPGATE_SECRET": SECRET, **environment}
-        with ProxyProcess(tmp_path, *flags, environment=own, data_folder=former.data_folder, name="next") as proxy:
+    for environment, is_known in ((setting, False), (setting, True), ({"POPGATE_SECRET": SECRET}, False)):
+        data = former.data_folder
+        with ProxyProcess(folder, *flags, environment=environment, data_folder=data, name="next") as proxy:
             messages = Topic(proxy.client, "orders").pop(wait_seconds=1, invisibility_seconds=60)
         assert bool(messages) is not is_known
     rabbitmq.delete_vhost(vhost)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from contract.peer_bench import HOST, SECRET, listening, peer_node
+from contract import peer_bench
+from contract.peer_bench import HOST, listening, peer_node, tls_for
 from popgate.adapters.peers import HttpPeers, http
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.names import InstanceId
@@ -36,7 +37,7 @@ class PeerProcess(Server):
 
     def __init__(self, folder: Path, instance: str, block: PortBlock) -> None:
         (self.port,) = block.ports
-        self.member = Member(InstanceId(instance), f"http://{HOST}:{self.port}", (1, 1))
+        self.member = Member(InstanceId(instance), f"https://{HOST}:{self.port}", (1, 1))
         super().__init__(
             f"peer {instance}",
             folder,
@@ -45,7 +46,7 @@ class PeerProcess(Server):
         )
 
     def _answers(self) -> bool:
-        return accepts(self.port, say=b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", expect=b"HTTP/1.1 200")
+        return accepts(self.port, say=b"GET / HTTP/1.1\r\n\r\n", expect=b"HTTP/1.1 400")
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def process(tmp_path: Path, block: PortBlock) -> Iterator[PeerProcess]:
 
 
 def peers_of(member: Member) -> HttpPeers:
-    return HttpPeers(A, SECRET, address_of=lambda _: member.address, version=lambda: 1)
+    return peer_bench.peers_of(A, lambda _: member.address)
 
 
 @asynccontextmanager
@@ -99,7 +100,7 @@ async def test_a_kill_is_noticed_where_another_process_is_at_the_address_at_once
         process.signal(signal.SIGSTOP)
         process.signal(signal.SIGKILL)
         process.wait(10)
-        async with peer_node(tmp_path / "later", "later", port=process.port):
+        async with peer_node(tmp_path / "later", "later", peer_port=process.port):
             await asyncio.wait({watch}, timeout=NOTICED_SECONDS)
             assert watch.done()
 
@@ -142,20 +143,19 @@ async def test_one_that_leaves_in_order_has_not_died_and_is_not_held_up(process:
 async def test_one_that_was_never_there_is_not_said_to_have_died() -> None:
     with listening() as listener:
         port = listener.getsockname()[1]
-    async with watched(Member(B, f"http://{HOST}:{port}", (1, 1))) as watch:
+    async with watched(Member(B, f"https://{HOST}:{port}", (1, 1))) as watch:
         assert await is_quiet(watch)
 
 
 async def test_another_instance_at_the_address_from_the_beginning_is_no_death(tmp_path: Path) -> None:
-    async with peer_node(tmp_path, "later") as node, watched(Member(B, node.url, (1, 1))) as watch:
+    async with peer_node(tmp_path, "later") as node, watched(Member(B, node.peer_url, (1, 1))) as watch:
         assert await is_quiet(watch)
 
 
 async def test_a_connection_that_is_cut_in_between_is_no_death(tmp_path: Path) -> None:
-    async with peer_node(tmp_path, "b") as node, watched(Member(B, node.url, (1, 1))) as watch:
-        assert node.server is not None
+    async with peer_node(tmp_path, "b") as node, watched(Member(B, node.peer_url, (1, 1))) as watch:
         for _ in range(3):
-            (connection,) = node.server.server_state.connections
+            (connection,) = node.peer_connections
             connection.transport.abort()
             await asyncio.sleep(0.2)
             assert node.connections == 1, "it is held again"
@@ -164,14 +164,29 @@ async def test_a_connection_that_is_cut_in_between_is_no_death(tmp_path: Path) -
 
 async def test_an_idle_watch_is_left_open_by_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("popgate.api.server.KEEP_ALIVE_SECONDS", 0.2)
-    async with peer_node(tmp_path, "b") as node, watched(Member(B, node.url, (1, 1))):
-        assert node.server is not None
-        before = set(node.server.server_state.connections)
+    async with peer_node(tmp_path, "b") as node, watched(Member(B, node.peer_url, (1, 1))):
+        before = set(node.peer_connections)
         await asyncio.sleep(0.6)
-        assert set(node.server.server_state.connections) == before
+        assert set(node.peer_connections) == before
 
 
 async def test_an_address_that_is_none_can_not_be_watched() -> None:
     member = Member(B, "nonsense", (1, 1))
     with pytest.raises(PeerUnavailable, match="proxy b"):
         await peers_of(member).died(member)
+
+
+async def test_a_foreign_certificate_at_the_address_of_one_that_was_killed_is_no_proof(
+    process: PeerProcess,
+) -> None:
+    """Whoever can use the address, but has not the secret, must not be able to make a proxy seem dead."""
+    async with watched(process.member) as watch:
+        process.signal(signal.SIGSTOP)
+        process.signal(signal.SIGKILL)
+        process.wait(10)
+        context = tls_for("b", secret=b"another secret of this length").server
+        server = await asyncio.start_server(lambda _reader, writer: writer.close(), HOST, process.port, ssl=context)
+        async with server:
+            assert await is_quiet(watch)
+        await asyncio.wait({watch}, timeout=NOTICED_SECONDS)
+        assert watch.done(), "the port refuses"

@@ -3,20 +3,37 @@
 import asyncio
 import contextlib
 import json
+import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from contract.peer_bench import HOST, SECRET, PeerNode, listening, peer_node, until
+from contract.peer_bench import (
+    AUTHORITY,
+    HOST,
+    SECRET,
+    PeerNode,
+    acceptor_for,
+    listening,
+    peer_node,
+    peers_of,
+    tls_for,
+    until,
+)
 from popgate.adapters.peers import HttpPeers, http, pool
-from popgate.adapters.peers.connection import PeerConnection
+from popgate.adapters.peers.connection import PeerConnection, connect
+from popgate.adapters.peers.heads import message_head
+from popgate.api.peers import PeerApp, PeerFace
+from popgate.bootstrap.peer_tls import authority, tls_of
 from popgate.domain.errors import BrokerUnavailable, PeerUnavailable, RetryLater, WrongMode
 from popgate.domain.message import Message
 from popgate.domain.names import CopyId, GroupName, InstanceId, Subscription, TopicName
+from popgate.domain.permissions import Caller, Principal
 from popgate.ports.peers import (
     CountMessages,
     Fetch,
@@ -28,8 +45,7 @@ from popgate.ports.peers import (
     QueueCounts,
 )
 from popgate.wire import version_1
-from popgate.wire.admission import peer_token
-from popgate.wire.codec import Codec
+from popgate.wire.codec import CODEC, Codec
 from releases import next_wire
 
 A, B = InstanceId("a"), InstanceId("b")
@@ -47,12 +63,12 @@ async def node(tmp_path: Path) -> AsyncIterator[PeerNode]:
 
 
 def peers_at(address: str | None, *, secret: bytes = SECRET, version: int = 1) -> HttpPeers:
-    return HttpPeers(A, secret, address_of=lambda _: address, version=lambda: version)
+    return peers_of(A, lambda _: address, secret=secret, version=lambda: version)
 
 
 @pytest.fixture
 async def peers(node: PeerNode) -> AsyncIterator[HttpPeers]:
-    peers = peers_at(node.url)
+    peers = peers_at(node.peer_url)
     yield peers
     peers.close()
 
@@ -115,47 +131,154 @@ async def test_a_bug_of_the_peer_is_one_to_retry_and_tells_no_details(
 # ---------------------------------------------------------------- which senders are accepted
 
 
-async def test_who_has_another_secret_is_refused_whatever_it_asks(node: PeerNode) -> None:
-    peers = peers_at(node.url, secret=b"another secret of this length")
-    with pytest.raises(PeerUnavailable, match=r"proxy b answered 401: .*--secret"):
-        await peers.ask(B, COUNT)
-    with pytest.raises(PeerUnavailable, match=r"proxy b refused: .*--secret"):
-        await peers.forward(B, posted(f"{GROUP}/pop", {}), wait_seconds=0)
+async def test_who_has_another_secret_gets_no_request_whatever_it_is(
+    node: PeerNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    peers = peers_at(node.peer_url, secret=b"another secret of this length")
+    for work in (peers.ask(B, COUNT), peers.forward(B, posted(f"{GROUP}/pop", {}), wait_seconds=0)):
+        with pytest.raises(PeerUnavailable, match=r"^proxy b at https://.* it has another secret"):
+            await work
+    assert node.answers.heard == []
+    assert [(record.getMessage(), vars(record)["proxy"]) for record in caplog.records] == [
+        ("a proxy has another secret, or another program is at its address", B)
+    ]
+    peers.close()
+
+
+async def test_who_does_not_accept_this_proxys_secret_is_said_to_have_another(tmp_path: Path) -> None:
+    """As after half of a change of the secret: this proxy trusts both, and the other one only its own."""
+    other = b"another secret of this length"
+    mine = tls_of(A, AUTHORITY, [AUTHORITY, authority(other)])
+    async with peer_node(tmp_path, "b", secret=other) as node:
+        peers = HttpPeers(A, mine.client, address_of=lambda _: node.peer_url, version=lambda: 1)
+        with pytest.raises(PeerUnavailable, match="it has another secret"):
+            await peers.ask(B, COUNT)
+        assert node.answers.heard == []
+        peers.close()
+
+
+async def test_secrets_can_be_changed_one_proxy_after_the_other(tmp_path: Path) -> None:
+    new = authority(b"the next secret of this length")
+    for number, (mine, theirs) in enumerate(
+        [
+            (tls_of(A, AUTHORITY, [AUTHORITY, new]), tls_of(B, new, [new, AUTHORITY])),
+            (tls_of(A, new, [new, AUTHORITY]), tls_of(B, AUTHORITY, [AUTHORITY, new])),
+        ]
+    ):
+        with listening() as listener:
+            async with peer_node(tmp_path / str(number), "b") as node:
+                assert node.server is not None
+                served = PeerApp(PeerFace(B, node.answers), node.app, authenticates=False)
+                acceptor = acceptor_for(listener, node.server, served, theirs.server)
+                acceptor.open()
+                url = f"https://{HOST}:{listener.getsockname()[1]}"
+                await _ask_once(mine.client, url)
+                acceptor.close()
+
+
+async def _ask_once(context: ssl.SSLContext, url: str) -> None:
+    peers = HttpPeers(A, context, address_of=lambda _: url, version=lambda: 1)
+    await peers.ask(B, Learned(records=()))
+    peers.close()
+
+
+async def test_what_is_meant_for_an_earlier_process_at_the_address_is_not_sent(node: PeerNode) -> None:
+    peers, earlier = peers_at(node.peer_url), InstanceId("earlier")
+    works: list[Awaitable[Any]] = [
+        peers.ask(earlier, COUNT),
+        *(peers.forward(earlier, posted(path, {}), wait_seconds=0) for path in (f"{GROUP}/pop", "/v1/locks/l/verify")),
+    ]
+    for work in works:
+        with pytest.raises(PeerUnavailable, match=r"proxy earlier at .* another proxy \(b\) is at this address"):
+            await work
     assert node.answers.heard == []
     peers.close()
 
 
-async def test_who_has_no_token_is_refused_before_the_body_is_read(node: PeerNode) -> None:
+async def raw_request(node: PeerNode, head: bytes, body: bytes = b"", *, by: InstanceId = A) -> ForwardedAnswer:
+    """Send bytes to the socket for peers, with the certificate of an instance."""
+    connection = await connect(HOST, node.peer_port, tls_for(by).client, node.instance, lambda _: None)
+    try:
+        return await connection.exchange(head, body)
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        (b"", 421, "wrong_instance"),
+        (b"popgate-to: c\r\n", 421, "wrong_instance"),
+        (b"popgate-to: b\r\npopgate-passed-by: c\r\n", 401, "not_a_peer"),
+        (b"popgate-passed-by: a\r\n", 421, "wrong_instance"),
+    ],
+)
+async def test_a_request_for_another_proxy_or_by_another_proxy_is_refused(
+    node: PeerNode, headers: bytes, status: int, code: str
+) -> None:
+    path = f"{GROUP}/pop" if b"passed-by" in headers else "/v1/peers"
+    answer = await raw_request(
+        node, b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n%b\r\n" % (path.encode(), headers), b"{}"
+    )
+    assert (answer.status, json.loads(answer.body)["code"]) == (status, code)
+    assert node.answers.heard == []
+
+
+async def test_a_message_that_names_another_sender_than_its_certificate_is_refused(node: PeerNode) -> None:
+    body = CODEC.encode_message(1, InstanceId("c"), COUNT)
+    answer = await raw_request(node, message_head(b"h", B, len(body)), body)
+    assert (answer.status, json.loads(answer.body)["code"]) == (401, "not_a_peer")
+    assert node.answers.heard == []
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/metrics", "/v1", GROUP, "/v1/admin/cluster", "/docs"])
+async def test_a_clients_request_gets_nothing_from_the_socket_for_peers(node: PeerNode, path: str) -> None:
+    answer = await raw_request(node, b"GET %b HTTP/1.1\r\nhost: x\r\npopgate-to: b\r\n\r\n" % path.encode())
+    assert (answer.status, json.loads(answer.body)["code"]) == (404, "not_found")
+
+
+async def test_the_socket_for_clients_knows_no_peers(node: PeerNode) -> None:
     async with httpx.AsyncClient(base_url=node.url, trust_env=False) as client:
-        for method in ("GET", "POST", "PUT"):
-            answer = await client.request(method, "/v1/peers", content=b"x")
-            assert answer.status_code == 401
-            assert answer.json()["code"] == "not_a_peer"
+        for method in ("GET", "POST"):
+            answer = await client.request(method, "/v1/peers", headers={"popgate-to": "b", "popgate-passed-by": "a"})
+            assert answer.status_code == 404
 
 
-async def test_what_was_meant_for_an_earlier_process_at_the_address_is_refused(node: PeerNode) -> None:
-    peers, earlier = peers_at(node.url), InstanceId("earlier")
-    with pytest.raises(PeerUnavailable, match="request is for proxy 'earlier', but this is proxy b"):
-        await peers.ask(earlier, COUNT)
-    for path in (f"{GROUP}/pop", f"{GROUP}/ack", "/v1/locks/l/verify"):
-        with pytest.raises(PeerUnavailable, match="request is for proxy 'earlier', but this is proxy b"):
-            await peers.forward(earlier, posted(path, {}), wait_seconds=0)
-    assert node.answers.heard == []
-    peers.close()
+async def test_a_forwarded_request_needs_a_caller_where_callers_are_known(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def wrapped(node: PeerNode) -> ASGIApp:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            seen.append(scope.get("popgate.caller"))
+            await node.app(scope, receive, send)
+
+        return app
+
+    ann = Caller(principal=Principal(name="ann"), credential="k1", expires_at=1.5)
+    async with peer_node(tmp_path, "b", authenticates=True, wrap=wrapped) as node:
+        peers = peers_at(node.peer_url)
+        pop = posted(f"{GROUP}/pop", {})
+        assert (await peers.forward(B, pop, wait_seconds=0)).status == 403
+        pretended = posted(f"{GROUP}/pop", {}, (b"popgate-caller", b'{"n":"eve","c":"k2"}'))
+        assert (await peers.forward(B, pretended, wait_seconds=0)).status == 403
+        assert seen == []
+        assert (await peers.forward(B, pop._replace(caller=ann), wait_seconds=0)).status == 200
+        assert seen == [ann]
+        peers.close()
 
 
 async def test_bytes_that_are_no_message_are_refused_in_words(node: PeerNode) -> None:
-    async with httpx.AsyncClient(base_url=node.url, trust_env=False) as client:
-        headers = {"popgate-peer-token": peer_token(SECRET).decode(), "popgate-to": "b"}
-        answer = await client.post("/v1/peers", content=b"\x81\xa7version\x09", headers=headers)
-        assert answer.status_code == 400
-        assert answer.json()["code"] == "not_understood"
-        assert "version 9" in answer.json()["detail"]
-        assert (await client.put("/v1/peers", headers=headers)).status_code == 405
+    body = b"\x81\xa7version\x09"
+    answer = await raw_request(node, message_head(b"h", B, len(body)), body)
+    problem = json.loads(answer.body)
+    assert (answer.status, problem["code"]) == (400, "not_understood")
+    assert "version 9" in problem["detail"]
+    put = await raw_request(node, b"PUT /v1/peers HTTP/1.1\r\nhost: x\r\npopgate-to: b\r\ncontent-length: 0\r\n\r\n")
+    assert put.status == 405
 
 
 async def test_a_version_that_this_proxy_does_not_speak_is_not_sent(node: PeerNode) -> None:
-    peers = peers_at(node.url, version=2)
+    peers = peers_at(node.peer_url, version=2)
     with pytest.raises(PeerUnavailable, match="version 2"):
         await peers.ask(B, COUNT)
     peers.close()
@@ -182,7 +305,7 @@ async def test_messages_that_were_on_their_way_when_the_version_changed_are_answ
 
     async with peer_node(tmp_path / "b", "b", codec=both) as node:
         node.answers.says = {CountMessages: hold, PurgeAtOwner: WrongMode("pull it", mode="pull")}
-        peers = HttpPeers(A, SECRET, address_of=lambda _: node.url, version=version, codec=both)
+        peers = peers_of(A, lambda _: node.peer_url, version=version, codec=both)
         asked = [asyncio.create_task(peers.ask(B, COUNT)) for _ in range(40)]
         await until(lambda: len(held) == len(asked))
         assert {*versions} == {1, 2}
@@ -198,7 +321,7 @@ async def test_messages_that_were_on_their_way_when_the_version_changed_are_answ
 # ---------------------------------------------------------------- peers that are not there
 
 
-@pytest.mark.parametrize("address", [None, "https://127.0.0.1:1", "nonsense", "http://"])
+@pytest.mark.parametrize("address", [None, "http://127.0.0.1:1", "nonsense", "https://"])
 async def test_who_has_no_address_is_unavailable(address: str | None) -> None:
     with pytest.raises(PeerUnavailable, match="proxy b"):
         await peers_at(address).ask(B, COUNT)
@@ -207,8 +330,8 @@ async def test_who_has_no_address_is_unavailable(address: str | None) -> None:
 async def test_a_peer_whose_port_refuses_is_unavailable() -> None:
     with listening() as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(PeerUnavailable, match=rf"^proxy b at http://127.0.0.1:{port} can't be reached: .*$"):
-        await peers_at(f"http://{HOST}:{port}").ask(B, COUNT)
+    with pytest.raises(PeerUnavailable, match=rf"^proxy b at https://127.0.0.1:{port} can't be reached: .*$"):
+        await peers_at(f"https://{HOST}:{port}").ask(B, COUNT)
 
 
 async def test_a_peer_that_takes_too_long_is_unavailable_and_hears_that_nobody_waits(
@@ -230,9 +353,9 @@ async def test_a_peer_that_takes_too_long_is_unavailable_and_hears_that_nobody_w
 
 async def test_a_peer_that_came_back_is_asked_over_a_new_connection(tmp_path: Path) -> None:
     async with peer_node(tmp_path, "b") as node:
-        peers = peers_at(node.url)
+        peers = peers_at(node.peer_url)
         await peers.ask(B, Learned(records=()))
-    async with peer_node(tmp_path, "b", port=node.port) as node:
+    async with peer_node(tmp_path, "b", peer_port=node.peer_port) as node:
         node.answers.says = {PurgeAtOwner: PurgeResult(0, True)}
         await peers.ask(B, PURGE)
         assert node.answers.heard == [(A, PURGE)]
@@ -260,9 +383,9 @@ async def cutting_off(after: int) -> AsyncGenerator[tuple[str, list[bytes]]]:
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         served.add(asyncio.create_task(serve(reader, writer), name="a server that cuts off"))
 
-    server = await asyncio.start_server(accept, HOST, 0)
+    server = await asyncio.start_server(accept, HOST, 0, ssl=tls_for(B).server)
     async with server:
-        yield f"http://{HOST}:{server.sockets[0].getsockname()[1]}", heads
+        yield f"https://{HOST}:{server.sockets[0].getsockname()[1]}", heads
     await asyncio.wait(served, timeout=5)
 
 
@@ -406,12 +529,10 @@ async def test_a_connection_that_was_idle_for_long_is_replaced_before_anything_i
 ) -> None:
     node.answers.says = {PurgeAtOwner: PurgeResult(0, True)}
     await peers.ask(B, PURGE)
-    assert node.server is not None
-    (first,) = node.server.server_state.connections
+    (first,) = node.peer_connections
     monkeypatch.setattr(pool, "IDLE_SECONDS_MAX", -1.0)
     await peers.ask(B, PURGE)
-    connections = node.server.server_state.connections
-    await until(lambda: first not in connections)
+    await until(lambda: first not in node.peer_connections)
     assert len(node.answers.heard) == 2
 
 
@@ -431,9 +552,9 @@ async def test_whatever_else_is_at_the_address_the_peer_is_unavailable(answer: b
         writer.write(answer)
         writer.close()
 
-    server = await asyncio.start_server(accept, HOST, 0)
+    server = await asyncio.start_server(accept, HOST, 0, ssl=tls_for(B).server)
     async with server:
-        peers = peers_at(f"http://{HOST}:{server.sockets[0].getsockname()[1]}")
+        peers = peers_at(f"https://{HOST}:{server.sockets[0].getsockname()[1]}")
         for work in (peers.ask(B, COUNT), peers.ask(B, PURGE)):
             with pytest.raises(PeerUnavailable, match=r"^proxy b [^\n]*$"):
                 await work

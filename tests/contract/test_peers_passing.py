@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Scope
 
-from contract.peer_bench import SECRET, PeerNode, peer_node, until
+from contract.peer_bench import PeerNode, peer_node, peers_of, until
 from popgate.adapters.peers import HttpPeers
 from popgate.api.forwarding import ForwardingMiddleware
 from popgate.domain.names import InstanceId
@@ -32,13 +32,13 @@ class Cluster:
             target = next((to for begin, to in self.theirs.items() if scope["path"].startswith(begin)), None)
             return None if target is None else InstanceId(target)
 
-        return ForwardingMiddleware(node.app, self.peers_of(node), target_of, node.face.forwarding)
+        return ForwardingMiddleware(node.app, self.peers_of(node), target_of)
 
     def peers_of(self, node: PeerNode) -> HttpPeers:
         def address_of(instance: InstanceId) -> str | None:
-            return self.nodes[instance].url if instance in self.nodes else None
+            return self.nodes[instance].peer_url if instance in self.nodes else None
 
-        return HttpPeers(node.instance, SECRET, address_of=address_of, version=lambda: 1)
+        return peers_of(node.instance, address_of)
 
 
 @pytest.fixture
@@ -109,10 +109,8 @@ async def test_a_client_that_leaves_ends_its_pop_at_the_other_proxy(
 
 async def test_a_body_over_the_limit_is_not_passed_on(tmp_path: Path) -> None:
     def wrapped(node: PeerNode) -> ASGIApp:
-        nobody = HttpPeers(node.instance, SECRET, address_of=lambda _: None, version=lambda: 1)
-        return ForwardingMiddleware(
-            node.app, nobody, lambda _: InstanceId("b"), node.face.forwarding, request_bytes_max=1_000
-        )
+        nobody = peers_of(node.instance, lambda _: None)
+        return ForwardingMiddleware(node.app, nobody, lambda _: InstanceId("b"), request_bytes_max=1_000)
 
     async with (
         peer_node(tmp_path, "a", wrap=wrapped) as node,

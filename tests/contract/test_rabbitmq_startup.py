@@ -133,6 +133,11 @@ async def test_a_certificate_that_nobody_vouches_for(fragile_node: RabbitNode, t
     assert "is not trusted" in await failure(tls_url(tls_files))
 
 
+async def test_a_certificate_of_another_host(fragile_node: RabbitNode, tls_files: TlsFiles) -> None:
+    url = tls_url(tls_files, cafile=str(tls_files.certificate)).replace("127.0.0.1", "localhost")
+    assert "is not trusted (Hostname mismatch" in await failure(url)
+
+
 async def test_no_tls_where_there_must_be(fragile_node: RabbitNode, tls_files: TlsFiles) -> None:
     told = await failure(tls_url(tls_files).replace("amqps", "amqp"))
     assert "amqps:// if it expects TLS" in told

@@ -16,12 +16,11 @@ from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.leases import RECORDS_PER_STEP, RedisLeaseStore
 from popgate.adapters.redis.limits import RedisLimits
 from popgate.adapters.redis.lock_store import RedisLockStore
-from popgate.adapters.redis.startup import startup_warnings
+from popgate.adapters.redis.startup import left_secret_warnings, startup_warnings
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.lease import GrantStatus, SettleAction, SettleStatus
 from popgate.domain.locks import LockDefinition, LockKind
 from popgate.domain.names import CopyId, GroupName, InstanceId, LeaseId, Subscription, TopicName
-from popgate.domain.receipt import SECRET_BYTES_MIN
 from popgate.domain.topics import GroupSpec, TopicSpec
 from popgate.ports.leases import GrantEntry, GrantRequest, LoadedRecord, SettleEntry
 from popgate.ports.limits import Limit, Vacancy
@@ -287,27 +286,36 @@ async def test_lost_data_is_noticed_before_anything_is_given(
     assert told == ["lost"]
 
 
-async def test_all_who_share_a_namespace_share_a_secret_also_with_who_comes_after_a_loss_of_data(
+async def test_all_who_share_a_namespace_share_a_name_also_with_who_comes_after_a_loss_of_data(
     server: RedisServer, admin: RedisConnection, connection: RedisConnection, store: RedisLeaseStore
 ) -> None:
-    secret = await connection.shared_secret()
-    assert len(secret) >= SECRET_BYTES_MIN
     cluster = await connection.cluster()
-    assert await connection.shared_secret() == await admin.shared_secret() == secret
+    assert await connection.cluster() == await admin.cluster() == cluster
     another = RedisConnection(parse_address(server.url()), namespace="another")
     late = RedisConnection(parse_address(server.url()))
     try:
-        assert await another.shared_secret() != secret
         await store.claim(QUEUE)
         await admin.command("FLUSHALL")
         with pytest.raises(StateUnavailable, match="lost its data"):
             await store.claim(QUEUE)
         await store.claim(QUEUE)
-        assert await late.shared_secret() == secret
         assert await late.cluster() == cluster != await another.cluster()
     finally:
         await another.close()
         await late.close()
+
+
+async def test_a_secret_that_an_earlier_popgate_left_in_redis_is_told_with_its_key_and_never_shown(
+    admin: RedisConnection, connection: RedisConnection
+) -> None:
+    assert await left_secret_warnings(connection, [b"another"]) == []
+    await admin.command("SET", "popgate:default:secret", "hunter2")
+    (known,) = await left_secret_warnings(connection, [b"another", b"hunter2"])
+    assert "delete the key popgate:default:secret" in known
+    (unknown,) = await left_secret_warnings(connection, [b"another"])
+    assert "in the key popgate:default:secret: if messages" in unknown
+    assert "--secret-file" in unknown
+    assert "hunter2" not in known + unknown
 
 
 async def test_deployments_with_names_of_their_own_share_a_redis(server: RedisServer, store: RedisLeaseStore) -> None:

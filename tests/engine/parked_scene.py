@@ -217,7 +217,7 @@ def empty_room(clock: ManualClock) -> EngineContext:
     """Return ports that must not be called."""
     database, records = Database(Path("nowhere"), clock), LatestRecords()
     return make_context(
-        EngineOptions(instance="i.", secret=b"a secret of the tests alone", auto_create=True),
+        EngineOptions(instance="i.", secrets=[b"a secret of the tests alone"], auto_create=True),
         broker=SqliteBroker(database),
         leases=SqliteLeaseStore(database, records),
         dedup=SqliteDedupStore(database),

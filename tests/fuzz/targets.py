@@ -82,7 +82,7 @@ class _Handler:
 
     def __init__(self) -> None:
         self.finds: list[Exception] = []
-        self._check_tag = IdentityKeys(SECRET).checker(QUEUE)
+        self._check_tag = IdentityKeys([SECRET]).checker(QUEUE)
 
     def on_deliveries(self, deliveries: list[RawDelivery]) -> None:
         for _, _, _, routing, raw, body in deliveries:
@@ -154,7 +154,7 @@ def _ignore(_: object) -> None:
 
 def _own_properties(**fields: Any) -> bytes:
     message = Message(CopyId(f"{7:032x}"), "m", b"", {"n": 1}, "k", 1.5)._replace(**fields)
-    return properties.encode(message, IdentityKeys(SECRET).signer(QUEUE)(message.copy_id))
+    return properties.encode(message, IdentityKeys([SECRET]).signer(QUEUE)(message.copy_id))
 
 
 def _properties(**fields: Any) -> bytes:
@@ -173,7 +173,7 @@ PROPERTY_SEEDS = [
 @asynccontextmanager
 async def _amqp_properties(folder: Path) -> AsyncGenerator[Feed]:
     """Pass a message from its delivery to answers, the journal and the dead letters."""
-    check_tag, tag = IdentityKeys(SECRET).checker(QUEUE), IdentityKeys(SECRET).signer(QUEUE)
+    check_tag, tag = IdentityKeys([SECRET]).checker(QUEUE), IdentityKeys([SECRET]).signer(QUEUE)
     numbers = count()
     to_json, to_msgpack = msgspec.json.Encoder(enc_hook=as_text), msgspec.msgpack.Encoder(enc_hook=as_text)
 
@@ -222,7 +222,7 @@ def _to_journal(message: Message) -> None:
 
 @asynccontextmanager
 async def _receipts(folder: Path) -> AsyncGenerator[Feed]:
-    signer = ReceiptSigner(SECRET)
+    signer = ReceiptSigner([SECRET])
 
     async def feed(data: bytes) -> None:
         text = data.decode("latin-1")
@@ -232,7 +232,7 @@ async def _receipts(folder: Path) -> AsyncGenerator[Feed]:
 
 
 RECEIPT_SEEDS = [
-    ReceiptSigner(SECRET).sign(Receipt(QueueId(*SUBSCRIPTION, number), LeaseId("l"), 3, CopyId(copy))).encode()
+    ReceiptSigner([SECRET]).sign(Receipt(QueueId(*SUBSCRIPTION, number), LeaseId("l"), 3, CopyId(copy))).encode()
     for number, copy in ((0, "c"), (255, "x" * 200))
 ]
 PEER_SEEDS = [CODEC.encode_message(1, InstanceId("me"), message) for message, _ in EXAMPLES] + [

@@ -4,6 +4,7 @@ from mutants.slip import Slip
 
 LEASES = ("contract/test_leases.py", "contract/test_lease_keeping.py", "contract/test_lease_model.py")
 DEAD = ("engine/test_dead_letter_faults.py", "engine/test_redrive_faults.py", "unit/test_dead_letter.py")
+KEYS = ("unit/test_derived_keys.py",)
 PROPERTIES = ("unit/test_rabbitmq_properties.py", "unit/test_identity.py")
 
 DOMAIN = (
@@ -30,10 +31,13 @@ DOMAIN = (
     Slip("domain/identity.py", 'return "" if self._accepts_untagged else', 'return "" if True else', PROPERTIES),
     Slip(
         "domain/identity.py",
-        "for target in targets] for key in self._keys}",
-        "for target in targets[:1]] for key in self._keys}",
+        "key.signer(target) for target in targets)",
+        "key.signer(target) for target in targets[:1])",
         PROPERTIES,
     ),
+    Slip("domain/identity.py", "for key in self._trusted:", "for key in self._keys:", ("unit/test_identity.py",)),
+    Slip("domain/derived_keys.py", "block + info + bytes((number,))", "info + bytes((number,))", KEYS),
+    Slip("domain/derived_keys.py", "purpose.encode(), length)", 'b"", length)', KEYS),
     Slip("domain/identity.py", "hashing.update(copy_id.encode())", "hashing.update(copy_id[:16].encode())", PROPERTIES),
     Slip(
         "domain/message.py",
@@ -48,7 +52,8 @@ DOMAIN = (
         "counter = counter & 0xFF_FFFF_FFFF",
         ("engine/test_engine_machine.py",),
     ),
-    Slip("domain/receipt.py", "or len(handle) % 4:", "or False:", ("unit/test_receipts.py",)),
+    Slip("domain/receipt.py", "and not len(handle) % 4:", "and True:", ("unit/test_receipts.py",)),
+    Slip("domain/receipt.py", "for secret in secrets:", "for secret in secrets[:1]:", ("unit/test_receipts.py",)),
     Slip(
         "domain/receipt.py",
         "if len(handle) > RECEIPT_LENGTH_MAX:",

@@ -118,7 +118,7 @@ class EmbeddedProxy:
         self.broker = SqliteBroker(self.database)
         records = LatestRecords()
         context = make_context(
-            EngineOptions(instance=name, secret=SECRET, auto_create=False, buffer_bytes_max=BUFFER_BYTES),
+            EngineOptions(instance=name, secrets=[SECRET], auto_create=False, buffer_bytes_max=BUFFER_BYTES),
             broker=self.broker,
             leases=SqliteLeaseStore(self.database, records),
             lease_groups=SqliteLeaseGroups(self.database, records),

@@ -81,7 +81,7 @@ class Proxy:
         self._catalog, self._claims = RedisCatalog(self._redis), RedisClaims(self._redis)
         self.broker = SimulatedBroker(servers.broker, self.weather, servers.chance.uniform, self.process.context)
         room = make_context(
-            EngineOptions(instance=name, secret=SECRET, auto_create=False, buffer_bytes_max=BUFFER_BYTES),
+            EngineOptions(instance=name, secrets=[SECRET], auto_create=False, buffer_bytes_max=BUFFER_BYTES),
             broker=self.broker,
             leases=RedisLeaseStore(self._redis),
             lease_groups=RedisLeaseGroups(self._redis),

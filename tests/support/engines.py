@@ -303,14 +303,14 @@ async def start_world(
     wrapped: Broker = SqliteBroker(database)
     if amqp_url is not None:
         options = RabbitOptions(amqp_urls=(amqp_url,), heartbeat_seconds=5, reconnect_seconds_max=0.5)
-        wrapped = RabbitBroker(options, IdentityKeys(SECRET))
+        wrapped = RabbitBroker(options, IdentityKeys([SECRET]))
     broker = FaultyBroker(wrapped, faults, anonymous=anonymous)
     records = LatestRecords()
     leases = FaultyLeaseStore(store or SqliteLeaseStore(database, records), faults)
     context = make_context(
         EngineOptions(
             instance=f"i{next(_instances)}.",
-            secret=SECRET,
+            secrets=[SECRET],
             auto_create=True,
             auto_create_queues=queues,
             buffer_bytes_max=buffer_bytes_max,

@@ -10,6 +10,7 @@ import httpx
 from support.processes import PortBlock, Server
 
 REQUEST_TIMEOUT_SECONDS = 40  # longer than the longest pop waits
+CLUSTER_SECRET = "a secret that the proxies of these tests share"
 
 
 def python_program(*arguments: str) -> tuple[str, ...]:
@@ -37,7 +38,8 @@ class ProxyProcess(Server):
 
     `arguments` follow `popgate serve`; `environment` is added to this process' own without its `POPGATE_*`.
     `data_folder` (in `folder` if not given) lets two proxies, one after the other, share their data. `program` replaces
-    `popgate` by one that takes the same command line.
+    `popgate` by one that takes the same command line. With `--redis-url`, a proxy has `CLUSTER_SECRET`, unless flags or
+    `environment` give secrets.
     """
 
     ready_timeout_seconds = 20
@@ -58,11 +60,15 @@ class ProxyProcess(Server):
         self.data_folder = data_folder or folder / "data"
         serve = ["serve", "--host", "127.0.0.1", "--port", str(self.port), "--data-dir", str(self.data_folder)]
         own = {key: value for key, value in os.environ.items() if not key.startswith("POPGATE_")}
+        environment = {**own, "PYTHONUNBUFFERED": "1", **(environment or {})}
+        has_secret = any(word.startswith(("--secret", "POPGATE_SECRET")) for word in (*arguments, *environment))
+        if "--redis-url" in arguments and not has_secret:
+            environment["POPGATE_SECRET"] = CLUSTER_SECRET
         super().__init__(
             name,
             folder,
             arguments=[*program, *serve, *arguments],
-            environment={**own, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            environment=environment,
         )
         self.client = plain_client(self.url, timeout_seconds=REQUEST_TIMEOUT_SECONDS)
 

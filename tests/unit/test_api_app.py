@@ -47,7 +47,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
     await broker.start()
     engine = Engine(
         make_context(
-            EngineOptions(instance="test", secret=b"s" * 32, auto_create=True),
+            EngineOptions(instance="test", secrets=[b"s" * 32], auto_create=True),
             broker=broker,
             dedup=SqliteDedupStore(database),
             leases=SqliteLeaseStore(database, records := LatestRecords()),

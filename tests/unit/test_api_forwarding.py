@@ -11,15 +11,15 @@ from popgate.api.body import ClientGone
 from popgate.api.connection import Connection
 from popgate.api.forwarded_pops import forwarder
 from popgate.api.forwarding import ForwardingMiddleware, forward_request, forwarded_request, send_forwarded_answer
-from popgate.api.peers import Forwarding, PeerFace
+from popgate.api.peers import PeerFace
 from popgate.api.problems import NotAPeer, WrongInstance
+from popgate.api.scope_keys import FORWARDING, Forwarding
 from popgate.domain.names import ClientId, InstanceId
 from popgate.ports.peers import ForwardedAnswer, ForwardedRequest, PeerMessage
-from popgate.wire.admission import CLIENT_ID, PASSED_BY, TO, TOKEN, WAIT_SECONDS, peer_token
+from popgate.wire.admission import CLIENT_ID, PASSED_BY, TO, WAIT_SECONDS
 
-B = InstanceId("b")
-SECRET = b"a secret of sixteen bytes"
-FROM_A = {PASSED_BY: b"a", TO: b"b", TOKEN: peer_token(SECRET)}
+A, B = InstanceId("a"), InstanceId("b")
+FROM_A = {PASSED_BY: b"a", TO: b"b"}
 REQUEST = ForwardedRequest("GET", "/", b"", [], b"")
 
 
@@ -57,7 +57,7 @@ class Noting:
         return ForwardedAnswer(200, [], b"", 7)
 
 
-FACE = PeerFace(B, SECRET, NoAnswers())
+FACE = PeerFace(B, NoAnswers())
 
 
 def scope_of(method: str = "POST", **fields: Any) -> Scope:
@@ -95,12 +95,8 @@ async def test_who_pops_is_passed_on_beside_the_pop_which_an_earlier_release_wou
     assert (peers.forwarding[1].body, peers.forwarding[1].client_id) == (body, None)
 
 
-def test_who_pops_is_believed_of_peers_only() -> None:
-    said = {CLIENT_ID: b"ann"}
-    passed = FACE.forwarding({**FROM_A, **said})
-    assert passed is not None
-    assert passed.client_id == "ann"
-    assert FACE.forwarding(said) is None
+def test_a_peer_says_who_pops() -> None:
+    assert FACE.forwarding({**FROM_A, CLIENT_ID: b"ann"}, A).client_id == "ann"
 
 
 @pytest.mark.parametrize(
@@ -111,22 +107,20 @@ def test_a_passed_request_waits_as_long_as_its_proxy_says_and_never_too_long(
     header: bytes | None, seconds: float | None
 ) -> None:
     wait = {} if header is None else {WAIT_SECONDS: header}
-    assert FACE.forwarding({**FROM_A, **wait}) == Forwarding(InstanceId("a"), seconds)
+    assert FACE.forwarding({**FROM_A, **wait}, A) == Forwarding(A, seconds)
 
 
-@pytest.mark.parametrize("missing", [PASSED_BY, TOKEN])
-def test_a_request_without_token_or_sender_is_a_usual_clients(missing: bytes) -> None:
-    assert FACE.forwarding({name: value for name, value in FROM_A.items() if name != missing}) is None
-
-
-def test_a_token_that_is_wrong_and_an_instance_that_is_another_are_refused() -> None:
-    with pytest.raises(NotAPeer):
-        FACE.forwarding({**FROM_A, TOKEN: peer_token(SECRET + b"!")})
+def test_a_sender_without_its_certificate_and_an_instance_that_is_another_are_refused() -> None:
+    for sender in (None, InstanceId("c")):
+        with pytest.raises(NotAPeer):
+            FACE.forwarding(FROM_A, sender)
     with pytest.raises(WrongInstance):
-        FACE.forwarding({**FROM_A, TO: b"c"})
+        FACE.forwarding({**FROM_A, TO: b"c"}, A)
 
 
-@pytest.mark.parametrize("scope", [scope_of("HEAD"), scope_of(headers=list(FROM_A.items())), {"type": "lifespan"}])
+@pytest.mark.parametrize(
+    "scope", [scope_of("HEAD"), {**scope_of(), FORWARDING: Forwarding(A, None)}, {"type": "lifespan"}]
+)
 async def test_some_requests_stay_here_whatever_their_target(scope: Scope) -> None:
     served: list[Scope] = []
 
@@ -136,7 +130,7 @@ async def test_some_requests_stay_here_whatever_their_target(scope: Scope) -> No
     async def nothing(*_: Any) -> Any:
         raise AssertionError("it is the application's")
 
-    await ForwardingMiddleware(app, Patient(), lambda _: B, FACE.forwarding)(scope, nothing, nothing)
+    await ForwardingMiddleware(app, Patient(), lambda _: B)(scope, nothing, nothing)
     assert served == [scope]
 
 

@@ -19,17 +19,19 @@ from support.proxy import popgate_command
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     *("serve", "publish", "pop", "ack", "release", "extend", "reject", "tail", "stats", "cluster", "topics", "groups"),
-    *("mode", "lease-groups", "dead-letters", "purge", "locks", "replicas", "doctor", "prove"),
+    *("mode", "lease-groups", "dead-letters", "purge", "locks", "replicas", "keys", "secrets", "doctor", "prove"),
 ]
 ACTIONS = [
     *("topics create", "topics delete", "groups create", "groups policy", "groups delete"),
     *("lease-groups list", "lease-groups ack", "lease-groups extend", "lease-groups release"),
     *("replicas status", "replicas plan", "replicas apply", "replicas watch"),
     "prove locks",
+    *("keys add", "keys list", "keys rotate", "keys revoke"),
+    *("secrets new", "secrets add", "secrets promote", "secrets drop", "secrets list"),
     *("dead-letters list", "dead-letters show", "dead-letters redrive", "dead-letters purge"),
     *("locks set", "locks acquire", "locks release", "locks delete"),
 ]
-WHAT_A_PLAIN_INSTALL_BRINGS = ("httpx", "httpcore", "h11", "anyio", "certifi", "idna", "typing_extensions")
+WHAT_A_PLAIN_INSTALL_BRINGS = ("httpx", "httpcore", "h11", "anyio", "certifi", "idna", "sniffio", "typing_extensions")
 
 
 def parsed(*arguments: str) -> argparse.Namespace:

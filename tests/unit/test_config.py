@@ -15,6 +15,8 @@ from popgate.domain.errors import StartupError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.domain.replica_wanted import ReplicaPolicy
 
+SECRET = "0123456789abcdef"
+
 
 def options(
     flags: Mapping[str, str] | None = None,
@@ -60,8 +62,8 @@ def test_a_flag_wins_over_a_variable_a_variable_over_the_file_and_the_file_over_
 
 
 def test_each_setting_may_come_from_another_source(tmp_path: Path) -> None:
-    chosen = options({"port": "3003"}, {"POPGATE_HOST": "0.0.0.0"}, toml(tmp_path, 'log_level = "debug"'))
-    assert (chosen.port, chosen.host, chosen.log_level) == (3003, "0.0.0.0", "debug")
+    chosen = options({"port": "3003"}, {"POPGATE_HOST": "127.0.0.2"}, toml(tmp_path, 'log_level = "debug"'))
+    assert (chosen.port, chosen.host, chosen.log_level) == (3003, "127.0.0.2", "debug")
 
 
 def test_the_file_may_hold_values_of_tomls_own_types(tmp_path: Path) -> None:
@@ -90,8 +92,8 @@ def test_a_proxy_on_a_loopback_address_has_no_name_but_those_it_is_given(host: s
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "popgate.internal"])
 def test_a_proxy_that_other_machines_reach_goes_by_any_name_unless_names_are_given(host: str) -> None:
-    assert options({"host": host}).allowed_hosts == {"*"}
-    assert options({"host": host, "allowed_hosts": "a"}).allowed_hosts == {"a"}
+    assert options({"host": host, "insecure": "true"}).allowed_hosts == {"*"}
+    assert options({"host": host, "insecure": "true", "allowed_hosts": "a"}).allowed_hosts == {"a"}
 
 
 def test_what_clients_may_take_is_limited_by_default() -> None:
@@ -106,7 +108,7 @@ def test_what_clients_may_take_is_limited_by_default() -> None:
 
 
 def test_every_option_has_its_setting_and_the_other_way_round() -> None:
-    assert {setting.option_name for setting in SETTINGS} == {field.name for field in fields(ServeOptions)}
+    assert {setting.option_name for setting in SETTINGS} == {field.name for field in fields(ServeOptions)} - {"secrets"}
 
 
 # ---------------------------------------------------------------- what is wrong
@@ -191,7 +193,7 @@ def test_a_proxy_that_is_alone_owns_its_queues() -> None:
 
 
 def test_several_workers_need_rabbitmq_and_redis() -> None:
-    rabbitmq, redis = {"amqp_url": "amqp://127.0.0.1"}, {"redis_url": "redis://127.0.0.1"}
+    rabbitmq, redis = {"amqp_url": "amqp://127.0.0.1"}, {"redis_url": "redis://127.0.0.1", "secret": SECRET}
     assert options().workers == 1
     for given in ({}, rabbitmq):
         said = complaint({**given, "workers": "2"})
@@ -210,6 +212,11 @@ def test_a_replica_keeper_needs_rabbitmq_and_finds_its_management_api_beside_it(
     )
 
 
+def test_the_management_api_of_an_amqps_url_has_the_same_authorities() -> None:
+    chosen = options({"amqp_url": "amqps://u:p@a/v?cafile=/etc/a%20b.pem&heartbeat=5,amqp://u:p@b/v?cafile=/c"})
+    assert chosen.management_urls == ("https://u:p@a:15671/?cafile=%2Fetc%2Fa+b.pem", "http://u:p@b:15672")
+
+
 def test_a_list_about_replicas_may_be_a_list_in_the_file(tmp_path: Path) -> None:
     chosen = options(file=toml(tmp_path, "replica_policies = ['a=5', 'b*=3']\nreplica_commands = ['ssh a', 'ssh b']"))
     assert chosen.replica_policies == (ReplicaPolicy("a", 5), ReplicaPolicy("b*", 3))
@@ -217,7 +224,7 @@ def test_a_list_about_replicas_may_be_a_list_in_the_file(tmp_path: Path) -> None
 
 
 def test_each_worker_has_a_port_for_its_peers() -> None:
-    given = {"amqp_url": "amqp://127.0.0.1", "redis_url": "redis://127.0.0.1", "workers": "4"}
+    given = {"amqp_url": "amqp://127.0.0.1", "redis_url": "redis://127.0.0.1", "secret": SECRET, "workers": "4"}
     assert options({**given, "peer_address": "10.0.0.7:65532"}).workers == 4
     assert options({**given, "peer_address": "10.0.0.7:0"}).workers == 4
     assert "peer_address: each of the 4 workers" in complaint({**given, "peer_address": "10.0.0.7:65533"})
@@ -234,7 +241,7 @@ def test_no_secret_and_no_password_is_repeated_in_a_complaint() -> None:
 @pytest.mark.parametrize(
     "value", ["12345678901234567890", '["hunter2"]', "{ a = 'hunter2' }", "1234567.5", "true", '""', "[]", "[1]"]
 )
-@pytest.mark.parametrize("name", ["secret", "former_secret", "amqp_url", "redis_url"])
+@pytest.mark.parametrize("name", ["secret", "amqp_url", "redis_url"])
 def test_not_even_a_credential_of_a_wrong_type_is_repeated(tmp_path: Path, name: str, value: str) -> None:
     said = complaint(file=toml(tmp_path, f"{name} = {value}"))
     assert "hunter2" not in said
@@ -260,7 +267,18 @@ def test_of_several_urls_the_wrong_one_is_named_by_its_place_and_not_shown() -> 
 
 # ---------------------------------------------------------------- values
 
-NEED_RABBITMQ = ("redis_url", "owns_queues", "workers", "replica_keeper")
+NEEDED = {
+    "redis_url": {"amqp_url": "amqp://127.0.0.1", "secret": "0123456789abcdef"},
+    "replica_keeper": {"amqp_url": "amqp://127.0.0.1"},
+    "tls_certificate_file": {"tls_key_file": "/k"},
+    "tls_key_file": {"tls_certificate_file": "/c"},
+    "tls_client_ca_file": {"tls_key_file": "/k", "tls_certificate_file": "/c", "keys_file": "/keys"},
+    "oidc_issuer": {"oidc_audience": "popgate"},
+}
+"""What a setting needs beside it."""
+CLUSTER = {**NEEDED["redis_url"], "redis_url": "redis://127.0.0.1"}
+FILES = ("amqp_url_file", "redis_url_file", "management_url_file", "secret_file")
+"""Settings whose files are read at once: a test of their own tries them."""
 SWITCHES = (
     "auto_create",
     "owns_queues",
@@ -268,6 +286,7 @@ SWITCHES = (
     "replica_move_leaders",
     "replica_allow_stall",
     "accept_untagged",
+    "insecure",
 )
 GOOD = [
     ("host", "::1", "::1"),
@@ -362,8 +381,23 @@ GOOD = [
     ("replica_move_leaders", "true", True),
     ("replica_allow_stall", "true", True),
     ("secret", "0123456789abcdef", "0123456789abcdef"),
-    ("former_secret", "0123456789abcdef", "0123456789abcdef"),
     ("accept_untagged", "yes", True),
+    ("keys_file", "/etc/popgate/keys.toml", Path("/etc/popgate/keys.toml")),
+    ("tls_certificate_file", "/etc/tls.crt", Path("/etc/tls.crt")),
+    ("tls_key_file", "/etc/tls.key", Path("/etc/tls.key")),
+    ("tls_client_ca_file", "/etc/ca.crt", Path("/etc/ca.crt")),
+    ("insecure", "true", True),
+    ("audit_log", "-", "-"),
+    ("audit_log", "/var/log/popgate.jsonl", "/var/log/popgate.jsonl"),
+    ("oidc_issuer", "https://login.example.org:8443/realms/main/", "https://login.example.org:8443/realms/main/"),
+    ("oidc_audience", "popgate", "popgate"),
+    ("oidc_jwks_url", "https://login.example.org/keys", "https://login.example.org/keys"),
+    ("oidc_ca_file", "/etc/ca.crt", Path("/etc/ca.crt")),
+    ("oidc_name_claim", "preferred_username", "preferred_username"),
+    ("oidc_name_claim", "https://example.org/name", "https://example.org/name"),
+    ("oidc_scopes_claim", "scp", "scp"),
+    ("oidc_scope_prefix", "popgate.", "popgate."),
+    ("oidc_scope_aliases", "a=read:x write:* , b = read:*/*", (("a", ("read:x", "write:*")), ("b", ("read:*/*",)))),
     ("journal", "s3://key:secret@bucket/journal", "s3://key:secret@bucket/journal"),
     ("journal", "/var/lib/journal", "/var/lib/journal"),
     ("journal_rotate_seconds", "3600", 3_600.0),
@@ -510,8 +544,37 @@ BAD = [
     ("replica_move_leaders", "maybe"),
     ("replica_allow_stall", ""),
     ("secret", "fifteen bytes.."),
-    ("former_secret", "fifteen bytes.."),
     ("accept_untagged", "perhaps"),
+    ("secret_file", ""),
+    ("amqp_url_file", ""),
+    ("redis_url_file", ""),
+    ("management_url_file", ""),
+    ("keys_file", ""),
+    ("tls_certificate_file", ""),
+    ("tls_key_file", ""),
+    ("tls_client_ca_file", ""),
+    ("insecure", "perhaps"),
+    ("audit_log", ""),
+    ("oidc_issuer", "http://login.example.org"),
+    ("oidc_issuer", "login.example.org"),
+    ("oidc_issuer", "https://"),
+    ("oidc_issuer", "https://user:password@login.example.org"),
+    ("oidc_issuer", "https://login.example.org:port"),
+    ("oidc_issuer", "https://login.example.org/#a"),
+    ("oidc_issuer", "https://login.example.org/a b"),
+    ("oidc_audience", ""),
+    ("oidc_jwks_url", "http://login.example.org/keys"),
+    ("oidc_ca_file", ""),
+    ("oidc_name_claim", ""),
+    ("oidc_name_claim", "two words"),
+    ("oidc_scopes_claim", "a,b"),
+    ("oidc_scope_prefix", "two words"),
+    ("oidc_scope_prefix", "p" * 65),
+    ("oidc_scope_prefix", "*"),
+    ("oidc_scope_aliases", "a"),
+    ("oidc_scope_aliases", "a="),
+    ("oidc_scope_aliases", "=b"),
+    ("oidc_scope_aliases", "a=b,a=c"),
     ("journal", ""),
     ("journal", "://bucket"),
     ("journal_rotate_seconds", "0.5"),
@@ -526,9 +589,9 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)
 def test_a_good_value_becomes_the_option(name: str, text: str, value: object) -> None:
-    needed = {"amqp_url": "amqp://127.0.0.1"} if name in NEED_RABBITMQ else {}
-    if name in ("owns_queues", "workers"):
-        needed["redis_url"] = "redis://127.0.0.1"
+    needed = CLUSTER if name in ("owns_queues", "workers") else NEEDED.get(name, {})
+    if name.startswith("oidc_") and name != "oidc_issuer":
+        needed = {"oidc_issuer": "https://login.example.org", "oidc_audience": "a"}
     option = next(setting.option_name for setting in SETTINGS if setting.name == name)
     assert getattr(options({**needed, name: text}), option) == value
 
@@ -549,7 +612,7 @@ def test_a_toml_value_of_a_wrong_type_is_refused(name: str, value: str, tmp_path
 
 def test_every_setting_is_tried_above() -> None:
     names: set[Any] = {setting.name for setting in SETTINGS}
-    assert {name for name, *_ in GOOD} == names
+    assert {name for name, *_ in GOOD} == names - {*FILES}
     assert {name for name, *_ in BAD} == names
 
 
@@ -577,3 +640,189 @@ def test_a_feature_that_is_unknown_is_refused_with_the_names_of_those_that_are_k
 )
 def test_a_feature_that_is_nothing_without_another_is_refused_alone(features: str, told: str) -> None:
     assert told in complaint({"features": features})
+
+
+# ---------------------------------------------------------------- security
+
+
+def private(folder: Path, name: str, content: str) -> str:
+    file = folder / name
+    file.write_text(content)
+    file.chmod(0o600)
+    return str(file)
+
+
+def test_urls_may_come_from_files(tmp_path: Path) -> None:
+    given = {
+        "amqp_url_file": private(tmp_path, "amqp", "amqp://u:p@a/v,amqp://u:p@b/v\n"),
+        "redis_url_file": private(tmp_path, "redis", "  redis://:p@a/0\n"),
+        "management_url_file": private(tmp_path, "management", "http://u:p@a:15672"),
+        "secret": SECRET,
+    }
+    chosen = options(given)
+    assert chosen.amqp_urls == ("amqp://u:p@a/v", "amqp://u:p@b/v")
+    assert (chosen.redis_url, chosen.management_urls) == ("redis://:p@a/0", ("http://u:p@a:15672",))
+    assert chosen.auto_create is False  # as with the URL itself
+
+
+@pytest.mark.parametrize("name", ["amqp_url", "redis_url", "management_url", "secret"])
+def test_a_value_and_a_file_with_it_contradict_each_other(name: str, tmp_path: Path) -> None:
+    file = private(tmp_path, "file", "hunter2")
+    given = {"secret": SECRET, "amqp_url": "amqp://a", "redis_url": "redis://a", "management_url": "http://a"}
+    flag = "--" + name.replace("_", "-")
+    said = complaint({**given, f"{name}_file": file})
+    assert said.endswith(f"{flag}: {flag}-file names a file with the same setting; give one of them")
+    assert f"POPGATE_{name.upper()}: {flag}-file names" in complaint(
+        {f"{name}_file": file}, {f"POPGATE_{name.upper()}": given[name]}
+    )
+
+
+@pytest.mark.parametrize("name", ["amqp_url", "redis_url", "management_url"])
+@pytest.mark.parametrize("content", ["hunter2", "", "ftp://u:hunter2@a", "amqp://a:hunter2"])
+def test_a_wrong_url_in_a_file_is_told_with_the_file_and_not_shown(name: str, content: str, tmp_path: Path) -> None:
+    file = private(tmp_path, "file", content)
+    said = complaint({f"{name}_file": file})
+    assert f"{name.replace('_', '-')}-file: the content of {file} must be" in said
+    assert "hunter2" not in said
+
+
+def test_a_file_that_cannot_be_used_is_told_with_the_rest(tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xffhunter2")
+    binary.chmod(0o600)
+    absent = str(tmp_path / "absent")
+    said = complaint({"amqp_url_file": str(binary), "secret_file": absent, "port": "0"})
+    assert len(said.splitlines()) == 1 + 3
+    assert "hunter2" not in said
+    assert f"--secret-file: {absent}" in said
+    public = private(tmp_path, "public", "amqp://a")
+    Path(public).chmod(0o644)
+    assert public in complaint({"amqp_url_file": public})
+
+
+@pytest.mark.parametrize(
+    ("content", "secrets"),
+    [
+        (f"{SECRET}\n", (SECRET.encode(),)),
+        (f"# first\n  {SECRET}  \r\n\n{SECRET}x", (SECRET.encode(), f"{SECRET}x".encode())),
+        (f"{SECRET} with spaces", (f"{SECRET} with spaces".encode(),)),
+    ],
+)
+def test_the_secrets_are_the_lines_of_the_file(content: str, secrets: tuple[bytes, ...], tmp_path: Path) -> None:
+    assert options({"secret_file": private(tmp_path, "secrets", content)}).secrets == secrets
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "must contain a secret"),
+        ("# hunter2 is no secret", "must contain a secret"),
+        (f"{SECRET}\nhunter2", "line 2 must be at least 16 bytes long"),
+        (f"{SECRET}\n\n{SECRET}", "lines 1 and 3 must be different secrets"),
+        ("".join(f"{SECRET}{number}\n" for number in range(9)), "must contain at most 8 secrets, not 9"),
+    ],
+)
+def test_a_wrong_file_of_secrets_is_told_by_the_line(content: str, told: str, tmp_path: Path) -> None:
+    file = private(tmp_path, "secrets", content)
+    said = complaint({"secret_file": file})
+    assert said.endswith(f"--secret-file: the content of {file} {told}")
+    assert "hunter2" not in said
+
+
+def test_one_secret_is_a_list_of_one_and_none_is_that_of_the_data_folder() -> None:
+    assert options({"secret": SECRET}).secrets == (SECRET.encode(),)
+    assert options().secrets == ()
+
+
+def test_a_cluster_needs_a_secret() -> None:
+    given = {"amqp_url": "amqp://127.0.0.1", "redis_url": "redis://127.0.0.1"}
+    assert complaint(given).endswith(
+        "redis_url: a cluster needs a secret that all proxies share: popgate secrets new FILE, then --secret-file FILE"
+    )
+    options({**given, "secret": SECRET})
+
+
+TLS_FLAGS = "TLS (--tls-certificate-file, --tls-key-file)"
+TLS = {"tls_certificate_file": "/c", "tls_key_file": "/k"}
+OIDC = {"oidc_issuer": "https://a", "oidc_audience": "a"}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {},
+            f"give --keys-file and {TLS_FLAGS}, or --insecure to serve without protection",
+        ),
+        (
+            {"keys_file": "/keys"},
+            "give TLS (--tls-certificate-file, --tls-key-file), or --insecure to serve without TLS",
+        ),
+        (TLS, "give --keys-file, or --insecure to serve without authentication"),
+        ({**TLS, "keys_file": "/keys"}, None),
+        ({**TLS, **OIDC}, None),
+        ({"insecure": "true"}, None),
+        ({"keys_file": "/keys", "insecure": "true"}, None),
+    ],
+)
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "popgate.internal", "fd00::7"])
+def test_other_machines_reach_no_proxy_without_protection(host: str, given: dict[str, str], told: str | None) -> None:
+    if told is None:
+        assert options({**given, "host": host}).host == host
+    else:
+        said = complaint({**given, "host": host})
+        assert said.splitlines()[1:] == [f"  host: {host} can be reached from other machines: {told}"]
+    options({**given, "host": "127.0.0.1"})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"tls_certificate_file": "/c"}, "tls_certificate_file: needs tls_key_file; give both, or none"),
+        ({"tls_key_file": "/k"}, "tls_key_file: needs tls_certificate_file; give both, or none"),
+        ({"tls_client_ca_file": "/a", "keys_file": "/k"}, "tls_client_ca_file: without TLS no client can show"),
+        ({"tls_client_ca_file": "/a", **TLS}, "tls_client_ca_file: a client certificate names a principal"),
+        ({"oidc_issuer": "https://a"}, "oidc_issuer: needs oidc_audience"),
+        ({"oidc_audience": "a"}, "oidc_audience: has no effect without oidc_issuer"),
+        ({"oidc_jwks_url": "https://a"}, "oidc_jwks_url: has no effect without oidc_issuer"),
+        ({"oidc_scope_prefix": "popgate."}, "oidc_scope_prefix: has no effect without oidc_issuer"),
+        ({"oidc_name_claim": "name"}, "oidc_name_claim: has no effect without oidc_issuer"),
+    ],
+)
+def test_half_of_a_protection_is_refused(given: dict[str, str], told: str) -> None:
+    said = complaint(given)
+    assert told in said
+    assert len(said.splitlines()) == 2
+
+
+def test_all_contradictions_are_told_at_once() -> None:
+    said = complaint(
+        {"host": "::", "tls_key_file": "/k", "oidc_audience": "a", "amqp_url": "amqp://a", "redis_url": "redis://a"}
+    )
+    assert len(said.splitlines()) == 1 + 4
+
+
+def test_a_command_that_serves_no_clients_needs_neither_a_secret_nor_protection(tmp_path: Path) -> None:
+    given = {"host": "0.0.0.0", "redis_url": "redis://a", "secret_file": str(tmp_path / "absent"), "tls_key_file": "/k"}
+    given |= {"amqp_url_file": private(tmp_path, "amqp", "amqp://u:p@a/v")}
+    chosen = serve_options(given, {}, None, serves=False)
+    assert (chosen.amqp_urls, chosen.secrets) == (("amqp://u:p@a/v",), ())
+
+
+def test_what_may_be_a_credential_is_not_in_the_options_text() -> None:
+    hidden = {setting.name for setting in SETTINGS if setting.hidden}
+    assert hidden == {"secret", "amqp_url", "redis_url", "management_url", "replica_groups_url", "journal"}
+    shown = repr(
+        options(
+            {
+                "secret": "hunter2 of many bytes",
+                "amqp_url": "amqp://u:hunter2@a",
+                "redis_url": "redis://:hunter2@a",
+                "management_url": "http://u:hunter2@a",
+                "replica_groups_url": "http://u:hunter2@a",
+                "journal": "s3://hunter2:hunter2@a/b",
+            }
+        )
+    )
+    assert "hunter2" not in shown
+    assert "port=8080" in shown

@@ -8,7 +8,7 @@ from popgate.domain.identity import IdentityKeys
 from popgate.domain.names import BrokerQueue, TopicName, bound_queue
 
 SECRET = b"sixteen bytes or more"
-KEYS = IdentityKeys(SECRET)
+KEYS = IdentityKeys([SECRET])
 TOPIC, QUEUE = bound_queue(TopicName("orders"), 0), BrokerQueue("popgate:orders:billing:0")
 COPY, OTHER_COPY = f"{7:032x}", f"{8:032x}"
 
@@ -20,7 +20,15 @@ def test_what_popgate_signed_for_a_target_is_believed_there(target: BrokerQueue)
 
 def test_a_tag_is_the_same_after_a_restart() -> None:
     """Messages outlive the process that published them: this text is on their queues."""
-    assert KEYS.signer(QUEUE)(COPY) == "1:713ec002:03025fa5a4735942f801174d2a5d3cc6"
+    assert KEYS.signer(QUEUE)(COPY) == "2:06817371:4059b5ae0d972d008f7d87118168642e"
+
+
+def test_a_tag_of_version_1_is_believed_if_its_secret_is_known() -> None:
+    tag = "1:713ec002:03025fa5a4735942f801174d2a5d3cc6"  # as the first popgate with tags wrote it
+    assert KEYS.checker(TOPIC, QUEUE)(COPY, tag) == ""
+    assert IdentityKeys([b"another secret of ours", SECRET]).checker(QUEUE)(COPY, tag) == ""
+    assert "not the one" in KEYS.checker(TOPIC)(COPY, tag)
+    assert "another secret" in IdentityKeys([b"another secret of ours"]).checker(QUEUE)(COPY, tag)
 
 
 def test_a_tag_proves_nothing_for_another_copy_or_another_queue() -> None:
@@ -32,15 +40,15 @@ def test_a_tag_proves_nothing_for_another_copy_or_another_queue() -> None:
 
 def test_a_copy_id_without_a_tag_is_believed_only_while_that_is_asked_for() -> None:
     assert "--accept-untagged" in KEYS.checker(QUEUE)(COPY, None)
-    accepting = IdentityKeys(SECRET, accepts_untagged=True)
+    accepting = IdentityKeys([SECRET], accepts_untagged=True)
     assert accepting.checker(QUEUE)(COPY, None) == ""
     assert "not the one" in accepting.checker(QUEUE)(COPY, KEYS.signer(TOPIC)(COPY))
 
 
-def test_tags_of_another_secret_are_believed_only_if_it_is_the_former_one() -> None:
+def test_tags_of_another_secret_are_believed_only_if_it_is_one_of_several() -> None:
     tag = KEYS.signer(QUEUE)(COPY)
-    assert "--former-secret" in IdentityKeys(b"another secret of ours").checker(QUEUE)(COPY, tag)
-    changed = IdentityKeys(b"another secret of ours", former_secret=SECRET)
+    assert "--secret-file" in IdentityKeys([b"another secret of ours"]).checker(QUEUE)(COPY, tag)
+    changed = IdentityKeys([b"another secret of ours", SECRET])
     assert changed.checker(QUEUE)(COPY, tag) == ""
     assert changed.signer(QUEUE)(COPY) != tag
 

@@ -24,7 +24,7 @@ from popgate.domain.names import BrokerQueue, CopyId
 
 COPY_ID = f"{7:032x}"
 QUEUE = BrokerQueue("popgate:orders:billing:0")
-KEYS = IdentityKeys(b"the secret of this test")
+KEYS = IdentityKeys([b"the secret of this test"])
 TAG = KEYS.signer(QUEUE)
 NAMES = st.text(st.characters(codec="utf-8"), max_size=30).filter(lambda name: len(name.encode()) <= 100)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=60)

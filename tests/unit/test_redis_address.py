@@ -36,10 +36,44 @@ def test_a_sentinel_url_has_all_that_both_need() -> None:
         "username": "user",
         "password": "p@ss",
         "ssl": True,
+        "ssl_check_hostname": True,
         "ssl_ca_certs": "/ca.pem",
     }
-    assert address.sentinel_options == {"password": "other", "ssl": True, "ssl_ca_certs": "/ca.pem"}
+    tls = {"ssl": True, "ssl_check_hostname": True, "ssl_ca_certs": "/ca.pem"}
+    assert address.sentinel_options == {"password": "other", **tls}
     assert isinstance(open_pool(address), SentinelConnectionPool)
+
+
+@pytest.mark.parametrize(
+    ("query", "verifies"), [("", True), ("?ssl_check_hostname=false", False), ("?ssl_cert_reqs=none", False)]
+)
+@pytest.mark.parametrize("url", ["rediss://localhost:6380/1", "rediss+sentinel://localhost/orders/0"])
+def test_the_name_of_a_tls_server_is_verified_unless_the_url_says_otherwise(
+    url: str, query: str, verifies: bool
+) -> None:
+    given = open_pool(parse_address(url + query)).connection_kwargs
+    assert given.get("ssl_check_hostname", verifies) is verifies
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:hunter2/x@host",
+        "redis://user:1234/hunter2@host",
+        "redis://:hunter2#x@host",
+        "redis+sentinel://:hunter2/x@host/orders",
+        "redis+sentinel://:p@host/orders/hunter2",
+        "redis+sentinel://:p@host/orders?hunter2=1",
+        "redis+sentinel://host:hunter2/orders",
+        "hunter2://host",
+        "redis://[hunter2",
+    ],
+)
+def test_no_part_of_a_url_that_is_not_understood_is_shown(url: str) -> None:
+    with pytest.raises(StartupError) as raised:
+        parse_address(url)
+    assert "hunter2" not in raised.value.detail
+    assert raised.value.__cause__ is None
 
 
 def test_a_tls_url_makes_tls_connections() -> None:

@@ -72,6 +72,7 @@ from popgate_client.message import (
     SettleResult,
     Verb,
 )
+from popgate_client.tokens import AsyncTokenSource, TokenSource, token_in
 
 __all__ = [
     "Assignment",
@@ -79,6 +80,7 @@ __all__ = [
     "AsyncHeldLock",
     "AsyncLeaseStream",
     "AsyncLeasedMessage",
+    "AsyncTokenSource",
     "BrokerUnavailable",
     "Client",
     "Conflict",
@@ -124,9 +126,11 @@ __all__ = [
     "SettleEntry",
     "SettleResult",
     "StateUnavailable",
+    "TokenSource",
     "TooManyInFlight",
     "TopicNotFound",
     "Unauthorized",
     "Verb",
     "WrongMode",
+    "token_in",
 ]

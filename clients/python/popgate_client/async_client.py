@@ -5,6 +5,7 @@ documents the shapes and units of each call.
 """
 
 import asyncio
+import ssl
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from popgate_client.message import (
     Verb,
     settle_entries,
 )
+from popgate_client.tokens import AsyncTokenSource
 from popgate_client.transport import call_arguments, connection
 from popgate_client.wire import (
     HeaderFilter,
@@ -79,7 +81,8 @@ class AsyncLeasedMessage(Message):
 
 
 class AsyncClient(AsyncPullCalls):
-    """Talks to popgate over HTTP, for one event loop. The arguments, guarantees and errors are those of `Client`.
+    """Talks to popgate over HTTP, for one event loop. The arguments, guarantees and errors are those of `Client`,
+    but a function for the token may be `async`.
 
     If a call is cancelled, the server may still carry it out. A cancelled pop may have leased messages; they stay
     invisible until their leases end or the pop is repeated with its `attempt_id`.
@@ -89,13 +92,14 @@ class AsyncClient(AsyncPullCalls):
         self,
         base_url: str | None = None,
         *,
-        token: str | None = None,
+        token: AsyncTokenSource | None = None,
         retry_seconds_max: float = RETRY_SECONDS_MAX,
+        ssl_context: ssl.SSLContext | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max)
         self._leased = partial(AsyncLeasedMessage, client=self)
-        self._http = httpx.AsyncClient(**connection(base_url, token), transport=transport)
+        self._http = httpx.AsyncClient(**connection(base_url, token, ssl_context), transport=transport)
 
     async def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
         """Publish messages, and return a result for each; check them. `Client.publish` says when a publish is repeated

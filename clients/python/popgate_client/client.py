@@ -3,6 +3,7 @@
 It decides nothing: `exchange` and `wire` decide what is sent, repeated and read. `async_client` is its twin.
 """
 
+import ssl
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -36,6 +37,7 @@ from popgate_client.message import (
     Verb,
     settle_entries,
 )
+from popgate_client.tokens import TokenSource
 from popgate_client.transport import call_arguments, connection
 from popgate_client.wire import (
     HeaderFilter,
@@ -81,9 +83,12 @@ class Client(PullCalls):
     """Talks to popgate over HTTP; may be used from several threads at once.
 
     base_url: the server. None: the environment variable POPGATE_URL, or http://127.0.0.1:8080 if that is not set.
-    token: sent as `Authorization: Bearer`.
+    token: an API key or a token, sent as `Authorization: Bearer`; or a function that returns it, which is called for
+        each request (`token_in(path)` reads a file). None: the environment variable POPGATE_TOKEN. "": no token.
     retry_seconds_max: how long a call that is safe to repeat is repeated while the server can't be reached or answers
         503, counted from the first failure; 0 turns repeats off.
+    ssl_context: how to verify the server, and the client's certificate. None: the machine's certificate authorities, or
+        those in the file that SSL_CERT_FILE names.
     transport: another httpx transport, for tests.
 
     Every call may raise RequestInvalid (fix the request), Unauthorized or Forbidden, RetryLater (after the repeats)
@@ -95,13 +100,14 @@ class Client(PullCalls):
         self,
         base_url: str | None = None,
         *,
-        token: str | None = None,
+        token: TokenSource | None = None,
         retry_seconds_max: float = RETRY_SECONDS_MAX,
+        ssl_context: ssl.SSLContext | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max)
         self._leased = partial(LeasedMessage, client=self)
-        self._http = httpx.Client(**connection(base_url, token), transport=transport)
+        self._http = httpx.Client(**connection(base_url, token, ssl_context), transport=transport)
 
     def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
         """Publish messages. Check the results, or call `raise_for_status()` on each: some may have failed.

@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import ssl
 from collections.abc import Callable
 
 import httpx
@@ -39,6 +40,7 @@ from popgate_client.pulling import Puller
 from popgate_client.settling import Settler
 from popgate_client.signals import signals_to
 from popgate_client.subscription_calls import SubscriptionCalls, new_client_id
+from popgate_client.tokens import AsyncTokenSource
 from popgate_client.wire import HeaderFilter
 from popgate_client.working import HandlerPool
 
@@ -60,7 +62,7 @@ class Consumer:
         message is released with a growing delay. In pull mode a failed message is handled again in place after that
         delay; it blocks its queue until it succeeds or is dead-lettered. A handler may see a message twice, because
         delivery is at-least-once.
-    base_url, token, transport: as for `AsyncClient`.
+    base_url, token, ssl_context, transport: as for `AsyncClient`.
     concurrency: maximum number of handlers that run at once.
     buffer_messages_max: maximum number of messages that are popped in addition and wait for a free handler. Their
         leases are extended meanwhile, and no other client gets them, so keep this at 0 unless the handler is faster
@@ -88,7 +90,7 @@ class Consumer:
         handler: Handler,
         *,
         base_url: str | None = None,
-        token: str | None = None,
+        token: AsyncTokenSource | None = None,
         concurrency: int = 8,
         buffer_messages_max: int = 0,
         invisibility_seconds: float | None = None,
@@ -99,6 +101,7 @@ class Consumer:
         retry_initial_seconds: float | None = 1.0,
         retry_multiplier: float = 2.0,
         retry_delay_seconds_max: float = 300.0,
+        ssl_context: ssl.SSLContext | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if concurrency < 1 or buffer_messages_max < 0 or drain_seconds < 0:
@@ -110,7 +113,7 @@ class Consumer:
         self._group = group
         self._drain_seconds = drain_seconds
         # No repeats in this client: the loops of the parts repeat calls themselves, and log and count it.
-        self._client = AsyncClient(base_url, token=token, transport=transport)
+        self._client = AsyncClient(base_url, token=token, ssl_context=ssl_context, transport=transport)
         calls = SubscriptionCalls(
             self._client,
             topic,

@@ -153,11 +153,13 @@ class ServerUnreachable(RetryLater):
 
 
 class Unauthorized(PopgateError):
-    """The token is missing or unknown."""
+    """The token is missing, unknown, expired or revoked."""
 
 
 class Forbidden(PopgateError):
-    """The token does not allow this."""
+    """The token does not allow this. `action` is the missing permission, if the server named it."""
+
+    action: str | None = None
 
 
 class ServerFault(PopgateError):
@@ -185,6 +187,8 @@ _BY_CODE: Mapping[str, type[PopgateError]] = {
     "lock_held": LockUnavailable,
     "lock_unavailable": LockUnavailable,
     "too_many_in_flight": TooManyInFlight,
+    "unauthenticated": Unauthorized,
+    "forbidden": Forbidden,
     "broker_unavailable": BrokerUnavailable,
     "state_unavailable": StateUnavailable,
     "unavailable": RetryLater,
@@ -223,6 +227,8 @@ def error_from(
         error.outcome_unknown = error.outcome_unknown or problem.get("outcome_unknown") is True
     if isinstance(error, RequestInvalid):
         error.field = _text_or_none(problem.get("field"))
+    if isinstance(error, Forbidden):
+        error.action = _text_or_none(problem.get("action"))
     if isinstance(error, WrongMode):
         error.mode = _text_or_none(problem.get("mode"))
     return error

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from popgate_client.errors import RequestInvalid
+from popgate_client.tokens import AsyncTokenSource, bearer_auth
 from popgate_client.wire import Request
 
 URL_VARIABLE = "POPGATE_URL"
@@ -18,10 +19,12 @@ KEEPALIVE_SECONDS = 4.0
 a publish on a connection that is just being closed could not be repeated safely."""
 
 
-def connection(base_url: str | None, token: str | None) -> dict[str, Any]:
+def connection(
+    base_url: str | None, token: AsyncTokenSource | None, ssl_context: ssl.SSLContext | None = None
+) -> dict[str, Any]:
     """Return the arguments for `httpx.Client` and its asyncio twin.
 
-    The URL is the given one, else POPGATE_URL, else the local default.
+    The URL is the given one, else POPGATE_URL, else the local default. The token is the given one, else POPGATE_TOKEN.
     Raises: RequestInvalid if the URL is not http or https, or if the token can't be sent.
     """
     text = base_url or os.environ.get(URL_VARIABLE) or URL_DEFAULT
@@ -30,10 +33,6 @@ def connection(base_url: str | None, token: str | None) -> dict[str, Any]:
         raise RequestInvalid("invalid_request", complaint)
     url = httpx.URL(text)
     headers = {"accept": "application/json", "user-agent": "popgate-client-python"}
-    if token:
-        if not (token.isascii() and token.isprintable()):  # usually a line end from a file
-            raise RequestInvalid("invalid_request", "the token has characters that no HTTP header can carry")
-        headers["authorization"] = f"Bearer {token}"
     limits = httpx.Limits(
         max_connections=CONNECTIONS_MAX,
         max_keepalive_connections=CONNECTIONS_MAX,
@@ -41,9 +40,11 @@ def connection(base_url: str | None, token: str | None) -> dict[str, Any]:
     )
     # Without TLS no certificates are needed, and reading the machine's takes longer than most calls. This context has
     # none, so it would trust no server.
-    verify = True if url.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    verify: bool | ssl.SSLContext = ssl_context or True
+    if url.scheme != "https":
+        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # User and password go only into the header, because httpx logs the URLs of its requests.
-    auth = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
+    auth = bearer_auth(token, url) or (httpx.BasicAuth(url.username, url.password) if url.userinfo else None)
     base = url.copy_with(userinfo=b"")
     return {"base_url": base, "auth": auth, "headers": headers, "limits": limits, "verify": verify}
 

@@ -181,7 +181,9 @@ def _advice(jobs: Any) -> None:
         help="with --apply: change this one; repeatable (default: invisibility_seconds)",
     )
     job.add_argument("--url", help="with --apply: a proxy (default $POPGATE_URL, else http://127.0.0.1:8080)")
-    job.add_argument("--token", default=os.environ.get("POPGATE_TOKEN"), help="with --apply (default $POPGATE_TOKEN)")
+    job.add_argument(
+        "--token-file", help="with --apply: file that contains an API key or a token (default: $POPGATE_TOKEN)"
+    )
 
 
 def _of_topic(job: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from popgate_client.tokens import TOKEN_VARIABLE, TokenSource, token_in
 from popgate_client.transport import URL_DEFAULT, URL_VARIABLE, url_complaint
 from popgate_spark.errors import OptionInvalid
 
@@ -24,7 +25,7 @@ HOLD_SECONDS_DEFAULT, HOLD_SECONDS_MAX = 43_200.0, 30 * 86_400.0
 RETRY_SECONDS_DEFAULT, RETRY_SECONDS_MAX = 60.0, 3_600.0
 NAME_LENGTH_MAX = 64
 
-COMMON = ("url", "token", "topic", "retrySeconds")
+COMMON = ("url", "token", "tokenFile", "topic", "retrySeconds")
 LEASED = (*COMMON, "group", "partitions", "maxMessagesPerBatch", "invisibilitySeconds")
 STREAM = (*LEASED, "streamId", "onUnknownGroup", "holdSecondsMax")
 BATCH = (*LEASED, "batchId")
@@ -42,6 +43,8 @@ OnUnknownGroup: TypeAlias = Literal["fail", "empty"]
 class Place:
     """The proxies and the topic. `retry_seconds`: how long a request is repeated while no proxy answers.
 
+    `token_file` is read where a request is sent: also on the executors' machines.
+
     Its `repr` contains neither token nor passwords, because it may appear in a traceback.
     """
 
@@ -49,6 +52,12 @@ class Place:
     token: str | None = field(repr=False)
     topic: str
     retry_seconds: float
+    token_file: str | None = None
+
+    @property
+    def token_source(self) -> TokenSource:
+        """What supplies the token; empty if there is none."""
+        return token_in(self.token_file) if self.token_file is not None else self.token or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +183,11 @@ class Options:
                 complaint = f"address {number} of {len(urls)} is not a URL; write a comma of a password as %2C"
             if complaint is not None:
                 raise OptionInvalid("url", complaint)
-        token = self._text("token", "") or None
+        token, token_file = self._text("token", "") or None, self._text("tokenFile", "") or None
+        if token is not None and token_file is not None:
+            raise OptionInvalid("tokenFile", "is given together with token; give one of them")
+        if token is None and token_file is None:
+            token = os.environ.get(TOKEN_VARIABLE) or None
         if token is not None and not (token.isascii() and token.isprintable()):
             raise OptionInvalid("token", "has characters that no HTTP header can carry, such as a line end")
         return Place(
@@ -182,6 +195,7 @@ class Options:
             token=token,
             topic=self._name("topic"),
             retry_seconds=self._seconds("retrySeconds", RETRY_SECONDS_DEFAULT, 0.0, RETRY_SECONDS_MAX),
+            token_file=token_file,
         )
 
     def _text(self, name: str, default: str) -> str:

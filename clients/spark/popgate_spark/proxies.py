@@ -34,7 +34,7 @@ class Proxies:
         self.exchanges = Exchanges(retry_seconds_max=self._retry_seconds)
         self._clients: list[httpx.Client] = []
         for url in place.urls:
-            arguments = connection(url, place.token)
+            arguments = connection(url, place.token_source)
             arguments["headers"] = {**arguments["headers"], "accept": accept, "user-agent": "popgate-spark"}
             self._clients.append(httpx.Client(**arguments))
         self._turn = first % len(self._clients)

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from popgate_client.client import Client
 from popgate_client.errors import PopgateError
+from popgate_client.tokens import token_in
 from popgate_spark.jobs.advice import Advice, advise
 from popgate_spark.jobs.applying import apply, differences
 from popgate_spark.jobs.audit import Progress, audit, fault_rows
@@ -181,7 +182,8 @@ def _advised(spark: SparkSession, arguments: argparse.Namespace, progress: Progr
 
 
 def _applied(advice: Sequence[Advice], arguments: argparse.Namespace) -> int:
-    with Client(arguments.url, token=arguments.token) as client:
+    token = token_in(arguments.token_file) if arguments.token_file else None
+    with Client(arguments.url, token=token) as client:
         changes = differences(client, advice, arguments.settings or ["invisibility_seconds"])
         if not changes:
             sys.stdout.write("nothing to change: the proxies have what is advised\n")

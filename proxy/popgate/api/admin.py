@@ -17,9 +17,11 @@ from popgate.api.admin_models import (
     TopicList,
 )
 from popgate.api.openapi_errors import problem_responses
+from popgate.api.visit import Sight, SightOfCaller
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.names import NAME_PATTERN, GroupName, Subscription, TopicName
-from popgate.domain.topics import Policy, TopicSpec
+from popgate.domain.permissions import Resource
+from popgate.domain.topics import TopicSpec
 from popgate.engine.engine import Engine
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.journal.counters import EventCounters
@@ -41,9 +43,10 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
     path = "/topics/{topic}"
 
     @router.get("/topics")
-    async def list_topics() -> TopicList:
-        """List all topics."""
-        return TopicList(topics=[_topic_answer(engine, spec) for spec in engine.topics.specs.values()])
+    async def list_topics(sight: SightOfCaller) -> TopicList:
+        """List the topics that the caller may see, which are all topics if no keys are configured."""
+        specs = [spec for spec in engine.topics.specs.values() if sight.sees(Resource(topic=spec.topic))]
+        return TopicList(topics=[_topic_answer(engine, spec, sight) for spec in specs])
 
     @router.put(
         path,
@@ -53,7 +56,9 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
             **problem_responses(409, 413, 415),
         },
     )
-    async def put_topic(topic: TopicInPath, change: TopicChange, response: Response) -> TopicAnswer:
+    async def put_topic(
+        topic: TopicInPath, change: TopicChange, response: Response, sight: SightOfCaller
+    ) -> TopicAnswer:
         """Create a topic, adopt existing queues as a topic, or change the number of its queues (only while they are
         drained)."""
         named = change.model_fields_set
@@ -67,16 +72,17 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
             queues=change.queues if "queues" in named else None,
             adopt=change.adopt if "adopt" in named else None,
             unique_message_ids=change.unique_message_ids,
+            permit=sight.permit,
         )
         response.status_code = 201 if is_new else 200
-        answer = _topic_answer(engine, spec)
+        answer = _topic_answer(engine, spec, sight)
         answer.warnings = warnings
         return answer
 
     @router.get(path, responses=problem_responses(404))
-    async def get_topic(topic: TopicInPath) -> TopicAnswer:
-        """Return one topic and the names of its groups."""
-        return _topic_answer(engine, engine.topics.topic(topic))
+    async def get_topic(topic: TopicInPath, sight: SightOfCaller) -> TopicAnswer:
+        """Return one topic and the names of those of its groups that the caller may see."""
+        return _topic_answer(engine, engine.topics.topic(topic), sight)
 
     @router.delete(path, status_code=204, response_class=Response, responses=problem_responses(404))
     async def delete_topic(topic: TopicInPath) -> None:
@@ -97,15 +103,16 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
         },
     )
     async def put_group(
-        topic: TopicInPath, group: GroupInPath, response: Response, change: PolicyChange | None = None
+        topic: TopicInPath,
+        group: GroupInPath,
+        response: Response,
+        sight: SightOfCaller,
+        change: PolicyChange | None = None,
     ) -> GroupAnswer:
         """Create a group or change its policy. Queues of the group that were deleted on the broker are declared
         again."""
-        policy = None
-        if change is not None:
-            present = engine.topics.served.get((topic, group))  # type: ignore[call-overload]  # a plain pair is equal
-            policy = change.applied_to(present.spec.policy if present is not None else Policy())
-        served, is_new = await engine.topics.put_group(topic, group, policy)
+        policy = None if change is None else change.applied_to
+        served, is_new = await engine.topics.put_group(topic, group, policy, sight.permit)
         response.status_code = 201 if is_new else 200
         answer = _group_answer(served)
         if change is not None and change.min_replicas is not None and engine.capabilities.vhost is None:
@@ -135,13 +142,15 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
         counters.forget(Subscription(TopicName(topic), GroupName(group)))
 
 
-def _topic_answer(engine: Engine, spec: TopicSpec) -> TopicAnswer:
+def _topic_answer(engine: Engine, spec: TopicSpec, sight: Sight) -> TopicAnswer:
     return TopicAnswer(
         topic=spec.topic,
         queues=spec.queue_count,
         adopted=list(spec.adopted),
         unique_message_ids=spec.unique_message_ids,
-        groups=sorted(served.name.group for served in engine.topics.groups(spec.topic)),
+        groups=sorted(
+            served.name.group for served in engine.topics.groups(spec.topic) if sight.sees(Resource(*served.name))
+        ),
     )
 
 

@@ -2,15 +2,15 @@
 
 Theory of operation. The application serves the data plane itself, as a raw ASGI dispatcher: it splits the path, reads
 the body, calls one handler and sends the answer in two ASGI messages. Between a client and the engine there is no
-framework, no middleware and no additional task. The application passes the messages of other proxies to ``peers``, and
-all other requests to the FastAPI application of ``control``. All three use the same table of errors in ``problems``.
+framework, no middleware and no additional task. The application passes all other requests to the FastAPI application
+of ``control``. Both use the same table of errors in ``problems``. If callers must prove who they are, a ``gate`` in
+front of the application admits each request. Other proxies use a socket of their own (``peers``).
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ from popgate.api.asked import query_values
 from popgate.api.body import ClientGone, read_body
 from popgate.api.browsers import BrowserGuard
 from popgate.api.connection import EXTENSION, Connection, send_answer
-from popgate.api.consume_mode import OtherProxies
 from popgate.api.control import ControlPlane
 from popgate.api.dead_letters import dead_letters_proxy
 from popgate.api.features import FeatureFilter
@@ -29,23 +28,25 @@ from popgate.api.forwarded_locks import LockPeers
 from popgate.api.forwarding import ForwardingMiddleware
 from popgate.api.lease_groups import LeaseGroupHandlers
 from popgate.api.locks import LockHandlers
-from popgate.api.metrics import RequestCounts
+from popgate.api.metrics import METRICS_PATH, AccessFigures, RequestCounts, metrics_proxy
 from popgate.api.native import Native
-from popgate.api.peers import PeerFace
+from popgate.api.paths import LOCKS
 from popgate.api.problems import HttpError, internal_problem, problem_answer
 from popgate.api.pulls import PullHandlers
 from popgate.api.requests import REQUEST_BYTES_MAX
-from popgate.api.routes import LOCKS, Call, Routes, Streamed
+from popgate.api.routes import Call, Routes, Streamed
+from popgate.api.scope_keys import forwarding_of
+from popgate.api.visit import visit_of
 from popgate.domain.errors import BrokerUnavailable, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.domain.hosts import ANY_HOST
+from popgate.domain.names import InstanceId
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
 from popgate.ports.peers import ForwardedAnswer, Peers
 from popgate.replicas.view import CachedReplicaView
-from popgate.wire.admission import PEERS_PATH
 
 _log = logging.getLogger(__name__)
 
@@ -65,11 +66,9 @@ class ApiOptions:
 class ClusterFace(NamedTuple):
     """The objects that connect a proxy with the other proxies of its cluster.
 
-    ``face`` answers requests of the other proxies, ``peers`` sends requests to them, and ``locks`` forwards requests
-    about locks that another proxy holds.
+    ``peers`` sends requests to the other proxies, and ``locks`` forwards requests about locks that another proxy holds.
     """
 
-    face: PeerFace
     peers: Peers
     locks: LockPeers | None = None
 
@@ -88,6 +87,7 @@ class PopgateApp:
         journal: Callable[[], JournalFigures] | None = None,
         replicas: CachedReplicaView | None = None,
         requests: RequestCounts | None = None,
+        access: AccessFigures | None = None,
     ) -> None:
         self._requests = requests or RequestCounts()
         peers = None if cluster is None else cluster.peers
@@ -104,15 +104,16 @@ class PopgateApp:
             locks,
             counters,
             self._requests,
-            around=_forwarding(engine, cluster),
-            others=None if cluster is None else OtherProxies(cluster.peers, cluster.face.forwarding),
+            around=_forwarding(engine, peers),
+            peers=peers,
             offered=offered,
             journal=journal,
             replicas=replicas,
+            access=access,
         )
         self._limit = options.request_bytes_max
         self._browser_guard = BrowserGuard(options.allowed_hosts)
-        self._cluster = cluster
+        self._is_member = cluster is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -125,9 +126,6 @@ class PopgateApp:
             await self._refuse(error, send)
             return
         if not (scope["path"].startswith(PREFIXES) or scope["path"] == LOCKS):
-            if self._cluster is not None and scope["path"] == PEERS_PATH:
-                await self._serve_peer(self._cluster.face, scope, receive, send)
-                return
             await self._control(scope, receive, send)
             return
         connection: Connection | None = scope.get("extensions", _NONE).get(EXTENSION)
@@ -139,13 +137,12 @@ class PopgateApp:
             route, path = self._routes.find(scope["method"], scope["path"])
             operation = route.operation
             query = query_values(scope["query_string"], *route.query) if route.query is not None else _NONE
-            # `forwarding` also refuses each request that is addressed to another instance, because only that instance
-            # may have the leases or locks that the request is about.
-            forwarding = self._cluster.face.forwarding(given) if self._cluster is not None else None
+            forwarding = forwarding_of(scope)
             form = negotiate(given)
             body = await read_body(receive, given, self._limit)
-            may_forward = scope if self._cluster is not None and forwarding is None else None
-            given_answer = await route.handler(Call(path, query, body, form, connection, forwarding, may_forward))
+            may_forward = scope if self._is_member and forwarding is None else None
+            call = Call(path, query, body, form, connection, forwarding, may_forward, visit_of(scope))
+            given_answer = await route.handler(call)
             if isinstance(given_answer, Streamed):
                 streamed, answer = given_answer, b""
             elif isinstance(given_answer, ForwardedAnswer):
@@ -178,24 +175,21 @@ class PopgateApp:
         self._requests.count("refused", status)
         await send_answer(send, None, status, headers, body)
 
-    async def _serve_peer(self, peers: PeerFace, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            self._requests.count("peers", await peers.serve(scope, receive, send))
-        except ClientGone:
-            return
-
 
 _NONE: dict[str, Any] = {}
 
 
-def _forwarding(engine: Engine, cluster: ClusterFace | None) -> Callable[[ASGIApp], ASGIApp]:
+def _forwarding(engine: Engine, peers: Peers | None) -> Callable[[ASGIApp], ASGIApp]:
     """Return a function that wraps the control plane. The wrapper forwards requests about dead letters to the proxy
-    that owns these dead letters. A proxy that runs alone has no wrapper."""
-    if cluster is None:
+    that owns these dead letters, and requests for another proxy's metrics to that proxy. A proxy that runs alone has no
+    wrapper."""
+    if peers is None:
         return lambda app: app
-    face, peers = cluster.face, cluster.peers
-    where = partial(dead_letters_proxy, engine)
-    return lambda app: ForwardingMiddleware(app, peers, where, face.forwarding, sent=engine.count_forwarded)
+
+    def where(scope: Scope) -> InstanceId | None:
+        return metrics_proxy(engine, scope) if scope["path"] == METRICS_PATH else dead_letters_proxy(engine, scope)
+
+    return lambda app: ForwardingMiddleware(app, peers, where, sent=engine.count_forwarded)
 
 
 async def _send_stream(answer: Streamed, send: Send, connection: Connection | None, operation: str) -> None:
@@ -230,16 +224,20 @@ def build_app(
     journal: Callable[[], JournalFigures] | None = None,
     replicas: CachedReplicaView | None = None,
     requests: RequestCounts | None = None,
+    access: AccessFigures | None = None,
 ) -> ASGIApp:
     """Build the application. ``counters`` must receive the engine's journal events; /metrics shows its counts.
 
     ``cluster`` connects the proxy with the other proxies, or is None for a proxy that runs alone. ``offered`` lists the
     features that clients may use. ``journal`` returns the journal's figures for /metrics, or is None if no journal is
     written. ``replicas`` is None for a proxy without a replica keeper. ``requests`` counts the answered requests. The
-    server may use the same object to count requests that it refuses before they reach the application.
+    server may use the same object to count requests that it refuses before they reach the application. ``access`` is
+    shown by /metrics.
 
     Serve the application with ``server.server_config``. With another configuration of the server, the application does
     not notice that a client has disconnected.
     """
-    app = PopgateApp(engine, locks, counters, options or ApiOptions(), cluster, offered, journal, replicas, requests)
+    app = PopgateApp(
+        engine, locks, counters, options or ApiOptions(), cluster, offered, journal, replicas, requests, access
+    )
     return app if set(ALL_FEATURES) <= set(offered) else FeatureFilter(app, offered)

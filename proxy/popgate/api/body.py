@@ -1,6 +1,6 @@
 """Reads the body of a request, up to a limit."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from starlette.types import Receive
 
@@ -37,6 +37,13 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int
         if more or parts:
             parts.append(body)
     return b"".join(parts) if parts else body
+
+
+def announced_bytes(headers: Iterable[tuple[bytes, bytes]], limit: int) -> int:
+    """Return the size of a request's body, as its head announces it. A body of unknown length counts as ``limit``."""
+    given = dict(headers)
+    announced = given.get(b"content-length", b"0" if b"transfer-encoding" not in given else b"")
+    return int(announced) if announced.isdigit() and len(announced) <= _DIGITS_MAX else limit
 
 
 def _too_large(limit: int) -> MessageTooLarge:

@@ -10,21 +10,25 @@ If a program closes a socket that has unread bytes, the program's kernel sends R
 counts as unread if an RST arrives within ``UNREAD_SECONDS`` after the answer was written, even if all bytes are
 acknowledged. A later RST does not count, because machines between client and server reset idle connections while their
 clients work. If the server closes the connection in an orderly way, no lease is undone: if the client did not read the
-answer, its leases run until their deadlines. On other systems than Linux, and under TLS, only the bytes that are still
-in this process count as not acknowledged.
+answer, its leases run until their deadlines. On other systems than Linux, only the bytes that are still in this process
+count as not acknowledged. Under TLS, positions are counted in encrypted bytes.
 """
 
 import asyncio
-import socket
-import struct
+import math
+import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, cast
 
 from starlette.types import Send
 
 from popgate.api.joined_writes import JoinedWrites
+from popgate.api.usage import Usage
 from popgate.engine.lease.pop_request import Presence
+from popgate.runtime.tcp_info import acknowledged_bytes
+from popgate.runtime.tls_transport import TlsTransport
 
 EXTENSION = "popgate.connection"
 """The key in ``scope["extensions"]`` under which a handler finds its ``Connection``."""
@@ -34,9 +38,27 @@ oldest answer counts as delivered."""
 UNREAD_SECONDS = 1.0
 """Seconds after an answer was written within which an RST means that the client has not read the answer."""
 
-_TCP_INFO = getattr(socket, "TCP_INFO", None)
-_BYTES_ACKED = struct.Struct("120xQ")
-"""The layout of Linux' tcp_info up to tcpi_bytes_acked (since Linux 4.1)."""
+CERTIFICATE_NAMES = frozenset({"DNS", "URI", "email"})
+"""The kinds of names in a certificate that can name a client."""
+
+
+class PeerCertificate(NamedTuple):
+    """A verified client certificate: its subject alternative names, and when it expires (Unix seconds)."""
+
+    names: tuple[str, ...]
+    expires_at: float
+
+
+class _Unproved:
+    """An answer with leases that is not proved to have arrived. ``end`` is its position (see ``JoinedWrites``), and is
+    infinite until it is written. ``undo`` undoes the leases."""
+
+    __slots__ = ("end", "undo", "written_at")
+
+    def __init__(self, undo: Callable[[], None]) -> None:
+        self.undo = undo
+        self.end: float = math.inf
+        self.written_at = time.monotonic()
 
 
 class Connection:
@@ -46,18 +68,32 @@ class Connection:
     is called when the server begins to stop. Only handlers whose requests would delay the stop set ``on_shutdown``.
     """
 
-    __slots__ = ("_acked_before", "_undo", "_unproved", "gone", "on_shutdown", "presence", "transport")
+    __slots__ = (
+        "_acked_before",
+        "_undo",
+        "_unproved",
+        "certificate",
+        "gone",
+        "on_shutdown",
+        "presence",
+        "transport",
+        "user",
+    )
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.gone = False
         self.presence: Presence | None = None
         self.on_shutdown: Callable[[], None] | None = None
+        self.certificate = certificate_of(transport) if isinstance(transport, TlsTransport) else None
+        """The verified certificate of the client, if it has presented one."""
+        self.user: Usage | None = None
+        """The usage of the principal that sends requests on this connection."""
         self.transport = JoinedWrites(transport)
-        self._acked_before = self._bytes_acked() or 0
+        self._acked_before = (
+            transport.acknowledged_before if isinstance(transport, TlsTransport) else self._bytes_acked() or 0
+        )
         self._undo: Callable[[], None] | None = None
-        self._unproved: deque[tuple[int, float, Callable[[], None]]] = deque(maxlen=UNPROVED_MAX)
-        """One entry per unproved answer: the number of bytes that are written on the connection when the answer ends,
-        the time when the answer was written, and the function that undoes the answer's leases."""
+        self._unproved: deque[_Unproved] = deque(maxlen=UNPROVED_MAX)
 
     # -- called by handlers ---------------------------------------------------------------------------------------
 
@@ -68,18 +104,19 @@ class Connection:
         else:
             self._undo = undo
 
-    def writes(self, size: int) -> None:
-        """Record that the head and the body of an answer are written next, directly after each other. The body has
-        ``size`` bytes."""
+    def writes(self) -> None:
+        """Record that the head and the body of an answer are written next, directly after each other."""
         self.transport.is_corked = True
         if self._undo is not None:
-            self._unproved.append((self.transport.written + size, time.monotonic(), self._undo))
+            self._unproved.append(_Unproved(self._undo))
             self._undo = None
 
     def was_written(self) -> None:
         """Record that the answer has been written. Send the head, which was held back, if no body followed (as for
         HEAD)."""
         self.transport.uncork()
+        if self._unproved and self._unproved[-1].end == math.inf:
+            self._unproved[-1].end = self.transport.position
 
     # -- called by the protocol -----------------------------------------------------------------------------------
 
@@ -90,7 +127,7 @@ class Connection:
     def request_began(self) -> None:
         """Record that the client has begun another request. If its kernel has acknowledged all earlier answers, they
         count as read. Otherwise the client pipelines requests, and the answers stay unproved."""
-        if self._unproved and self._reached() >= self._unproved[-1][0]:
+        if self._unproved and self._reached() >= self._unproved[-1].end:
             self._unproved.clear()
 
     def ended(self, *, by_client: bool, abruptly: bool = False, is_cut: bool = False) -> None:
@@ -103,33 +140,41 @@ class Connection:
         if self.gone:
             return
         self.gone = True
+        if self.user is not None:
+            self.user.connections -= 1
         if self.presence is not None:
             self.presence.leave()
         if self._unproved and (by_client or is_cut):
-            reached = self._reached() if by_client else self.transport.written - self.unsent_bytes()
-            for end, written_at, undo in self._unproved:
-                is_newest = end == self._unproved[-1][0]
-                if end > reached or (is_newest and abruptly and time.monotonic() - written_at < UNREAD_SECONDS):
-                    undo()
+            reached = self._reached() if by_client else self.transport.position - self.unsent_bytes()
+            newest = self._unproved[-1]
+            is_unread = abruptly and time.monotonic() - newest.written_at < UNREAD_SECONDS
+            for answer in self._unproved:
+                if answer.end > reached or (answer is newest and is_unread):
+                    answer.undo()
         self._unproved.clear()
 
     def _reached(self) -> int:
-        """Return the number of written bytes that the client's kernel has acknowledged. If this is unknown, return the
-        number of bytes that were passed to this machine's kernel."""
+        """Return the position up to which the client's kernel has acknowledged the written bytes. If this is unknown,
+        return the position up to which they were passed to this machine's kernel."""
         acked = self._bytes_acked()
         if acked is None:
-            return self.transport.written - self.unsent_bytes()
+            return self.transport.position - self.unsent_bytes()
         return acked - self._acked_before
 
     def _bytes_acked(self) -> int | None:
-        sock = self.transport.inner.get_extra_info("socket")
-        if _TCP_INFO is None or sock is None or self.transport.inner.get_extra_info("sslcontext") is not None:
-            return None
-        try:
-            info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED.size)
-        except OSError:
-            return None
-        return _BYTES_ACKED.unpack(info)[0] if len(info) == _BYTES_ACKED.size else None
+        return acknowledged_bytes(self.transport.inner.get_extra_info("socket"))
+
+
+def certificate_of(transport: TlsTransport) -> PeerCertificate | None:
+    """Return the verified certificate of the other side, or None if it has presented none."""
+    found = transport.ssl_object.getpeercert()
+    if not found:
+        return None
+    names = cast("Sequence[tuple[str, str]]", found.get("subjectAltName", ()))
+    return PeerCertificate(
+        tuple(name for kind, name in names if kind in CERTIFICATE_NAMES),
+        float(ssl.cert_time_to_seconds(cast("str", found["notAfter"]))),
+    )
 
 
 async def send_answer(
@@ -137,7 +182,7 @@ async def send_answer(
 ) -> None:
     """Send a whole answer."""
     if connection is not None:
-        connection.writes(len(body))
+        connection.writes()
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
     if connection is not None:

@@ -8,6 +8,8 @@ are found without a search. Only the bodies, which are few, are checked one by o
       v                 v                         |                       v
     closed             408                        +--in several reads--> bodies --too slow--> 408
 
+A TLS handshake in progress counts as a partial head. When it is complete, the connection is silent.
+
 A connection whose client does not read its answer is also in ``unread``. The connection stays in this list until the
 answer is written, or until the connection is aborted because the client makes no progress. A request whose head and
 body arrive in one read costs one entry in ``idle``, and no timer.
@@ -155,6 +157,11 @@ class ConnectionLimiter:
         if self._present > self.limits.connections_max and not self._make_room():
             connection.refuse(Overloaded("all connections that this proxy may have are busy; try again later"))
             return
+        self._silent[connection] = self._loop.time()
+
+    def continues(self, handshake: LimitedConnection, connection: LimitedConnection) -> None:
+        """Record that the TLS handshake of ``connection`` is complete. It was tracked as ``handshake``."""
+        self.is_served(handshake)
         self._silent[connection] = self._loop.time()
 
     def left(self, connection: LimitedConnection) -> None:

@@ -6,14 +6,14 @@ mode.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from popgate.api.openapi_errors import problem_responses
-from popgate.api.peers import Forwarding
+from popgate.api.scope_keys import caller_of, forwarding_of
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.modes import DRAIN_SECONDS, DRAIN_SECONDS_MAX, switched
 from popgate.domain.names import NAME_PATTERN, InstanceId
@@ -29,17 +29,6 @@ _OK = 200
 ModeName = Literal["pop", "draining", "pull"]
 TopicInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
-
-
-class OtherProxies(NamedTuple):
-    """Access to the other proxies of the cluster.
-
-    ``peers`` sends requests to the other proxies. ``forwarding`` returns how another proxy forwarded a request with the
-    given headers, or None if a client sent the request.
-    """
-
-    peers: Peers
-    forwarding: Callable[[Mapping[bytes, bytes]], Forwarding | None]
 
 
 class ConsumeModeChange(BaseModel):
@@ -125,8 +114,9 @@ class ConsumeModeAnswer(BaseModel):
     preview: PreviewAnswer | None = None
 
 
-def consume_mode_router(engine: Engine, others: OtherProxies | None) -> APIRouter:
-    """Return the routes that show and switch a group's consume mode. ``others`` is None for a proxy that runs alone."""
+def consume_mode_router(engine: Engine, peers: Peers | None) -> APIRouter:
+    """Return the routes that show and switch a group's consume mode. ``peers`` sends requests to the other
+    proxies, or is None for a proxy that runs alone."""
     router = APIRouter(tags=["admin"], responses=problem_responses(400, 404, 503))
     path = "/v1/admin/topics/{topic}/groups/{group}/consume-mode"
 
@@ -136,10 +126,10 @@ def consume_mode_router(engine: Engine, others: OtherProxies | None) -> APIRoute
         here = engine.mode_here(topic, group)
         proxies = [ProxyModeAnswer.model_validate({**here._asdict(), "queues": [], "converged": True})]
         proxies[0].queues = [QueueLeasesAnswer(queue=queue, leases=leases) for queue, leases in here.queues]
-        if others is not None and others.forwarding(dict(request.scope["headers"])) is None:
+        if peers is not None and forwarding_of(request.scope) is None:
             members = [member.instance for member in engine.cluster_status().members if member.instance != here.proxy]
-            path = request.url.path
-            proxies += await asyncio.gather(*(_ask(others.peers, member, path) for member in members))
+            asked = ForwardedRequest("GET", request.url.path, b"", [], b"", caller=caller_of(request.scope))
+            proxies += await asyncio.gather(*(_ask(peers, member, asked) for member in members))
         return _answer(standing, proxies)
 
     @router.get(path)
@@ -165,12 +155,12 @@ def consume_mode_router(engine: Engine, others: OtherProxies | None) -> APIRoute
     return router
 
 
-async def _ask(peers: Peers, member: InstanceId, path: str) -> ProxyModeAnswer:
+async def _ask(peers: Peers, member: InstanceId, request: ForwardedRequest) -> ProxyModeAnswer:
     """Ask another proxy about its mode. If that proxy does not answer, or does not know the group yet, the returned
     mode and generation are None."""
     try:
         async with asyncio.timeout(ASKED_SECONDS):
-            answer = await peers.forward(member, ForwardedRequest("GET", path, b"", [], b""), wait_seconds=0.0)
+            answer = await peers.forward(member, request, wait_seconds=0.0)
         if answer.status == _OK:
             return ConsumeModeAnswer.model_validate_json(answer.body).proxies[0]
     except (PeerUnavailable, TimeoutError, ValidationError):

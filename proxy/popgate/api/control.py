@@ -6,9 +6,9 @@ errors.
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -20,11 +20,11 @@ from popgate.api.admin_models import PATTERNS_IN_WORDS, HealthAnswer, IndexAnswe
 from popgate.api.body import ClientGone, read_body
 from popgate.api.cluster import cluster_router
 from popgate.api.complaints import QUOTED_LENGTH_MAX, unknown_field
-from popgate.api.consume_mode import OtherProxies, consume_mode_router
+from popgate.api.consume_mode import consume_mode_router
 from popgate.api.dead_letters import dead_letters_router
 from popgate.api.documentation import add_documentation
 from popgate.api.formats import JSON, MSGPACK_TYPES, check_json, media_type
-from popgate.api.metrics import CONTENT_TYPE, Metrics, RequestCounts
+from popgate.api.metrics import CONTENT_TYPE, AccessFigures, Metrics, RequestCounts
 from popgate.api.openapi import DESCRIPTION, allowed_methods, complete
 from popgate.api.openapi_errors import problem_responses
 from popgate.api.problems import (
@@ -44,6 +44,7 @@ from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
+from popgate.ports.peers import Peers
 from popgate.replicas.view import CachedReplicaView
 
 REQUEST_BYTES_MAX = 1024 * 1024
@@ -69,7 +70,7 @@ class ControlPlane:
     """The ASGI application of the control plane. It limits bodies, counts answers, and answers every error with a
     problem document.
 
-    ``around`` wraps the FastAPI application. ``others`` is None for a proxy that runs alone. ``offered`` lists the
+    ``around`` wraps the FastAPI application. ``peers`` is None for a proxy that runs alone. ``offered`` lists the
     features that GET /v1 shows. ``journal`` returns the journal's figures, or is None if there is no journal.
     ``replicas`` is None for a proxy without a replica keeper.
     """
@@ -82,21 +83,22 @@ class ControlPlane:
         requests: RequestCounts,
         *,
         around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
-        others: OtherProxies | None = None,
+        peers: Peers | None = None,
         offered: Collection[Feature] = ALL_FEATURES,
         journal: Callable[[], JournalFigures] | None = None,
         replicas: CachedReplicaView | None = None,
+        access: AccessFigures | None = None,
     ) -> None:
         self._requests = requests
         framework = _Framework()
         _add_errors(framework)
         framework.include_router(admin_router(engine, counters))
-        framework.include_router(consume_mode_router(engine, others))
+        framework.include_router(consume_mode_router(engine, peers))
         framework.include_router(dead_letters_router(engine))
         framework.include_router(cluster_router(engine))
         framework.include_router(replicas_router(engine, replicas))
         keeper = None if replicas is None else replicas.keeper
-        metrics = Metrics(engine, locks, counters, requests, journal, keeper)
+        metrics = Metrics(engine, locks, counters, requests, journal, keeper, access)
         _add_small_routes(framework, engine, metrics, offered)
         add_documentation(framework)
         self._app = around(framework)
@@ -222,8 +224,12 @@ def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics, offered: C
     text = {"description": "Prometheus text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
 
     @app.get("/metrics", tags=["server"], response_class=Response, responses={200: text, **problem_responses()})
-    async def scrape() -> Response:
-        """Return counters and gauges for Prometheus."""
+    async def scrape(
+        proxy: Annotated[
+            str | None, Query(description="id of another proxy of the cluster, to return its metrics")
+        ] = None,
+    ) -> Response:
+        """Return counters and gauges for Prometheus. Workers share a port, so name each worker with ``proxy``."""
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 

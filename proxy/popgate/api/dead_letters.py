@@ -28,10 +28,12 @@ from popgate.api.dead_letter_models import (
 )
 from popgate.api.formats import JSON
 from popgate.api.openapi_errors import problem_responses
+from popgate.api.visit import SightOfCaller
 from popgate.domain.dead_letter import bare, dead_letter_details, publisher_headers
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.message import Message
 from popgate.domain.names import NAME_PATTERN, CopyId, InstanceId, TopicName
+from popgate.domain.permissions import Action, Resource
 from popgate.engine.dead_letters.dead_letters import DeadLetters
 from popgate.engine.dead_letters.dead_pages import ListedLetter, PageRequest
 from popgate.engine.dead_letters.redriving import LetterChoice, Redrive, RedriveOrder
@@ -112,12 +114,17 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
 
     @router.post(path, responses={**answers, **problem_responses(413, 415)})
     async def start_redrive(
-        topic: TopicInPath, group: GroupInPath, response: Response, request: RedriveRequest | None = None
+        topic: TopicInPath,
+        group: GroupInPath,
+        response: Response,
+        sight: SightOfCaller,
+        request: RedriveRequest | None = None,
     ) -> RedriveAnswer:
         """Move dead letters back to their queues, or to another topic, in the background. Only one redrive of a
         group runs at a time."""
         request = request or RedriveRequest()
         target = request.target_topic
+        sight.permit(Action.PUBLISH, Resource(topic=target or topic))
         order = RedriveOrder(
             choice=_choice(request.ids, request.message_ids),
             max_messages=request.max_messages,

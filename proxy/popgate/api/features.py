@@ -17,9 +17,9 @@ from popgate.api.complaints import unknown_field
 from popgate.api.formats import JSON, MSGPACK_TYPES, media_type
 from popgate.api.problems import NotFound, UnsupportedMediaType, problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
+from popgate.api.scope_keys import forwarding_of
 from popgate.domain.errors import PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
-from popgate.wire.admission import PASSED_BY
 
 _TOPIC = "/v1/topics/[^/]+"
 _GROUP = f"{_TOPIC}/groups/[^/]+"
@@ -65,7 +65,7 @@ class FeatureFilter:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"]) if scope["type"] == "http" else {}
-        if scope["type"] == "http" and PASSED_BY not in headers:
+        if scope["type"] == "http" and forwarding_of(scope) is None:
             try:
                 scope, receive = await self._as_before(scope, headers, receive)
             except ClientGone:

@@ -4,7 +4,7 @@ The caller decides which proxy must answer. A request that was forwarded to this
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeAlias
 
@@ -13,10 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from popgate.api.body import ClientGone, read_body
 from popgate.api.connection import EXTENSION, Connection, send_answer
-from popgate.api.peers import Forwarding
 from popgate.api.problems import problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
-from popgate.domain.errors import PeerUnavailable, PopgateError
+from popgate.api.scope_keys import caller_of, forwarding_of
+from popgate.domain.errors import PeerUnavailable, PopgateError, Unauthenticated
 from popgate.domain.names import InstanceId
 from popgate.engine.context.routing import while_owners_change
 from popgate.engine.lease.pop_request import Presence
@@ -40,7 +40,9 @@ def forwarded_request(scope: Scope, body: bytes, headers: Iterable[tuple[bytes, 
     """Return the request of ``scope`` in the form in which it is forwarded. ``headers`` are usually the headers of the
     scope."""
     path = scope.get("raw_path") or scope["path"].encode()
-    return ForwardedRequest(scope["method"], path.decode("latin-1"), scope["query_string"], list(headers), body)
+    return ForwardedRequest(
+        scope["method"], path.decode("latin-1"), scope["query_string"], list(headers), body, caller=caller_of(scope)
+    )
 
 
 async def forward_request(
@@ -54,7 +56,7 @@ async def forward_request(
     """Send the request to the proxy ``to``, and return its answer. If the client disconnects, cancel the request
     immediately.
 
-    Raises: PeerUnavailable; ClientGone if the client has disconnected.
+    Raises: PeerUnavailable; ClientGone if the client has disconnected; Unauthenticated if its credential was revoked.
     """
     if connection is None:
         return await peers.forward(to, request, wait_seconds=wait_seconds)
@@ -69,6 +71,8 @@ async def forward_request(
             return await peers.forward(to, request, wait_seconds=wait_seconds)
     except TimeoutError:
         if leaving.expired():
+            if not connection.gone:
+                raise Unauthenticated("the credential is no longer valid") from None
             raise ClientGone from None
         raise
     finally:
@@ -104,7 +108,7 @@ async def send_forwarded_answer(
 class ForwardingMiddleware:
     """ASGI middleware that forwards requests. If ``target_of`` returns a proxy, the request is forwarded to that proxy.
 
-    ``forwarding`` is the method of the ``PeerFace``. ``sent`` is called with the proxy to which a request is sent. A
+    ``sent`` is called with the proxy to which a request is sent. A
     request that is not forwarded costs only one call of ``target_of``. HEAD requests are never forwarded, because no
     forwarded path supports HEAD.
     """
@@ -114,7 +118,6 @@ class ForwardingMiddleware:
         app: ASGIApp,
         peers: Peers,
         target_of: TargetOf,
-        forwarding: Callable[[Mapping[bytes, bytes]], Forwarding | None],
         *,
         sent: Callable[[InstanceId], None] = lambda _: None,
         request_bytes_max: int = REQUEST_BYTES_MAX,
@@ -122,7 +125,6 @@ class ForwardingMiddleware:
         self._app = app
         self._peers = peers
         self._target_of = target_of
-        self._forwarding_of = forwarding
         self._sent = sent
         self._limit = request_bytes_max
 
@@ -131,12 +133,12 @@ class ForwardingMiddleware:
         connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
         try:
             to = await while_owners_change(partial(self._target, scope)) if may_forward else None
-            given = dict(scope["headers"]) if to is not None else {}
-            if to is None or self._forwarding_of(given) is not None:
+            if to is None or forwarding_of(scope) is not None:
                 await self._app(scope, receive, send)  # a forwarded request is not forwarded again
                 return
             self._sent(to)
-            request = forwarded_request(scope, await read_body(receive, given, self._limit), scope["headers"])
+            body = await read_body(receive, dict(scope["headers"]), self._limit)
+            request = forwarded_request(scope, body, scope["headers"])
             answer = await forward_request(self._peers, to, request, connection=connection)
         except ClientGone:
             return

@@ -4,6 +4,8 @@ connection without losing the answer."""
 import asyncio
 from typing import Any
 
+from popgate.runtime.tls_transport import TlsTransport
+
 GOODBYE_SECONDS = 2.0
 """Seconds for which a connection stays open after a refusal, so that the client can read the reason."""
 JOINED_BYTES_MAX = 64 * 1024
@@ -12,24 +14,30 @@ call."""
 
 
 class JoinedWrites:
-    """Wraps asyncio's transport ``inner``, and counts the written bytes (``written``).
+    """Wraps asyncio's transport ``inner``, and counts the written bytes.
 
     The head and the body of an answer are written with one system call instead of two.
     """
 
-    __slots__ = ("_head", "inner", "is_corked", "is_ending", "written")
+    __slots__ = ("_head", "_tls", "_written", "inner", "is_corked", "is_ending")
 
     def __init__(self, inner: asyncio.Transport) -> None:
         self.inner = inner
-        self.written = 0
+        self._tls = inner if isinstance(inner, TlsTransport) else None
+        self._written = 0
         self.is_corked = False
         """Set to True before the head of an answer is written. The head is then held back until the body is written."""
         self.is_ending = False
         """Whether FIN was sent and incoming data is discarded."""
         self._head = b""
 
+    @property
+    def position(self) -> int:
+        """Number of bytes that were written to the TCP connection, with those that the kernel has not taken yet."""
+        return self._written if self._tls is None else self._tls.wire_bytes
+
     def write(self, data: bytes) -> None:
-        self.written += len(data)
+        self._written += len(data)
         if self.is_corked:
             self.is_corked = False
             self._head = data
@@ -54,8 +62,8 @@ class JoinedWrites:
         self.inner.close()
 
     def end(self) -> None:
-        """Send FIN after the written bytes, discard incoming data for ``GOODBYE_SECONDS``, and then close the
-        connection.
+        """Send FIN (under TLS, close_notify and FIN) after the written bytes, discard incoming data for
+        ``GOODBYE_SECONDS``, and then close the connection.
 
         If the connection were closed immediately while it had unread bytes, the kernel would reset it, and the client
         might never receive the last bytes of the answer.
@@ -70,7 +78,15 @@ class JoinedWrites:
             self.inner.abort()
             return
         self.inner.resume_reading()
-        asyncio.get_running_loop().call_later(GOODBYE_SECONDS, self.inner.abort)
+        asyncio.get_running_loop().call_later(GOODBYE_SECONDS, self._abort_when_read)
+
+    def _abort_when_read(self) -> None:
+        """Close the connection. If its client is still reading, wait: the limiter ends a connection whose client makes
+        no progress."""
+        if self.inner.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(GOODBYE_SECONDS, self._abort_when_read)
+        else:
+            self.inner.abort()
 
     def is_closing(self) -> bool:
         return self.is_ending or self.inner.is_closing()

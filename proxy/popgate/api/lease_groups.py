@@ -17,13 +17,14 @@ from popgate.api.asked import whole
 from popgate.api.complaints import QUOTED_LENGTH_MAX
 from popgate.api.formats import ARROW, Reader, as_text
 from popgate.api.message_encoder import Failed, MessageEncoder
+from popgate.api.paths import GROUP
 from popgate.api.requests import (
     LeaseGroupAckRequest,
     LeaseGroupExtendRequest,
     LeaseGroupReleaseRequest,
     LeaseGroupRequest,
 )
-from popgate.api.routes import GROUP, Call, Route, Streamed
+from popgate.api.routes import Call, Route, Streamed
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.lease_group import EPOCH_MAX, GroupState
 from popgate.domain.names import StreamName, stream_name
@@ -71,6 +72,7 @@ class LeaseGroupHandlers:
             max_messages=whole(asked.max_messages, "max_messages"),
             slices=1 if asked.slices is UNSET else whole(asked.slices, "slices"),
             invisibility_seconds=asked.invisibility_seconds or None,
+            permit=call.permit,
         )
         return call.form.encode(
             answers.LeaseGroupAnswer(

@@ -14,8 +14,10 @@ from popgate.api import lock_models as models
 from popgate.api.asked import whole
 from popgate.api.formats import Reader
 from popgate.api.forwarded_locks import LockPeers
-from popgate.api.routes import LOCKS, Call, Route
+from popgate.api.paths import LOCKS
+from popgate.api.routes import Call, Route
 from popgate.domain.locks import LockKind
+from popgate.domain.permissions import Resource
 from popgate.engine.lease.pop_request import Presence
 from popgate.locks.hosted import HostedLocks, LockHolder, LockView
 from popgate.locks.hosted_grants import HostedGrant
@@ -51,7 +53,9 @@ class LockHandlers:
         yield Route("locks_force_release", "POST", f"{one}/force-release", self.force_release)
 
     async def list(self, call: Call) -> bytes:
-        return call.form.encode(models.LockList([_lock(view) for view in self._locks.locks()]))
+        return call.form.encode(
+            models.LockList([_lock(view) for view in self._locks.locks() if call.sees(Resource(lock=view.name))])
+        )
 
     async def get(self, call: Call) -> bytes:
         return call.form.encode(_lock(await self._locks.describe(*call.path)))
@@ -77,6 +81,8 @@ class LockHandlers:
             if connection.gone:
                 waiter.end()
         try:
+            if asked.wait_seconds:
+                call.park()
             given = await self._locks.acquire(
                 name,
                 asked.holder,
@@ -88,6 +94,7 @@ class LockHandlers:
             if connection is not None:
                 connection.presence = None
         if given is None:
+            call.check()
             return form.encode(models.LockAcquired(acquired=False))
         token, hosted = given
         if connection is not None:

@@ -6,15 +6,18 @@ application has its own registry, so that two applications in one process don't 
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from starlette.types import Scope
 
 from popgate import __version__
-from popgate.domain.names import Subscription
+from popgate.api.asked import query_values
+from popgate.domain.names import InstanceId, Subscription
 from popgate.domain.replica_plan import Verdict
 from popgate.engine.engine import Engine, SubscriptionGauges
 from popgate.journal.counters import OTHER, EventCounters
@@ -24,6 +27,17 @@ from popgate.ports.journal import TOPIC_EVENTS
 from popgate.replicas.keeper import ReplicaKeeper
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+METRICS_PATH = "/metrics"
+_PROXY = "proxy"
+
+
+def metrics_proxy(engine: Engine, scope: Scope) -> InstanceId | None:
+    """Return the other proxy whose metrics ``GET /metrics?proxy=ID`` requests, or None for this proxy.
+
+    Workers share one port, so a scraper names the worker. GET /v1/admin/cluster lists the ids. Raises: InvalidRequest.
+    """
+    proxy = query_values(scope["query_string"], _PROXY).get(_PROXY)
+    return None if proxy is None or proxy == engine.cluster_status().me else InstanceId(proxy)
 
 
 class RequestCounts:
@@ -162,6 +176,34 @@ class LockCollector(Collector):
         yield from (held, waiting, events)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessFigures:
+    """What /metrics tells about access. ``is_insecure``: other machines can reach the server without authentication or
+    TLS. The two functions are None if there is no keys file, and no audit log, respectively."""
+
+    is_insecure: bool = False
+    keys_are_stale: Callable[[], bool] | None = None
+    audit_dropped: Callable[[], int] | None = None
+
+
+class AccessCollector(Collector):
+    """Metrics of the access control, read at scrape time."""
+
+    def __init__(self, figures: AccessFigures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._figures
+        insecure = "1 where --insecure lets other machines reach this proxy without authentication or TLS"
+        yield GaugeMetricFamily("popgate_insecure", insecure, value=float(now.is_insecure))
+        if now.keys_are_stale is not None:
+            stale = "1 where the keys file is wrong, so that older keys are in use"
+            yield GaugeMetricFamily("popgate_keys_stale", stale, value=float(now.keys_are_stale()))
+        if now.audit_dropped is not None:
+            dropped = "Records of the audit log that are lost, and that no line of the log has told yet"
+            yield GaugeMetricFamily("popgate_audit_records_dropped", dropped, value=now.audit_dropped())
+
+
 class ReplicaCollector(Collector):
     """Metrics of this proxy's replica keeper, read at scrape time. While the keeper is active, the metrics include its
     latest survey."""
@@ -205,12 +247,14 @@ class Metrics:
         requests: RequestCounts,
         journal: Callable[[], JournalFigures] | None = None,
         keeper: ReplicaKeeper | None = None,
+        access: AccessFigures | None = None,
     ) -> None:
         self._registry = CollectorRegistry()
         if journal is not None:
             self._registry.register(JournalCollector(journal))
         self._registry.register(EngineCollector(engine, counters, requests))
         self._registry.register(LockCollector(locks))
+        self._registry.register(AccessCollector(access or AccessFigures()))
         if keeper is not None:
             self._registry.register(ReplicaCollector(keeper))
         ProcessCollector(registry=self._registry)

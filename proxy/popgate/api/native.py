@@ -14,8 +14,9 @@ from popgate.api import answers, reading
 from popgate.api.formats import Format, Reader
 from popgate.api.forwarded_pops import forwarder, nothing_here, receipts_of
 from popgate.api.message_encoder import MessageEncoder
+from popgate.api.paths import GROUP, TOPIC
 from popgate.api.requests import PopRequestBody
-from popgate.api.routes import GROUP, TOPIC, Call, Route
+from popgate.api.routes import Call, Route
 from popgate.domain.topics import Policy
 from popgate.engine.engine import Engine
 from popgate.engine.lease.pop_request import Leased, Presence
@@ -47,7 +48,7 @@ class Native:
     async def publish(self, call: Call) -> bytes:
         (topic,), form = call.path, call.form
         messages = reading.new_messages(reading.PUBLISH.read(call.body, form.packed), self._engine.quotas)
-        results = await self._engine.publish(topic, messages)
+        results = await self._engine.publish(topic, messages, call.permit)
         return form.encode(answers.PublishAnswer([_publish_result(one) for one in results]))
 
     async def pop(self, call: Call) -> bytes | ForwardedAnswer:
@@ -64,14 +65,20 @@ class Native:
         if connection is not None:
             connection.presence = presence
         try:
+            if request.wait_seconds:
+                call.park()
             if call.scope is None or self._peers is None:
-                found: list[Leased] | ForwardedAnswer = await self._engine.pop(topic, group, request, presence)
+                found: list[Leased] | ForwardedAnswer = await self._engine.pop(
+                    topic, group, request, presence, call.permit
+                )
             else:
                 forward = forwarder(self._peers, call.scope, call.body, request.client)
-                found = await self._engine.pop_anywhere(topic, group, request, presence, forward)
+                found = await self._engine.pop_anywhere(topic, group, request, presence, forward, call.permit)
         finally:
             if connection is not None:
                 connection.presence = None
+        if not found:
+            call.check()
         if connection is not None and found and request.attempt_id is None:
             # Until a later request proves that the answer was read, its receipt handles stay in memory, not its bodies.
             connection.answering(partial(self._engine.abandon_soon, topic, group, _receipts(found, form)))

@@ -15,10 +15,13 @@ DESCRIPTION = """Pop-mode consumption proxy for RabbitMQ: lease, settle and rede
 
 Any request may be refused before it reaches an operation:
 
+- 401 `unauthenticated`: the proxy requires a key or a token, and this request has no valid one
+- 403 `forbidden`: the caller lacks a permission; the answer names the missing `action`
 - 403 `host_not_allowed`: the `Host` header names no host of this proxy
 - 408 `request_timeout`: its head or its body came too slowly
 - 414, 431 `head_too_large`: its path or its headers are too long
 - 415 `unsupported_media_type`: it comes from a page of another site, and names no content type that popgate reads
+- 429 `limit_exceeded`: the caller uses as much as one of its limits allows
 - 503 `overloaded`: too many connections are busy, or too many large requests are under way
 
 These answers are problem documents like all others. The connection is closed after 408, 414, 431 and 503."""
@@ -64,6 +67,9 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
         components.pop(unused, None)
     components.update(data_plane_schemas())
     schema["paths"] = {**data_plane_paths(), **schema["paths"]}
+    key = "A key (`pg_...`) or a token of the configured OpenID provider. Not needed if the proxy has no keys."
+    schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": key}}
+    schema["security"] = [{}, {"key": []}]
     for operations in schema["paths"].values():
         for operation in operations.values():
             _add_example(operation)

@@ -1,87 +1,123 @@
-"""Answers the other proxies at ``/v1/peers``: their messages, and their question whether this proxy is alive.
+"""Serves the other proxies, on their own socket. Nothing else is served there.
 
-    POST   a message (``wire``) -> its answer, or its error, both as 200
-    GET    answers 200 at once, and ends the answer when this proxy begins to stop: if the connection ends without
-           that, the proxy was killed
+    POST /v1/peers   a message (``wire``) -> its answer, or its error, both as 200
+    GET /v1/peers    answers 200 at once, and ends the answer when this proxy begins to stop: if the connection ends
+                     without that, the proxy was killed
+    any path         a client's request that another proxy forwards (``PASSED_BY``)
 
-A request with a token of another secret is answered with 401, before its body is read. A request that is addressed to
-another instance, which used this address before, is answered with 421.
+The certificate of a connection names the proxy that opened it. A request that claims to be from another proxy is
+answered with 401, and a request that is addressed to another instance, which used this address before, with 421, both
+before their bodies are read.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from popgate.api.asked import allow
 from popgate.api.body import ClientGone, read_body
 from popgate.api.connection import EXTENSION, Connection, send_answer
-from popgate.api.problems import HttpError, NotAPeer, WrongInstance, internal_problem, problem_answer
+from popgate.api.problems import (
+    HttpError,
+    NotAPeer,
+    NotFound,
+    WrongInstance,
+    internal_problem,
+    problem_answer,
+)
 from popgate.api.requests import REQUEST_BYTES_MAX
+from popgate.api.scope_keys import CALLER, FORWARDING, Forwarding
 from popgate.domain.errors import PopgateError, RetryLater
 from popgate.domain.names import ClientId, InstanceId
 from popgate.domain.topics import WAIT_SECONDS_MAX
 from popgate.engine.lease.pop_request import Presence
 from popgate.ports.peers import PeerAnswers
-from popgate.wire.admission import (
-    CLIENT_ID,
-    CONTENT_TYPE,
-    PASSED_BY,
-    PEERS_PATH,
-    TO,
-    TOKEN,
-    WAIT_SECONDS,
-    is_peer,
-    peer_token,
-)
+from popgate.wire import admission
+from popgate.wire.admission import CLIENT_ID, CONTENT_TYPE, PASSED_BY, PEERS_PATH, TO, WAIT_SECONDS, instance_in
+from popgate.wire.callers import decode_caller
 from popgate.wire.codec import CODEC, Codec
 from popgate.wire.errors import NotUnderstood
-
-__all__ = ["PEERS_PATH", "Forwarding", "PeerFace"]
 
 _log = logging.getLogger(__name__)
 
 
-class Forwarding(NamedTuple):
-    """Describes how another proxy, ``by``, forwarded a client's request. This proxy answers the request, and does not
-    forward it again.
+class PeerApp:
+    """The ASGI application on the socket for peers. It passes clients' requests that other proxies forward to
+    ``public_app``, and messages to ``face``.
 
-    ``wait_seconds`` overrides the request's own value, unless it is None. ``client_id`` is the client of a pop, or
-    None.
+    ``authenticates``: this proxy knows callers, so a forwarded request must name its caller. ``count`` is called with
+    the name of an operation and the status of each answered message and refused request.
     """
 
-    by: InstanceId
-    wait_seconds: float | None
-    client_id: ClientId | None = None
+    def __init__(
+        self,
+        face: "PeerFace",
+        public_app: ASGIApp,
+        *,
+        authenticates: bool,
+        count: Callable[[str, int], None] = lambda _operation, _status: None,
+    ) -> None:
+        self._face = face
+        self._public_app = public_app
+        self._authenticates = authenticates
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            if scope["path"] == PEERS_PATH:
+                self._count("peers", await self._face.serve(scope, receive, send))
+                return
+            self._let_pass(scope)
+        except ClientGone:
+            return
+        except PopgateError as error:
+            status, headers, answer = problem_answer(error)
+            self._count("refused", status)
+            await send_answer(send, scope.get("extensions", {}).get(EXTENSION), status, headers, answer)
+            return
+        await self._public_app(scope, receive, send)
+
+    def _let_pass(self, scope: Scope) -> None:
+        """Record in the scope how the request was forwarded, and its caller. Raises: PopgateError."""
+        headers = dict(scope["headers"])
+        if PASSED_BY not in headers:
+            raise NotFound(scope["path"])
+        scope[FORWARDING] = self._face.forwarding(headers, certified_instance(scope))
+        caller = headers.get(admission.CALLER)
+        if caller is not None:
+            scope[CALLER] = decode_caller(caller)
+        elif self._authenticates:
+            raise HttpError(
+                403,
+                "forbidden",
+                "this proxy authenticates its clients, and the one that forwards this request does not",
+            )
 
 
 class PeerFace:
-    """Answers requests that the peers of the proxy ``me`` send to it. All peers have the same ``secret``. ``codec``
-    reads and writes the supported protocol versions."""
+    """Answers requests that the peers of the proxy ``me`` send to it. ``codec`` reads and writes the supported protocol
+    versions."""
 
-    def __init__(self, me: InstanceId, secret: bytes, answers: PeerAnswers, codec: Codec = CODEC) -> None:
+    def __init__(self, me: InstanceId, answers: PeerAnswers, codec: Codec = CODEC) -> None:
         self._me = me
-        self._token = peer_token(secret)
         self._answers = answers
         self._codec = codec
 
-    def forwarding(self, headers: Mapping[bytes, bytes]) -> Forwarding | None:
-        """Return how another proxy forwarded a request with these headers, or None for a client's request.
-
-        A request without a peer's token is a client's request, even if it has the headers of a forwarded request.
-
-        Raises: NotAPeer if the token is wrong (two proxies with different secrets would otherwise forward a request to
-        each other endlessly); WrongInstance.
-        """
-        if PASSED_BY not in headers or TOKEN not in headers:
-            return None
-        self._let_in(headers)
+    def forwarding(self, headers: Mapping[bytes, bytes], sender: InstanceId | None) -> Forwarding:
+        """Return how the proxy ``sender`` forwarded a request with these headers. Raises: NotAPeer if the headers name
+        another sender; WrongInstance."""
+        self._check_addressee(headers)
+        by = headers[PASSED_BY].decode("latin-1")
+        if sender is None or by != sender:
+            raise NotAPeer
         wait = headers.get(WAIT_SECONDS)
         client = headers.get(CLIENT_ID)
         return Forwarding(
-            InstanceId(headers[PASSED_BY].decode("latin-1")),
+            sender,
             None if wait is None else _wait_seconds(wait),
             None if client is None else ClientId(client.decode("latin-1")),
         )
@@ -92,12 +128,15 @@ class PeerFace:
         headers: Sequence[tuple[bytes, bytes]]
         try:
             given = dict(scope["headers"])
-            self._let_in(given)
+            sender = certified_instance(scope)
+            if sender is None:
+                raise NotAPeer
+            self._check_addressee(given)
             allow(scope["method"], "GET", "POST")
             if scope["method"] == "GET":
                 await _hold(send, connection)
                 return 200
-            answer = await self._answer(await read_body(receive, given, REQUEST_BYTES_MAX))
+            answer = await self._answer(sender, await read_body(receive, given, REQUEST_BYTES_MAX))
             status, headers = 200, ((b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(answer)))
         except ClientGone:
             raise
@@ -108,22 +147,21 @@ class PeerFace:
         await send_answer(send, connection, status, headers, answer)
         return status
 
-    def _let_in(self, headers: Mapping[bytes, bytes]) -> None:
-        """Check the token of the headers, and that the request is addressed to this instance. Raises: NotAPeer,
-        WrongInstance."""
-        if not is_peer(headers, self._token):
-            raise NotAPeer
+    def _check_addressee(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raises: WrongInstance if the request is not addressed to this instance."""
         to = headers.get(TO, b"").decode("latin-1")
         if to != self._me:
             raise WrongInstance(to, self._me)
 
-    async def _answer(self, body: bytes) -> bytes:
-        """Return the encoded answer to a peer's message, or the encoded error. Raises: HttpError if the message can't
-        be decoded."""
+    async def _answer(self, sender: InstanceId, body: bytes) -> bytes:
+        """Return the encoded answer to the message of ``sender``, or the encoded error. Raises: HttpError if the
+        message can't be decoded; NotAPeer if it names another sender."""
         try:
-            version, sender, message = self._codec.decode_message(body)
+            version, named, message = self._codec.decode_message(body)
         except NotUnderstood as error:
             raise HttpError(400, error.code, error.detail) from error
+        if named != sender:
+            raise NotAPeer
         try:
             return self._codec.encode_answer(version, message, await self._answers.answer(sender, message))
         except PopgateError as error:
@@ -132,6 +170,13 @@ class PeerFace:
             _log.error("a peer's message failed", exc_info=error, extra={"message_type": type(message).__name__})
             failure = RetryLater(f"proxy {self._me} has failed; its log says more")
             return self._codec.encode_error(version, failure)
+
+
+def certified_instance(scope: Scope) -> InstanceId | None:
+    """Return the instance that the certificate of a request's connection names."""
+    connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
+    certificate = None if connection is None else connection.certificate
+    return None if certificate is None else instance_in(certificate.names)
 
 
 async def _hold(send: Send, connection: Connection | None) -> None:

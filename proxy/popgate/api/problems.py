@@ -17,11 +17,13 @@ from popgate.domain.errors import (
     Conflict,
     DeadLetterNotFound,
     Fenced,
+    Forbidden,
     GroupNotFound,
     InvalidRequest,
     LeaseGroupAcked,
     LeaseGroupExpired,
     LeaseGroupNotFound,
+    LimitExceeded,
     LockHeld,
     LockLost,
     LockNotFound,
@@ -39,6 +41,7 @@ from popgate.domain.errors import (
     TooManyInFlight,
     TooManyPops,
     TopicNotFound,
+    Unauthenticated,
     WrongMode,
 )
 from popgate.wire.admission import NOT_A_PEER, REFUSALS, WRONG_INSTANCE
@@ -62,6 +65,7 @@ class Problem(Struct, kw_only=True, omit_defaults=True):
     field: str | UnsetType = UNSET
     mode: str | UnsetType = UNSET
     setting: str | UnsetType = UNSET
+    action: str | UnsetType = UNSET
     outcome_unknown: bool | UnsetType = UNSET
 
 
@@ -167,6 +171,9 @@ TABLE: dict[type[PopgateError], _Kind] = {
     NotAMember: _Kind(503, "The state store can't be reached"),
     TooManyInFlight: _Kind(429, "Too many messages are in flight"),
     TooManyPops: _Kind(429, "Too many pops are waiting"),
+    LimitExceeded: _Kind(429, "A limit of the principal is reached"),
+    Unauthenticated: _Kind(401, "The caller is not known"),
+    Forbidden: _Kind(403, "The caller may not do this"),
     Overloaded: _Kind(503, "The proxy is overloaded"),
     NotReady: _Kind(503, "popgate is not ready"),
     RetryLater: _Kind(503, "Not available now"),
@@ -220,12 +227,16 @@ def problem_answer(error: PopgateError) -> ProblemAnswer:
         document["mode"] = error.mode
     if isinstance(error, QuotaExceeded):
         document["setting"] = error.setting
+    if isinstance(error, Forbidden):
+        document["action"] = error.action
     if isinstance(error, BrokerUnavailable) and error.outcome_unknown:
         document["outcome_unknown"] = True
     body = _encode(document)
     headers = [(b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(body))]
     if isinstance(error, RetryLater):
         headers.append((b"retry-after", b"%d" % max(1, ceil(error.retry_after_seconds))))
+    if isinstance(error, Unauthenticated):
+        headers.append((b"www-authenticate", b'Bearer realm="popgate"'))
     if isinstance(error, HttpError) and error.allow:
         headers.append((b"allow", error.allow.encode()))
     return ProblemAnswer(status, headers, body)

@@ -28,7 +28,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from popgate.api.connection import EXTENSION, Connection
-from popgate.api.connection_limiter import Body, ConnectionLimiter, HttpLimits
+from popgate.api.connection_limiter import Body, ConnectionLimiter, HttpLimits, LimitedConnection
 from popgate.api.problems import HeadTooLarge, HttpError, problem_answer
 from popgate.domain.errors import PopgateError
 
@@ -73,7 +73,10 @@ class HeldFlow(FlowControl):
 
 class WatchedProtocol(HttpToolsProtocol):
     """The protocol of one connection. Pass the class as ``http=`` to uvicorn.Config, or create an instance with the
-    ``limiter`` that tracks its connection."""
+    ``limiter`` that tracks its connection.
+
+    ``after`` is the TLS handshake of this connection, which the limiter has tracked until now.
+    """
 
     _connection: Connection
     _extensions: dict[str, Any]
@@ -85,8 +88,10 @@ class WatchedProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         limiter: ConnectionLimiter | None = None,
+        after: LimitedConnection | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._after = after
         self._limiter = limiter or ConnectionLimiter(HttpLimits(connection_idle_seconds=config.timeout_keep_alive))
         self._limits = self._limiter.limits
         self._stage = _BETWEEN
@@ -111,7 +116,11 @@ class WatchedProtocol(HttpToolsProtocol):
         joined = cast("asyncio.Transport", self._connection.transport)
         super().connection_made(joined)
         self.flow = self._held_flow = HeldFlow(joined)
-        self._limiter.arrived(self)
+        if self._after is None:
+            self._limiter.arrived(self)
+        else:
+            self._limiter.continues(self._after, self)
+            self._after = None
 
     def eof_received(self) -> None:
         self._connection.ended(by_client=True)

@@ -19,8 +19,9 @@ from popgate.api.asked import whole
 from popgate.api.formats import Reader
 from popgate.api.forwarding import forward_request, forwarded_request, is_refused_for_now
 from popgate.api.message_encoder import MessageEncoder
+from popgate.api.paths import GROUP
 from popgate.api.problems import NotFound
-from popgate.api.routes import GROUP, Call, Route
+from popgate.api.routes import Call, Route
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.names import QUEUES_MAX, client_name
 from popgate.domain.topics import ConsumeMode
@@ -59,7 +60,7 @@ class PullHandlers:
         shown = None if asked.generation is UNSET else whole(asked.generation, "generation")
 
         async def here(_: float) -> bytes:
-            told = await self._pulls.heard(topic, group, client, supports, shown)
+            told = await self._pulls.heard(topic, group, client, supports, shown, call.permit)
             return form.encode(models.AssignmentAnswer(**told._asdict()))
 
         return await self._answered(call, 0, here)
@@ -98,12 +99,16 @@ class PullHandlers:
                 if connection.gone:
                     presence.leave()
             try:
+                if wait_seconds:
+                    call.park()
                 pulled = await self._pulls.pull(
                     topic, group, number, replace(order, wait_seconds=wait_seconds), presence
                 )
             finally:
                 if connection is not None:
                     connection.presence = None
+            if not pulled:
+                call.check()
             return encoder.many(pulled, models.PullAnswer)
 
         wait_seconds = None if forwarding is None else forwarding.wait_seconds

@@ -9,13 +9,11 @@ from starlette.types import Scope
 
 from popgate.api.connection import Connection
 from popgate.api.formats import Format
-from popgate.api.peers import Forwarding
-from popgate.api.problems import MethodNotAllowed, NotFound
+from popgate.api.paths import PathTree
+from popgate.api.scope_keys import Forwarding
+from popgate.api.visit import Sight, Visit
+from popgate.domain.permissions import Permit, Resource
 from popgate.ports.peers import ForwardedAnswer
-
-TOPIC = "/v1/topics/{}"
-GROUP = "/v1/topics/{}/groups/{}"
-LOCKS = "/v1/locks"
 
 
 class Call(NamedTuple):
@@ -25,7 +23,7 @@ class Call(NamedTuple):
     contains one), or the lock. ``query`` contains the values in the query that the route reads.
 
     In a cluster, ``forwarding`` is set if another proxy has forwarded the request. ``scope`` is set if this proxy may
-    forward the request.
+    forward the request. ``visit`` is None if this proxy authenticates nobody.
     """
 
     path: tuple[str, ...]
@@ -35,6 +33,26 @@ class Call(NamedTuple):
     connection: Connection | None
     forwarding: Forwarding | None = None
     scope: Scope | None = None
+    visit: Visit | None = None
+
+    @property
+    def permit(self) -> Permit:
+        """The check for actions that depend on what exists, or on the body."""
+        return Sight(self.visit).permit
+
+    def sees(self, resource: Resource) -> bool:
+        """Return whether a list may show the resource to the caller."""
+        return Sight(self.visit).sees(resource)
+
+    def park(self) -> None:
+        """Record that the request is about to wait. Raises: Unauthenticated, LimitExceeded."""
+        if self.visit is not None:
+            self.visit.park()
+
+    def check(self) -> None:
+        """Raises: Unauthenticated if the caller has lost its credential or its permission meanwhile."""
+        if self.visit is not None:
+            self.visit.check()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,43 +82,8 @@ class Route(NamedTuple):
     query: tuple[str, ...] | None = ()
 
 
-class _Node:
-    """The routes whose paths begin with the same parts. ``below`` contains the longer paths by their next part; the key
-    None stands for a parameter."""
-
-    __slots__ = ("below", "routes")
-
-    def __init__(self) -> None:
-        self.below: dict[str | None, _Node] = {}
-        self.routes: dict[str, Route] = {}
-
-
-class Routes:
-    """The routing table, as a tree of path segments. A literal segment takes precedence over a parameter."""
+class Routes(PathTree[Route]):
+    """The routing table of the data plane."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._root = _Node()
-        for route in routes:
-            node = self._root
-            for part in route.template.split("/"):
-                node = node.below.setdefault(None if part == "{}" else part, _Node())
-            node.routes[route.method] = route
-
-    def find(self, method: str, path: str) -> tuple[Route, tuple[str, ...]]:
-        """Return the route of a request, and the parameters in its path. Raises: NotFound, MethodNotAllowed."""
-        node = self._root
-        found: list[str] = []
-        for part in path.split("/"):
-            below = node.below.get(part)
-            if below is None:
-                below = node.below.get(None)
-                found.append(part)
-            if below is None:
-                raise NotFound(path)
-            node = below
-        route = node.routes.get(method)
-        if route is None:
-            if not node.routes:
-                raise NotFound(path)
-            raise MethodNotAllowed(", ".join(sorted(node.routes)))
-        return route, tuple(found)
+        super().__init__((route.method, route.template, route) for route in routes)

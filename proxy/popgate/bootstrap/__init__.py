@@ -11,7 +11,7 @@ import contextlib
 import gc
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +22,7 @@ from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.database import Database
 from popgate.bootstrap.acceptor import Acceptor
+from popgate.bootstrap.access import AccessControl, access_control
 from popgate.bootstrap.banner import banner
 from popgate.bootstrap.cluster import Membership, membership
 from popgate.bootstrap.descriptors import raise_limit, within
@@ -41,6 +42,7 @@ from popgate.domain.errors import (
     StateUnavailable,
 )
 from popgate.domain.features import Feature
+from popgate.domain.hosts import is_loopback
 from popgate.domain.identity import IdentityKeys
 from popgate.domain.names import InstanceId
 from popgate.domain.topics import ConsumeMode
@@ -57,7 +59,7 @@ from popgate.locks.on_broker import BrokerArbiter
 from popgate.ports.journal import Journal
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
-from popgate.runtime.data_folder import make_folder
+from popgate.runtime.data_folder import kept_secret, make_folder
 from popgate.runtime.faults import Faults
 from popgate.runtime.logs import configure_logging
 
@@ -84,9 +86,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """The parts of a started proxy. ``journal_figures``, ``membership`` and ``replicas`` are None if no journal is
-    written, if the proxy is not in a cluster, and if no replica keeper runs in this process, respectively."""
+    """The parts of a started proxy. ``access`` proves who callers are.
 
+    ``journal_figures``, ``membership`` and ``replicas`` are None if no journal is written, if the proxy is not in a
+    cluster, and if no replica keeper runs in this process, respectively.
+    """
+
+    access: AccessControl
     engine: Engine
     locks: HostedLocks
     counters: EventCounters
@@ -96,13 +102,18 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def started(options: ServeOptions, background: Background, faults: Faults) -> AsyncGenerator[Proxy, None]:
+async def started(
+    options: ServeOptions, background: Background, faults: Faults, *, is_first: bool = True
+) -> AsyncGenerator[Proxy, None]:
     """Start all parts of a proxy except the HTTP interface. At the exit of the context, stop them in reverse order.
+
+    ``is_first``: the proxy runs alone, or is the first of several workers.
 
     Raises: StartupError; BrokerUnavailable or StateUnavailable if one of these becomes unavailable during the start.
     """
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
+        access = await stack.enter_async_context(access_control(options, background, records_keys=is_first))
         make_folder(options.data_dir)
         embedded: SqliteBroker | None = None
         if options.redis_url is not None:
@@ -114,11 +125,8 @@ async def started(options: ServeOptions, background: Background, faults: Faults)
             state = sqlite_state(options, database)
             if not options.amqp_urls:
                 embedded = SqliteBroker(database)
-        try:
-            secret = options.secret.encode() if options.secret is not None else await state.secret()
-        except StateUnavailable as error:
-            raise StartupError(error.detail) from error
-        broker = embedded or _rabbit_broker(options, state.cluster, secret)
+        own_secrets = options.secrets or (kept_secret(options.data_dir),)  # a cluster has configured secrets
+        broker = embedded or _rabbit_broker(options, state.cluster, own_secrets)
         bound = await state.bound()
         if bound is not None and (bound == EMBEDDED) != (embedded is not None):
             raise StartupError(_why_not_bound(options, state.place, bound))
@@ -128,7 +136,7 @@ async def started(options: ServeOptions, background: Background, faults: Faults)
         instance, counters = secrets.token_hex(5), EventCounters(options.metrics_groups_max)
         written = await started_journal(options, instance, clock, stack)
         journal = CombinedJournal(faults, counters, *([] if written is None else [written]))
-        context = _made_context(options, state, broker, secret, instance, journal, clock, background, faults)
+        context = _made_context(options, state, broker, own_secrets, instance, journal, clock, background, faults)
         engine = Engine(context)
         locks = _locks(options, state, context)
         place = None
@@ -147,6 +155,7 @@ async def started(options: ServeOptions, background: Background, faults: Faults)
             background.keep(watching, name="watch policies")
         replicas = await stack.enter_async_context(_keeper(options, engine))
         yield Proxy(
+            access=access,
             engine=engine,
             locks=locks,
             counters=counters,
@@ -172,7 +181,7 @@ def _made_context(
     options: ServeOptions,
     state: State,
     broker: "SqliteBroker | RabbitBroker",
-    secret: bytes,
+    own_secrets: Sequence[bytes],
     instance: str,
     journal: Journal,
     clock: SystemClock,
@@ -182,7 +191,7 @@ def _made_context(
     return make_context(
         EngineOptions(
             instance=instance,
-            secret=secret,
+            secrets=own_secrets,
             auto_create=options.auto_create,
             auto_create_queues=options.auto_create_queues,
             buffer_bytes_max=options.buffer_bytes_max,
@@ -220,12 +229,11 @@ def rabbit_options(options: ServeOptions, cluster: str | None = None) -> RabbitO
     )
 
 
-def _rabbit_broker(options: ServeOptions, cluster: str, secret: bytes) -> "RabbitBroker":
+def _rabbit_broker(options: ServeOptions, cluster: str, own_secrets: Sequence[bytes]) -> "RabbitBroker":
     # Slow to load, and the embedded broker does not need it.
     from popgate.adapters.rabbitmq.broker import RabbitBroker
 
-    former_secret = None if options.former_secret is None else options.former_secret.encode()
-    keys = IdentityKeys(secret, former_secret=former_secret, accepts_untagged=options.accept_untagged)
+    keys = IdentityKeys(own_secrets, accepts_untagged=options.accept_untagged)
     return RabbitBroker(rabbit_options(options, cluster), keys)
 
 
@@ -299,6 +307,8 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
     # If RabbitMQ can't be reached, the adapter logs the reason in one line. aiormq would log the reason again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     options, peers_max = within(options, raise_limit())
+    if options.insecure and not is_loopback(options.host):
+        _log.warning("--insecure: other machines can reach this proxy without authentication or without TLS")
     failures: list[BaseException] = []
     faults = Faults()
     stop = asyncio.Event()
@@ -320,14 +330,16 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
     listening = listening_for_clients(options) if worker is None else worker.listening(stop)
     with ending_on_signals(stop), listening as listener:
         async with contextlib.AsyncExitStack() as stack:
+            background, is_first = Background(failed), worker is None or worker.number == 1
+            starting = started(options, background, faults, is_first=is_first)
             try:
-                proxy = await _unless(stop, stack.enter_async_context(started(options, Background(failed), faults)))
+                proxy = await _unless(stop, stack.enter_async_context(starting))
             except StartupError:
                 raise
             except PopgateError as error:  # the broker or the store became unavailable during the start
                 raise StartupError(error.detail) from error
             if proxy is not None:
-                server = http_server(proxy, options, peers_max)
+                server = http_server(proxy, options, peers_max, background)
                 running = asyncio.create_task(server.serve(), name="http server")
                 _collect_rarely()
                 acceptor = Acceptor(listener, server, server.limiter, None if worker is None else worker.turns)

@@ -8,11 +8,14 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
+from collections.abc import Callable
 
 import uvicorn
 
-from popgate.api.connection_limiter import ConnectionLimiter
+from popgate.api.connection_limiter import ConnectionLimiter, LimitedConnection
 from popgate.api.protocol import WatchedProtocol
+from popgate.bootstrap.handshake import Handshake
 from popgate.bootstrap.turns import YIELD_SECONDS, Turns
 from popgate.runtime.background import Background
 
@@ -31,7 +34,10 @@ class Acceptor:
     """Accepts connections from ``listener`` between ``open`` and ``close``, and adds them to ``limiter``. ``close``
     closes the listener.
 
-    Among several workers, ``turns`` determines whether this worker pauses before it accepts.
+    Among several workers, ``turns`` determines whether this worker pauses before it accepts. ``config`` replaces the
+    server's configuration, and is loaded. ``context`` returns the context for TLS of the next connection; without it,
+    connections don't use TLS. ``untrusted`` is called with the reason and the address of each client whose handshake
+    fails.
     """
 
     def __init__(
@@ -40,11 +46,18 @@ class Acceptor:
         server: uvicorn.Server,
         limiter: ConnectionLimiter,
         turns: Turns | None = None,
+        *,
+        config: uvicorn.Config | None = None,
+        context: Callable[[], ssl.SSLContext] | None = None,
+        untrusted: Callable[[ssl.SSLError, str], None] = lambda _error, _address: None,
     ) -> None:
         self._listener = listener
         self._turns = turns or Turns(1)
         self._server = server
         self._limiter = limiter
+        self._config = server.config if config is None else config
+        self._context = context
+        self._untrusted = untrusted
         self._admitting = 0
         """Number of accepted connections that are not yet counted by the limiter."""
         self._warn_at = 0.0
@@ -134,7 +147,7 @@ class Acceptor:
 
     async def _admit(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._protocol, connection)
+            await self._loop.connect_accepted_socket(self._first_protocol, connection)
         except OSError as error:
             connection.close()
             _log.debug("a client disconnected before it was admitted", extra={"why": str(error)})
@@ -142,5 +155,10 @@ class Acceptor:
             self._admitting -= 1
             self._changed()
 
-    def _protocol(self) -> asyncio.Protocol:
-        return WatchedProtocol(self._server.config, self._server.server_state, {}, limiter=self._limiter)
+    def _first_protocol(self) -> asyncio.Protocol:
+        if self._context is None:
+            return self._protocol(None)
+        return Handshake(self._context(), self._limiter, self._protocol, self._untrusted)
+
+    def _protocol(self, after: LimitedConnection | None) -> WatchedProtocol:
+        return WatchedProtocol(self._config, self._server.server_state, {}, limiter=self._limiter, after=after)

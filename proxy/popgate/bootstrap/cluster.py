@@ -1,7 +1,10 @@
 """Makes a proxy a member of a cluster: the proxy gets an address for its peers and a share of the queues."""
 
+import asyncio
 import contextlib
+import logging
 import socket
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +15,7 @@ from popgate.api.app import ClusterFace
 from popgate.api.forwarded_locks import LockPeers
 from popgate.api.peers import PeerFace
 from popgate.bootstrap.listening import listening
+from popgate.bootstrap.peer_tls import peer_tls
 from popgate.bootstrap.state import State
 from popgate.cluster.member_watch import MemberWatch
 from popgate.cluster.ownership import Ownership
@@ -30,15 +34,21 @@ from popgate.runtime.background import Background
 from popgate.wire import codec
 
 AnswerT = TypeVar("AnswerT")
+_log = logging.getLogger(__name__)
+
+WARN_SECONDS = 60.0
+"""Minimum seconds between two warnings about programs that were refused at the socket for peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """This proxy's membership in a cluster: the socket on which peers reach it, the interface that answers the peers,
-    and the proxy's ownership of queues."""
+    """This proxy's membership in a cluster: the socket on which peers reach it, the context for TLS on this socket, the
+    ``face`` that answers the peers, the objects that reach them (``cluster``), and the proxy's ownership of queues."""
 
     listener: socket.socket
-    face: ClusterFace
+    context: ssl.SSLContext
+    face: PeerFace
+    cluster: ClusterFace
     ownership: Ownership
 
     async def join(self) -> None:
@@ -100,10 +110,10 @@ async def membership(
     address = await _address(options, state)
     listener = stack.enter_context(listening(*address, partial(_why_not_listening, address)))
     host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    secret = context.options.secret
+    url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    tls = await asyncio.to_thread(peer_tls, me, context.options.secrets)
     known = _Known()
-    peers = HttpPeers(me, secret, address_of=known.address_of, version=known.version, codec=codec.CODEC)
+    peers = HttpPeers(me, tls.client, address_of=known.address_of, version=known.version, codec=codec.CODEC)
     stack.callback(peers.close)
     ownership = Ownership(
         Member(me, url, codec.CODEC.protocols, options.owns_queues),
@@ -130,9 +140,28 @@ async def membership(
         because it may have just joined."""
         return instance in ownership.view.members or instance in (await ownership.refreshed()).members
 
-    face = PeerFace(me, secret, _Answers(engine.peering, locks), codec.CODEC)
     lock_peers = LockPeers(me=me, peers=peers, is_member=is_member, sent=engine.count_forwarded)
-    return Membership(listener=listener, face=ClusterFace(face, peers, lock_peers), ownership=ownership)
+    return Membership(
+        listener=listener,
+        context=tls.server,
+        face=PeerFace(me, _Answers(engine.peering, locks), codec.CODEC),
+        cluster=ClusterFace(peers, lock_peers),
+        ownership=ownership,
+    )
+
+
+class UntrustedPeers:
+    """Logs, at most once a minute, that a program without a certificate of the cluster used the socket for peers."""
+
+    def __init__(self) -> None:
+        self._warn_at = 0.0
+
+    def __call__(self, error: ssl.SSLError, address: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_SECONDS
+            fields = {"address": address, "why": (error.reason or str(error)).lower().replace("_", " ")}
+            _log.warning("refused a proxy with another secret, or another program, on the peers' socket", extra=fields)
 
 
 async def _address(options: ServeOptions, state: State) -> HostPort:

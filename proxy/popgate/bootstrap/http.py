@@ -2,21 +2,28 @@
 
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from popgate.api.app import ApiOptions, build_app
 from popgate.api.connection_limiter import KEEP_ALIVE_SECONDS, ConnectionLimiter, HttpLimits
+from popgate.api.gate import Gate
 from popgate.api.metrics import RequestCounts
+from popgate.api.peers import PeerApp
 from popgate.api.server import server_config
 from popgate.bootstrap.acceptor import Acceptor
+from popgate.bootstrap.cluster import UntrustedPeers
+from popgate.bootstrap.tls import server_tls
 from popgate.config import ServeOptions
+from popgate.domain.hosts import is_loopback
 from popgate.replicas.view import CachedReplicaView
+from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 
 if TYPE_CHECKING:
@@ -24,17 +31,27 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 1
 """Maximum seconds after a signal in which the engine drains and running requests end."""
-PASSED_BYTES, PASSED_FIELDS = 4_096, 16
+PASSED_BYTES, PASSED_FIELDS = 20 << 10, 16
 """Additional bytes and header fields that a forwarded request may have. They exceed what a proxy adds when it forwards
 a request."""
+
+
+class PeersSocket(NamedTuple):
+    """The socket on which at most ``connections_max`` connections of other proxies are served by ``app`` only."""
+
+    listener: socket.socket
+    context: ssl.SSLContext
+    app: ASGIApp
+    connections_max: int
 
 
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers and without its listening socket. popgate handles signals itself, to drain
     the engine first.
 
-    The server accepts at most ``peers_max`` connections of other proxies on the socket ``peers``. An ``Acceptor``
-    accepts the clients, whose limits are in ``limiter``. ``count`` is called with the status of each refused request.
+    The server accepts connections of other proxies on the socket ``peers``. An ``Acceptor`` accepts the clients, whose
+    limits are in ``limiter``. ``context`` returns the context for TLS of the next client, or is None without TLS.
+    ``count`` is called with the status of each refused request.
     """
 
     def __init__(
@@ -42,14 +59,22 @@ class Server(uvicorn.Server):
         app: ASGIApp,
         options: ServeOptions,
         count: Callable[[int], None],
-        peers: socket.socket | None,
-        peers_max: int,
+        peers: PeersSocket | None,
+        context: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         super().__init__(server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS))
         limits = _limits(options)
         self.limiter = ConnectionLimiter(limits, count)
-        self._peers_acceptor = (
-            None if peers is None else Acceptor(peers, self, ConnectionLimiter(_for_peers(limits, peers_max), count))
+        self.context = context
+        self._peers_acceptor = None if peers is None else self._acceptor_of(peers, limits, count)
+
+    def _acceptor_of(self, peers: PeersSocket, limits: HttpLimits, count: Callable[[int], None]) -> Acceptor:
+        config = server_config(peers.app, host="", port=0)
+        config.load()
+        limiter = ConnectionLimiter(_for_peers(limits, peers.connections_max), count)
+        context = peers.context
+        return Acceptor(
+            peers.listener, self, limiter, config=config, context=lambda: context, untrusted=UntrustedPeers()
         )
 
     @contextlib.contextmanager
@@ -67,22 +92,37 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets=[])
 
 
-def http_server(proxy: "Proxy", options: ServeOptions, peers_max: int) -> Server:
-    """Return the HTTP server of a started proxy. It accepts at most ``peers_max`` connections of other proxies."""
+def http_server(proxy: "Proxy", options: ServeOptions, peers_max: int, background: Background) -> Server:
+    """Return the HTTP server of a started proxy. It accepts at most ``peers_max`` connections of other proxies. Raises:
+    StartupError."""
+    tls = server_tls(options)
+    if tls is not None:
+        background.keep(tls.run, name="watch the TLS files")
     place, requests = proxy.membership, RequestCounts()
+    access = proxy.access
     app = build_app(
         proxy.engine,
         proxy.locks,
         proxy.counters,
         _api_options(options),
-        cluster=None if place is None else place.face,
+        cluster=None if place is None else place.cluster,
         offered=options.features,
         requests=requests,
         journal=proxy.journal_figures,
         replicas=None if proxy.replicas is None else CachedReplicaView(proxy.replicas, SystemClock()),
+        access=access.figures(is_insecure=options.insecure and not is_loopback(options.host)),
     )
-    peers = None if place is None else place.listener
-    server = Server(app, options, partial(requests.count, "refused"), peers, peers_max)
+    if access.credentials is not None:
+        topics = proxy.engine.topics
+        app = Gate(app, access.credentials, topics=lambda: topics.specs, count=requests.count, audit=access.audit)
+        background.keep(app.run, name="end requests of revoked callers")
+    peers: PeersSocket | None = None
+    if place is not None:
+        authenticates = proxy.access.credentials is not None
+        peer_app = PeerApp(place.face, app, authenticates=authenticates, count=requests.count)
+        peers = PeersSocket(place.listener, place.context, peer_app, peers_max)
+    context = None if tls is None else tls.context
+    server = Server(app, options, partial(requests.count, "refused"), peers, context)
     requests.connections = lambda: server.limiter.present
     return server
 

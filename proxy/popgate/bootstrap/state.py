@@ -39,9 +39,9 @@ class State:
     """The state ports of one store.
 
     ``place`` is the name of the store that operators see. ``bound`` returns the mark of the broker to which the store
-    is bound, and ``bind`` sets this mark once. ``secret`` returns the secret that is stored for all processes that use
-    the store. ``cluster`` is the common name of these processes, which stays the same after restarts. ``local_address``
-    returns the address at which the other processes can presumably reach this machine.
+    is bound, and ``bind`` sets this mark once. ``cluster`` is the common name of all processes that use the store,
+    which stays the same after restarts. ``local_address`` returns the address at which the other processes can
+    presumably reach this machine.
 
     If several processes may use the store at the same time, ``claims`` assigns each queue to one owner, ``limits``
     counts the messages in flight at all processes, and ``on_data_loss`` registers a function that is called when the
@@ -57,7 +57,6 @@ class State:
     locks: LockStore
     bound: Callable[[], Awaitable[str | None]]
     bind: Callable[[str], Awaitable[None]]
-    secret: Callable[[], Awaitable[bytes]]
     local_address: Callable[[], Awaitable[str]]
     cluster: str
     claims: Claims | None = None
@@ -74,9 +73,6 @@ def sqlite_state(options: ServeOptions, database: Database) -> State:
     async def bind(mark: str) -> None:
         bind_broker(options.data_dir, mark)
 
-    async def secret() -> bytes:
-        return kept_secret(options.data_dir)
-
     async def local_address() -> str:
         return LOOPBACK
 
@@ -91,7 +87,6 @@ def sqlite_state(options: ServeOptions, database: Database) -> State:
         locks=SqliteLockStore(database),
         bound=bound,
         bind=bind,
-        secret=secret,
         local_address=local_address,
         cluster=f"alone:{sha256(kept_secret(options.data_dir)).hexdigest()[:CLUSTER_LENGTH]}",
     )
@@ -113,7 +108,7 @@ async def redis_state(
     from popgate.adapters.redis.leases import RedisLeaseStore
     from popgate.adapters.redis.limits import RedisLimits
     from popgate.adapters.redis.lock_store import RedisLockStore
-    from popgate.adapters.redis.startup import startup_warnings
+    from popgate.adapters.redis.startup import left_secret_warnings, startup_warnings
 
     address = parse_address(url)
 
@@ -127,7 +122,7 @@ async def redis_state(
     redis = RedisConnection(address, options.redis_namespace)
     stack.push_async_callback(redis.close)
     try:
-        for warning in await startup_warnings(redis):
+        for warning in [*await startup_warnings(redis), *await left_secret_warnings(redis, options.secrets)]:
             _log.warning(warning)
         cluster = await redis.cluster()
     except StateUnavailable as error:
@@ -145,7 +140,6 @@ async def redis_state(
         locks=RedisLockStore(redis),
         bound=redis.bound_broker,
         bind=redis.bind_broker,
-        secret=redis.shared_secret,
         local_address=local_address,
         cluster=cluster,
         claims=claims,

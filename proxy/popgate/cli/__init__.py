@@ -8,6 +8,9 @@ INSTALL_HINT = "popgate: the proxy and its command line need more packages: pip 
 def main() -> int:
     """Run the ``popgate`` command, and return its exit code (see ``endings``)."""
     try:
+        from popgate.cli.credential_flags import hide_credentials
+
+        hide_credentials()  # before the slower imports
         from popgate.cli.commands import run
 
         return run(sys.argv[1:])

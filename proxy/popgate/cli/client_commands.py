@@ -1,5 +1,5 @@
 """Collects all commands except ``popgate serve``: the commands that send requests to a proxy, and ``popgate replicas``,
-``doctor`` and ``prove``."""
+``keys``, ``secrets``, ``doctor`` and ``prove``."""
 
 import argparse
 
@@ -8,6 +8,7 @@ from popgate.cli import (
     dead_letters,
     doctor,
     groups,
+    keys,
     lease_groups,
     locks,
     mode,
@@ -15,6 +16,7 @@ from popgate.cli import (
     prove,
     publish,
     replicas,
+    secrets,
     settle,
     stats,
     tail,
@@ -42,6 +44,8 @@ def add_parsers(commands: Commands) -> None:
     dead_letters.add_parsers(commands)
     locks.add_parser(commands)
     replicas.add_parser(commands)
+    keys.add_parser(commands)
+    secrets.add_parser(commands)
     doctor.add_parser(commands)
     prove.add_parser(commands)
 

@@ -27,7 +27,7 @@ def explain(error: PopgateError, url: str) -> str:
     if isinstance(error, ServerUnreachable):
         return _unreachable(error, url)
     if isinstance(error, Unauthorized):
-        return f"{url} rejects this token: {_line(error.detail)}; give another one in POPGATE_TOKEN"
+        return f"{url} requires a valid key or token ({_line(error.detail)}); give one in POPGATE_TOKEN or --token-file"
     if isinstance(error, ServerFault):
         return f"the server at {url} has failed or is not popgate: {_line(error.detail)}"
     if isinstance(error, RetryLater) and not isinstance(error, TooManyInFlight):  # --timeout does not limit it

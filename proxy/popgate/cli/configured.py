@@ -11,16 +11,18 @@ from popgate.config.setting import Setting
 from popgate.domain.errors import StartupError
 
 
-def options_of(arguments: argparse.Namespace, settings: Iterable[Setting], *, on_broker: bool = False) -> ServeOptions:
+def options_of(
+    arguments: argparse.Namespace, settings: Iterable[Setting], *, serves: bool = False, on_broker: bool = False
+) -> ServeOptions:
     """Return the options of a proxy from flags, environment variables and the configuration file, in this order of
-    precedence. If ``on_broker``, the options must name a RabbitMQ. Raises: CommandFailed for wrong or missing
-    values."""
+    precedence. ``serves`` as for ``config.serve_options``. If ``on_broker``, the options must name a RabbitMQ. Raises:
+    CommandFailed for wrong or missing values."""
     environment = config.environment()
     given = {setting.name: getattr(arguments, setting.name, None) for setting in settings}
     flags = {name: value for name, value in given.items() if value is not None}
     file = arguments.config or environment.get("POPGATE_CONFIG")
     try:
-        options = config.serve_options(flags, environment, Path(file) if file else None)
+        options = config.serve_options(flags, environment, Path(file) if file else None, serves=serves)
     except StartupError as error:
         raise CommandFailed(error.detail, ExitCode.USAGE) from error
     if on_broker and not options.amqp_urls:

@@ -5,7 +5,7 @@ import argparse
 from popgate import config
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import TIMEOUT_SECONDS
-from popgate_client import Client, RequestInvalid
+from popgate_client import Client, RequestInvalid, token_in
 
 URL_DEFAULT = "http://127.0.0.1:8080"
 
@@ -20,10 +20,11 @@ def open_client(arguments: argparse.Namespace) -> Client:
     """Return a client that has not sent any request. The caller must close it. Raises: CommandFailed if the URL is
     invalid."""
     url = url_of(arguments)
+    file: str | None = getattr(arguments, "token_file", None)
     try:
         return Client(
             url,
-            token=config.environment().get("POPGATE_TOKEN"),
+            token=None if file is None else token_in(file),  # None: the client reads POPGATE_TOKEN
             retry_seconds_max=getattr(arguments, "timeout", TIMEOUT_SECONDS),
         )
     except RequestInvalid as error:

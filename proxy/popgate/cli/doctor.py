@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 OWN_SETTINGS = (
     "amqp_url",
+    "amqp_url_file",
     "amqp_heartbeat_seconds",
     "management_url",
+    "management_url_file",
     "replica_commands",
     "redis_url",
+    "redis_url_file",
     "redis_namespace",
     "data_dir",
     "consumer_timeout_seconds",

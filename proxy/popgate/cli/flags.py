@@ -105,6 +105,8 @@ def _common_flags() -> Parser:
     parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     common = parser.add_argument_group("flags of every client command")
     common.add_argument("--url", help="URL of popgate (POPGATE_URL; default: http://127.0.0.1:8080)")
+    token_help = "file that contains an API key or a token (default: POPGATE_TOKEN, if it is set)"
+    common.add_argument("--token-file", metavar="FILE", help=token_help)
     common.add_argument(
         "--output",
         choices=("json", "table"),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OWN_SETTINGS = ("amqp_url", "amqp_heartbeat_seconds", "consumer_timeout_seconds", "log_level")
+OWN_SETTINGS = ("amqp_url", "amqp_url_file", "amqp_heartbeat_seconds", "consumer_timeout_seconds", "log_level")
 EPILOG = """\
 Talks to RabbitMQ directly, not through a proxy. For each queue it shows the number of members, of online members, and
 of wanted members with the source of that number: the queue's argument (x-popgate-min-replicas, or

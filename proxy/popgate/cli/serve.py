@@ -53,7 +53,7 @@ def add_setting(parser: Parser, flag: str, setting: Setting, *, hidden: bool = F
 def serve(arguments: argparse.Namespace) -> int:
     """Run the proxy until a signal arrives, and return the exit code. Raises: CommandFailed if the proxy can't
     start."""
-    options = options_of(arguments, SETTINGS)
+    options = options_of(arguments, SETTINGS, serves=True)
     gc.disable()  # loading creates little garbage: `bootstrap.serve` enables the collector when all modules are loaded
     try:
         # Slow to load, and not needed by client commands or if the configuration is wrong.

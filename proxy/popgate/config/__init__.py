@@ -8,31 +8,36 @@ the default. All wrong settings are reported together. No other part of popgate 
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from popgate.config.options import SETTINGS, ServeOptions
+from popgate.config.contradictions import contradictions
+from popgate.config.options import SETTINGS, URL_SETTINGS, ServeOptions
 from popgate.config.replica_values import management_urls_of
-from popgate.config.values import PORT_MAX, HostPort
+from popgate.config.security_values import secrets_in
 from popgate.domain.errors import StartupError
-from popgate.domain.features import Feature
 from popgate.domain.hosts import ANY_HOST, is_loopback
+from popgate.runtime.private_files import PrivateFileError, read_private
 
 __all__ = ["ServeOptions", "environment", "serve_options"]
 
-CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_CONFIG"})
+CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_TOKEN_FILE", "POPGATE_CONFIG"})
 """``POPGATE_*`` variables that are not settings of the proxy: the client commands read them, or they name the
 configuration file."""
 
 _SERVICE_LINK = re.compile(r"POPGATE_SERVICE_(HOST|PORT)(_\w+)?|POPGATE_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
 
 
-def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None) -> ServeOptions:
+def serve_options(
+    flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None, *, serves: bool = True
+) -> ServeOptions:
     """Return the options of ``popgate serve`` from flags, environment variables and the configuration file.
 
-    ``flags`` contains the texts of the given flags by setting name.
+    ``flags`` contains the texts of the given flags by setting name. A command that only uses the same settings, and
+    ``serves`` no clients, needs no secret and no protection; its options contain no secrets of ``secret_file``.
 
     Raises: StartupError with one line for each wrong setting, which names the setting and describes a correct value.
     """
@@ -44,6 +49,7 @@ def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file
         if variable.startswith("POPGATE_") and variable not in by_variable and variable not in CLIENT_VARIABLES:
             problems.append(f"{variable}: no such setting{_suggestion(variable, by_variable, 'POPGATE_')}")
     values: dict[str, Any] = {}
+    given: dict[str, str] = {}
     for setting in SETTINGS:
         sources: Sequence[tuple[str, object]] = [
             (setting.flag, flags.get(setting.name)),
@@ -51,11 +57,14 @@ def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file
             (f"{setting.name} in {file}", from_file.get(setting.name)),
         ]
         where, raw = next(((where, raw) for where, raw in sources if raw is not None), ("", None))
+        if raw is not None:
+            given[setting.name] = where
         try:
             values[setting.name] = setting.default if raw is None else setting.parse(raw)
         except ValueError as error:
             problems.append(f"{where}: {error}")
-    problems = problems or _contradictions(values)
+    _read_files(values, given, problems, serves=serves)
+    problems = problems or contradictions(values, serves=serves)
     if problems:
         raise StartupError("the configuration is wrong:\n" + "\n".join(f"  {problem}" for problem in problems))
     if values["auto_create"] is None:
@@ -64,41 +73,60 @@ def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file
         values["allowed_hosts"] = frozenset(() if is_loopback(values["host"]) else (ANY_HOST,))
     if not values["management_url"]:
         values["management_url"] = management_urls_of(values["amqp_url"])
-    return ServeOptions(**{setting.option_name: values[setting.name] for setting in SETTINGS})
+    options = {setting.option_name: values[setting.name] for setting in SETTINGS}
+    return ServeOptions(**options, secrets=values["secrets"])
 
 
-def _contradictions(values: Mapping[str, Any]) -> list[str]:
-    """Return the problems of values that are valid individually, but not in combination."""
-    problems: list[str] = []
-    with_redis, workers = values["redis_url"] is not None, values["workers"]
-    if with_redis and not values["amqp_url"]:
-        problems.append("redis_url: needs amqp_url, because the embedded broker keeps its state with its messages")
-    if values["owns_queues"] is False and not with_redis:
-        problems.append("owns_queues: without redis_url a proxy runs alone, and no other proxy could own the queues")
-    if values["replica_keeper"] and not values["amqp_url"]:
-        problems.append("replica_keeper: needs amqp_url; the embedded broker has no replicas")
-    if workers > 1 and not with_redis:
-        problems.append(f"workers: {workers} workers form a cluster; give amqp_url and redis_url, or set it to 1")
-    problems += _half_offered(values["features"])
-    address: HostPort | None = values["peer_address"]
-    if address is not None and address.port and address.port + workers - 1 > PORT_MAX:
-        problems.append(
-            f"peer_address: each of the {workers} workers needs a port, from this one upwards; give a lower one"
-        )
-    return problems
+def _read_files(values: dict[str, Any], sources: Mapping[str, str], problems: list[str], *, serves: bool) -> None:
+    """Replace the URLs in ``values`` that files contain, and add the secrets. Add to ``problems`` what is wrong.
+
+    ``sources`` contains the source of each given value by the name of its setting.
+    """
+    for name in URL_SETTINGS:
+        if _is_one_source(name, sources, problems):
+            setting = next(setting for setting in SETTINGS if setting.name == name)
+            values[name] = _read_private(values, f"{name}_file", sources, problems, partial(_parse_text, setting.parse))
+    values["secrets"] = () if values.get("secret") is None else (values["secret"].encode(),)
+    if serves and _is_one_source("secret", sources, problems):
+        values["secrets"] = _read_private(values, "secret_file", sources, problems, secrets_in)
 
 
-def _half_offered(features: Collection[Feature]) -> list[str]:
-    """Return the problems of ``features`` that need other features."""
-    if not {Feature.POP, Feature.PULL} & set(features):
-        return ["features: without pop and pull no client could consume; name at least one of them"]
-    needs = {Feature.CONSUME_MODE: (Feature.POP, Feature.PULL), Feature.LEASE_GROUPS: (Feature.POP,)}
-    return [
-        f"features: {feature} needs {needed}; name both, or none"
-        for feature, many in needs.items()
-        for needed in many
-        if feature in features and needed not in features
-    ]
+def _is_one_source(name: str, sources: Mapping[str, str], problems: list[str]) -> bool:
+    """Return whether a file contains the value of ``name``. It is a problem if the value is given as well."""
+    file_name = f"{name}_file"
+    if name in sources and file_name in sources:
+        problems.append(f"{sources[name]}: {sources[file_name]} names a file with the same setting; give one of them")
+    return file_name in sources and name not in sources
+
+
+def _read_private(
+    values: Mapping[str, Any],
+    name: str,
+    sources: Mapping[str, str],
+    problems: list[str],
+    parse: Callable[[bytes], object],
+) -> Any:
+    file: Path | None = values.get(name)
+    if file is None:  # the name itself is wrong, which ``problems`` says already
+        return None
+    try:
+        content = read_private(file)
+    except PrivateFileError as error:
+        problems.append(f"{sources[name]}: {error}")
+        return None
+    try:
+        return parse(content)
+    except ValueError as error:
+        problems.append(f"{sources[name]}: the content of {file} {error}")
+    return None
+
+
+def _parse_text(parse: Callable[[object], object], content: bytes) -> object:
+    try:
+        text = content.decode().strip()
+    except UnicodeDecodeError:  # the text of this error contains the content
+        text = ""
+    return parse(text)
 
 
 def _without_service_links(environment: Mapping[str, str]) -> Mapping[str, str]:

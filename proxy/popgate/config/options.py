@@ -11,6 +11,7 @@ from typing import Any
 from platformdirs import user_data_path
 
 from popgate.config import replica_values, values
+from popgate.config.security_options import SecurityOptions
 from popgate.config.setting import Setting, setting
 from popgate.config.values import PORT_MAX, HostPort
 from popgate.domain import quotas
@@ -50,8 +51,13 @@ def _switch(help: str, *, default: bool | None, default_text: str = "") -> Any:
     return setting(help, values.switch, default, "BOOL", default_text=default_text or str(default).lower())
 
 
+def _instead_of(flag: str) -> str:
+    """Return the help of the setting that names a file with the value of ``flag``."""
+    return f"file with the value of {flag}, in its place: so its password is neither in a flag nor in a variable"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
+class ServeOptions(SecurityOptions):
     """The checked options of ``popgate serve``."""
 
     host: str = setting("address to listen on", values.text, "127.0.0.1", "ADDRESS")
@@ -119,8 +125,10 @@ class ServeOptions:
         "URLS",
         default_text="embedded broker",
         name="amqp_url",
+        hidden=True,
     )
     """URLs of the nodes of one RabbitMQ cluster. If this is empty, popgate uses the embedded broker."""
+    amqp_url_file: Path | None = setting(_instead_of("--amqp-url"), values.file_path, None, "FILE", default_text="none")
     amqp_heartbeat_seconds: int = _number(
         "AMQP heartbeat interval: how fast a dead connection is noticed", 5, (1, 600), metavar="SECONDS"
     )
@@ -137,6 +145,10 @@ class ServeOptions:
         None,
         "URL",
         default_text="the data folder",
+        hidden=True,
+    )
+    redis_url_file: Path | None = setting(
+        _instead_of("--redis-url"), values.file_path, None, "FILE", default_text="none"
     )
     redis_namespace: str = setting("separates several popgates in one Redis", values.plain_name, "default", "NAME")
     peer_address: HostPort | None = setting(
@@ -220,6 +232,10 @@ class ServeOptions:
         "URLS",
         default_text="port 15672 (TLS: 15671) of the hosts of --amqp-url",
         name="management_url",
+        hidden=True,
+    )
+    management_url_file: Path | None = setting(
+        _instead_of("--management-url"), values.file_path, None, "FILE", default_text="none"
     )
     policy_check_seconds: float = _seconds(
         "how often to check, through the management API, for policies that drop or move messages of "
@@ -260,6 +276,7 @@ class ServeOptions:
         "URLS",
         default_text="none: the groups' min_replicas are ignored",
         name="replica_groups_url",
+        hidden=True,
     )
     replica_zones: tuple[tuple[str, str], ...] = setting(
         "the zones over which replicas are spread: NODE=ZONE with commas between them",
@@ -313,6 +330,7 @@ class ServeOptions:
         None,
         "PLACE",
         default_text="no journal is written",
+        hidden=True,
     )
     """The folder or URL to which the journal is written. If this is None, no journal is written."""
     journal_rotate_seconds: float = _seconds(
@@ -333,27 +351,6 @@ class ServeOptions:
         default_text="all",
     )
     """Features that clients may use. Clients can't use a feature that is not in this set."""
-    secret: str | None = setting(
-        "signs receipt handles, and authenticates proxies to each other; must be the same on every proxy "
-        "(prefer POPGATE_SECRET to the flag)",
-        values.secret_text,
-        None,
-        "TEXT",
-        default_text="generated into the data folder, or into Redis, where all proxies find it",
-    )
-    former_secret: str | None = setting(
-        "the previous --secret: messages that were published with it keep their identity. Remove it once "
-        "these are consumed",
-        values.secret_text,
-        None,
-        "TEXT",
-        default_text="none",
-    )
-    accept_untagged: bool = _switch(
-        "accept copy ids on RabbitMQ that have no identity tag: for an upgrade from a popgate that wrote "
-        "none, until its messages are consumed. Meanwhile, a publisher can pretend to be popgate",
-        default=False,
-    )
     log_level: str = setting(
         "debug, info, warning or error", values.one_of("debug", "info", "warning", "error"), "info", "LEVEL"
     )
@@ -363,11 +360,20 @@ class ServeOptions:
         return Quotas(**{quota.name: getattr(self, quota.name) for quota in fields(Quotas)})
 
 
-SETTINGS: Sequence[Setting] = tuple(Setting.of(field) for field in fields(ServeOptions))
+def _settings() -> Sequence[Setting]:
+    """Return the settings in the order in which the help shows them: those that concern security are the last."""
+    later = {field.name for field in fields(SecurityOptions)}
+    ordered = sorted(fields(ServeOptions), key=lambda field: field.name in later)
+    return tuple(Setting.of(field) for field in ordered if field.metadata)
+
+
+SETTINGS: Sequence[Setting] = _settings()
+URL_SETTINGS = ("amqp_url", "redis_url", "management_url")
+"""Names of the settings that a file can contain, which the setting with ``_file`` after this name names."""
 REPLICA_SETTINGS: Sequence[Setting] = tuple(
     one
     for one in SETTINGS
-    if one.name in ("management_url", "policy_check_seconds", "min_replicas")
+    if one.name in ("management_url", "management_url_file", "policy_check_seconds", "min_replicas")
     or (one.name.startswith("replica_") and one.name != "replica_keeper")
 )
 """The settings of a replica keeper. They apply to a keeper in a proxy and to the keeper of ``popgate replicas``."""

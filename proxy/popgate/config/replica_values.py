@@ -6,7 +6,7 @@ As in ``values``, each parser raises ValueError for an invalid value, with a tex
 import re
 import shlex
 from typing import cast
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from popgate.config.values import hidden_text
 from popgate.domain.replica_wanted import REPLICAS_MAX, ReplicaPolicy
@@ -112,7 +112,7 @@ def _urls(raw: object, example: str) -> tuple[str, ...]:
 def management_urls_of(amqp_urls: tuple[str, ...]) -> tuple[str, ...]:
     """Return the default URLs of the management API on the hosts of ``amqp_urls``.
 
-    They contain the same credentials, or guest:guest if the AMQP URL contains none.
+    They contain the same credentials, or guest:guest if the AMQP URL contains none, and the same authorities.
     """
     urls: list[str] = []
     for url in amqp_urls:
@@ -120,7 +120,9 @@ def management_urls_of(amqp_urls: tuple[str, ...]) -> tuple[str, ...]:
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         credentials = parts.netloc.rpartition("@")[0] or "guest:guest"
         scheme = "https" if parts.scheme == "amqps" else "http"
-        urls.append(f"{scheme}://{credentials}@{host}:{MANAGEMENT_PORTS[parts.scheme]}")
+        authorities = parse_qs(parts.query).get("cafile") if scheme == "https" else None
+        query = f"/?{urlencode({'cafile': authorities[-1]})}" if authorities else ""
+        urls.append(f"{scheme}://{credentials}@{host}:{MANAGEMENT_PORTS[parts.scheme]}{query}")
     return tuple(urls)
 
 

@@ -12,7 +12,7 @@ class Setting:
 
     ``parse`` converts a text or a TOML value to the value of the option. For an invalid value, it raises ValueError
     with a text that describes a correct value. ``option_name`` is the name of the field in ``ServeOptions``. It usually
-    equals ``name``.
+    equals ``name``. The value of a ``hidden`` setting may contain a credential: it must not be shown anywhere.
     """
 
     name: str
@@ -22,6 +22,7 @@ class Setting:
     default: object
     metavar: str
     default_text: str
+    hidden: bool = False
 
     @classmethod
     def of(cls, field: "dataclasses.Field[Any]") -> "Setting":
@@ -48,10 +49,13 @@ def setting(
     *,
     default_text: str = "",
     name: str | None = None,
+    hidden: bool = False,
 ) -> Any:
     """Return a field for ``ServeOptions``.
 
-    Give ``name`` if the name of the setting differs from the name of the field.
+    Give ``name`` if the name of the setting differs from the name of the field. ``hidden`` as in ``Setting``; the
+    option is then left out of the ``repr`` of the options.
     """
     described = {"help": help, "parse": parse, "default": default, "metavar": metavar, "default_text": default_text}
-    return dataclasses.field(metadata=described if name is None else {"name": name, **described})
+    described |= {"hidden": hidden}
+    return dataclasses.field(repr=not hidden, metadata=described if name is None else {"name": name, **described})

@@ -228,3 +228,7 @@ def folder_or_url(raw: object) -> str:
 
 def folder_path(raw: object) -> Path:
     return Path(text(raw)).expanduser().absolute()
+
+
+def file_path(raw: object) -> Path:
+    return folder_path(raw)

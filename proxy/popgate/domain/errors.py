@@ -3,6 +3,8 @@
     PopgateError
     +- RequestError      fix the request
     +- LockLost          stop the work that the lock protects, and acquire the lock again
+    +- Unauthenticated   send a valid credential
+    +- Forbidden         ask an administrator for the permission
     +- RetryLater        the same request may succeed after ``retry_after_seconds``
     +- StartupError      fix the configuration or the machine; the process can't start
 
@@ -190,6 +192,12 @@ class TooManyPops(RetryLater):
     code = "too_many_pops"
 
 
+class LimitExceeded(RetryLater):
+    """The principal uses as much as one of its limits allows (``permissions.Limits``); ``detail`` names the limit."""
+
+    code = "limit_exceeded"
+
+
 class QueueGone(RequestError):
     """A queue of a subscription does not exist on the broker. Requests get 404 until the queue is declared again."""
 
@@ -198,6 +206,22 @@ class QueueGone(RequestError):
 
 def queue_gone_detail(queue: str) -> str:
     return f"queue {queue} does not exist on the broker; create the group again to declare it"
+
+
+class Unauthenticated(PopgateError):
+    """The request has no valid credential. ``detail`` does not reveal what is wrong with it."""
+
+    code = "unauthenticated"
+
+
+class Forbidden(PopgateError):
+    """The caller is known, but may not do this. ``action`` is the missing permission."""
+
+    code = "forbidden"
+
+    def __init__(self, detail: str, *, action: str) -> None:
+        super().__init__(detail)
+        self.action = action
 
 
 class StartupError(PopgateError):

@@ -7,18 +7,21 @@ program copies a tag together with the copy id, they identify the same copy agai
 
     tag = VERSION ":" key id ":" BLAKE2s(key, target NUL copy id)
 
-The key is derived from the proxies' secret. The key id identifies the secret that was used.
+The key is derived from a secret of the proxies. The key id identifies the secret. Messages outlive a change of secrets
+and of popgate itself, so tags of all secrets are trusted, and also tags of version 1, whose keys were derived in
+another way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2s
 from hmac import compare_digest, digest
 
+from popgate.domain.derived_keys import KEY_ID_BYTES, derived_key, key_id
 from popgate.domain.names import BrokerQueue
 
-VERSION = "1"
-KEY_ID_DIGITS, HASH_BYTES = 8, 16
-_PURPOSE = b"popgate identity of copies"
+VERSION, OLD_VERSION = "2", "1"
+HASH_BYTES = 16
+_PURPOSE = "popgate identity of copies"
 
 Signer = Callable[[str], str]
 """Returns the tag of a copy id."""
@@ -32,12 +35,13 @@ The tag is None if the copy has no tag.
 class IdentityKeys:
     """Signs and checks the tags of copies.
 
-    New tags are made with ``secret``. Tags that were made with ``secret`` or ``former_secret`` are trusted. With
+    New tags are made with the first of the ``secrets``. Tags that were made with any of them are trusted. With
     ``accepts_untagged``, copy ids without a tag are trusted too, because earlier versions of popgate did not add tags.
     """
 
-    def __init__(self, secret: bytes, *, former_secret: bytes | None = None, accepts_untagged: bool = False) -> None:
-        self._keys = [_Key(secret)] + ([] if former_secret is None else [_Key(former_secret)])
+    def __init__(self, secrets: Sequence[bytes], *, accepts_untagged: bool = False) -> None:
+        self._keys = [_new_key(secret) for secret in secrets]
+        self._trusted = [*self._keys, *(_old_key(secret) for secret in secrets)]
         self._accepts_untagged = accepts_untagged
 
     def signer(self, target: BrokerQueue) -> Signer:
@@ -49,7 +53,9 @@ class IdentityKeys:
 
         ``targets``: the targets for which these tags may have been made, the most frequent one first.
         """
-        known = {key.prefix: [key.signer(target) for target in targets] for key in self._keys}
+        known: dict[str, list[Signer]] = {}
+        for key in self._trusted:
+            known.setdefault(key.prefix, []).extend(key.signer(target) for target in targets)
         prefix_length = len(self._keys[0].prefix)
 
         def check_tag(copy_id: str, tag: str | None) -> str:
@@ -57,7 +63,7 @@ class IdentityKeys:
                 return "" if self._accepts_untagged else "it has no identity tag (see --accept-untagged)"
             signers = known.get(tag[:prefix_length])
             if signers is None:
-                return "its identity tag was made with another secret (see --former-secret)"
+                return "its identity tag was made with another secret (see --secret-file)"
             if tag.isascii() and any(compare_digest(signer(copy_id), tag) for signer in signers):
                 return ""
             return "its identity tag is not the one for this queue and copy id"
@@ -66,10 +72,9 @@ class IdentityKeys:
 
 
 class _Key:
-    def __init__(self, secret: bytes) -> None:
-        self._key = digest(secret, _PURPOSE, "sha256")
-        key_id = blake2s(self._key, digest_size=KEY_ID_DIGITS // 2).hexdigest()
-        self.prefix = f"{VERSION}:{key_id}:"
+    def __init__(self, version: str, key_id: bytes, key: bytes) -> None:
+        self._key = key
+        self.prefix = f"{version}:{key_id.hex()}:"
 
     def signer(self, target: BrokerQueue) -> Signer:
         prefix = self.prefix
@@ -81,3 +86,12 @@ class _Key:
             return prefix + hashing.hexdigest()
 
         return sign
+
+
+def _new_key(secret: bytes) -> _Key:
+    return _Key(VERSION, key_id(secret), derived_key(secret, _PURPOSE))
+
+
+def _old_key(secret: bytes) -> _Key:
+    key = digest(secret, _PURPOSE.encode(), "sha256")
+    return _Key(OLD_VERSION, blake2s(key, digest_size=KEY_ID_BYTES).digest(), key)

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar, cast
 from popgate.domain.errors import Conflict, PeerUnavailable, PopgateError, RetryLater
 from popgate.domain.message import Message
 from popgate.domain.names import GroupName, InstanceId, Subscription, TopicName
+from popgate.domain.permissions import Permit, permit_all
 from popgate.domain.quotas import Quotas
 from popgate.domain.receipt import ReceiptSigner
 from popgate.engine.catalog.topics import Topics
@@ -82,7 +83,7 @@ class Engine:
     def __init__(self, context: EngineContext) -> None:
         self.timer = NEVER
         self._context = context
-        signer = ReceiptSigner(context.options.secret)
+        signer = ReceiptSigner(context.options.secrets)
         self.topics = Topics(context, signer)
         self.lease_groups = LeaseGroups(context, self.topics)
         self._settler = Settler(context, signer)
@@ -129,31 +130,43 @@ class Engine:
 
     # -- data plane -----------------------------------------------------------------------------------------------
 
-    async def publish(self, topic: str, messages: Sequence[NewMessage]) -> list[Published]:
+    async def publish(self, topic: str, messages: Sequence[NewMessage], permit: Permit = permit_all) -> list[Published]:
         """Publish messages to a topic. Return one result for each message, in the same order.
 
-        Raises: TopicNotFound, BrokerUnavailable, StateUnavailable.
+        ``permit`` is asked before the topic is created by use. Raises: TopicNotFound, BrokerUnavailable,
+        StateUnavailable, and the errors of ``permit``.
         """
-        spec = await self.topics.topic_to_publish(topic)  # may wait for a change of topics, which may wait for the gate
+        # This may wait for a change of topics, which may wait for the gate of publishers.
+        spec = await self.topics.topic_to_publish(topic, permit)
         async with self.topics.publishers.entered(spec.topic):
             spec = self.topics.topic(topic)
             return await self._publisher.publish(spec, messages, self.topics.missing_queues(spec.topic))
 
-    async def pop(self, topic: str, group: str, request: PopRequest, presence: Presence) -> list[Leased]:
-        """Lease messages of a group to a client. Raises: TopicNotFound, GroupNotFound, and the errors of ``Pops.pop``.
+    async def pop(
+        self, topic: str, group: str, request: PopRequest, presence: Presence, permit: Permit = permit_all
+    ) -> list[Leased]:
+        """Lease messages of a group to a client. ``permit`` is asked before the group is created by use.
+
+        Raises: TopicNotFound, GroupNotFound, and the errors of ``Pops.pop`` and ``permit``.
 
         If the client disconnects during the pop, and has sent no attempt id with which it could repeat the pop, the
         messages are released, and the result is empty.
         """
-        subscription = await self._subscription_to_pop(topic, group)
+        subscription = await self._subscription_to_pop(topic, group, permit)
         leased = await subscription.pops.pop(request, presence)
         return await self._unless_gone(subscription, request, presence, leased)
 
     async def pop_anywhere(
-        self, topic: str, group: str, request: PopRequest, presence: Presence, forward: Forward[AnswerT]
+        self,
+        topic: str,
+        group: str,
+        request: PopRequest,
+        presence: Presence,
+        forward: Forward[AnswerT],
+        permit: Permit = permit_all,
     ) -> list[Leased] | AnswerT:
         """Pop on this proxy, or with ``forward`` on another proxy, whose answer is then returned."""
-        subscription = await self._subscription_to_pop(topic, group)
+        subscription = await self._subscription_to_pop(topic, group, permit)
         found = await self._remote_pops.pop(subscription, request, presence, forward)
         if not isinstance(found, list):
             return found
@@ -164,10 +177,10 @@ class Engine:
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         return 0 if served is None else served.serving.arrivals
 
-    async def _subscription_to_pop(self, topic: str, group: str) -> ServedSubscription:
+    async def _subscription_to_pop(self, topic: str, group: str, permit: Permit) -> ServedSubscription:
         if self._stopping:
             raise RetryLater("popgate is shutting down", retry_after_seconds=1.0)
-        return await self.topics.subscription_to_pop(topic, group)
+        return await self.topics.subscription_to_pop(topic, group, permit)
 
     async def _unless_gone(
         self, served: ServedSubscription, request: PopRequest, presence: Presence, leased: list[Leased]

@@ -17,6 +17,7 @@ from popgate.domain.lease import LeaseRecord
 from popgate.domain.lease_group import GroupKey
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, ClientId, CopyId, InstanceId, LeaseId, Subscription
+from popgate.domain.permissions import Caller
 
 AnswerT = TypeVar("AnswerT")
 
@@ -168,7 +169,8 @@ MESSAGES: Mapping[str, type[PeerMessage[Any]]] = {
 class ForwardedRequest(NamedTuple):
     """A client's HTTP request, unchanged, for the proxy that can answer it. Names in ``headers`` are in lower case.
 
-    ``client_id`` is the id of a pop's client. If it is set, the body does not contain it.
+    ``client_id`` is the id of a pop's client. If it is set, the body does not contain it. ``caller`` is None if this
+    proxy authenticates nobody.
     """
 
     method: str
@@ -177,6 +179,7 @@ class ForwardedRequest(NamedTuple):
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
     client_id: ClientId | None = None
+    caller: Caller | None = None
 
 
 class ForwardedAnswer(NamedTuple):

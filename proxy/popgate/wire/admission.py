@@ -1,12 +1,12 @@
-"""Defines how proxies authenticate to each other over HTTP: the path, the reserved headers, and the token.
+"""Defines how proxies name each other: the path, the reserved headers, and the names in their certificates.
 
-The token is derived from the secret that all proxies of a cluster share. It proves that the sender is one of these
-proxies, but not which one. It does not protect against an attacker who can read the network traffic between the
-proxies.
+Proxies talk only over TLS with certificates on both sides. The authorities of the certificates are derived from the
+secret that all proxies of a cluster share, so a certificate proves which proxy its owner is.
 """
 
-import hmac
-from collections.abc import Mapping
+from collections.abc import Iterable
+
+from popgate.domain.names import InstanceId
 
 PEERS_PATH = "/v1/peers"
 CONTENT_TYPE = b"application/msgpack"
@@ -14,9 +14,6 @@ CONTENT_TYPE = b"application/msgpack"
 RESERVED_PREFIX = b"popgate-"
 """Prefix of headers that only proxies of the cluster may send. If a client sends such a header, no proxy forwards
 it."""
-TOKEN = b"popgate-peer-token"
-"""Name of the header that contains the token. The header is not ``authorization``, because a forwarded request contains
-the ``authorization`` header of its client."""
 TO = b"popgate-to"
 """Name of the header that contains the instance id of the receiving proxy. The address of a proxy does not identify its
 instance, because a proxy that starts later may have the same address."""
@@ -26,6 +23,8 @@ WAIT_SECONDS = b"popgate-wait-seconds"
 CLIENT_ID = b"popgate-client-id"
 """Name of the header that contains the client id of a forwarded pop. The client id is not sent in the body, because an
 earlier release of popgate refuses an unknown field, but ignores an unknown header."""
+CALLER = b"popgate-caller"
+"""Name of the header that contains the caller of a forwarded request (``wire.callers``)."""
 
 NOT_A_PEER = "not_a_peer"
 WRONG_INSTANCE = "wrong_instance"
@@ -33,17 +32,15 @@ REFUSALS = {NOT_A_PEER: 401, WRONG_INSTANCE: 421}
 """HTTP status codes, by problem code. If a request has one of these problems, the proxy refuses it without executing
 any part of it."""
 
-_PURPOSE = b"popgate peers 1"
+INSTANCE_PREFIX = "popgate:instance:"
+"""Prefix of the URI (subject alternative name) by which a proxy's certificate names its instance."""
 
 
-def peer_token(secret: bytes) -> bytes:
-    """Return the token of the proxies that share ``secret``."""
-    return hmac.digest(secret, _PURPOSE, "sha256").hex().encode()
+def instance_uri(instance: InstanceId) -> str:
+    return INSTANCE_PREFIX + instance
 
 
-def is_peer(headers: Mapping[bytes, bytes], token: bytes) -> bool:
-    """Return whether the token in ``headers`` is ``token``, so that the sender is a proxy of the same cluster.
-
-    The comparison takes the same time for all wrong tokens.
-    """
-    return hmac.compare_digest(headers.get(TOKEN, b""), token)
+def instance_in(names: Iterable[str]) -> InstanceId | None:
+    """Return the instance that a certificate names, or None. ``names`` are its subject alternative names."""
+    named = [name.removeprefix(INSTANCE_PREFIX) for name in names if name.startswith(INSTANCE_PREFIX)]
+    return InstanceId(named[0]) if len(named) == 1 and named[0] else None

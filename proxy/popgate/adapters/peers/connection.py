@@ -1,4 +1,4 @@
-"""Manages one HTTP/1.1 connection to a peer proxy. The connection carries one request at a time.
+"""Manages one HTTP/1.1 connection over TLS to a peer proxy. The connection carries one request at a time.
 
 Every pop that is forwarded to another proxy uses this module, so its CPU time matters. It needs 0.05 to 0.2 ms for a
 request. httpx, or httpcore, on which httpx is built, would need 1.4 to 1.6 ms, and more than 3 ms with 32 simultaneous
@@ -11,15 +11,19 @@ connection.
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import Callable
-from typing import Any
 
 from httptools import HttpParserError, HttpResponseParser
 
+from popgate.adapters.peers.identity import AnotherPeer, ForeignPeer, named_instance
+from popgate.domain.names import InstanceId
 from popgate.ports.peers import ForwardedAnswer
+from popgate.runtime.tls_transport import TlsTransport
 
 CONNECT_SECONDS = 1.0
+"""Maximum seconds until a new connection can be used, with its TLS handshake."""
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
 """Maximum number of bytes in an answer. No answer of a proxy reaches this: the answer to a pop has at most 32 MiB."""
 HEADERS_MAX = 128
@@ -105,7 +109,7 @@ class PeerConnection(asyncio.Protocol):
     # -- events from asyncio ----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "a TCP connection"
+        assert isinstance(transport, asyncio.Transport), "a stream"
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
@@ -121,7 +125,10 @@ class PeerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._may_be_kept = False
-        self._fail(ConnectionResetError("it closed the connection" if exc is None else str(exc)))
+        if isinstance(exc, ssl.SSLError):
+            self._fail(ForeignPeer(exc.reason or str(exc)))  # it does not accept the certificate of this proxy
+        else:
+            self._fail(ConnectionResetError("it closed the connection" if exc is None else str(exc)))
         self._on_lost(self)
 
     # -- events from the parser -------------------------------------------------------------------------------------
@@ -156,9 +163,39 @@ class PeerConnection(asyncio.Protocol):
             self._answered.set_exception(error)
 
 
-async def connect(host: str, port: int, on_lost: Callable[[PeerConnection], None]) -> PeerConnection:
-    """Open a new connection. Raises: OSError, which includes TimeoutError."""
+async def connect(
+    host: str, port: int, context: ssl.SSLContext, wanted: InstanceId, on_lost: Callable[[PeerConnection], None]
+) -> PeerConnection:
+    """Open a new connection to the proxy ``wanted``. Until it has proved that it is this proxy, it receives nothing but
+    the messages of the TLS handshake.
+
+    Raises: OSError, which includes TimeoutError; AnotherPeer if another proxy of the cluster is at the address;
+    ForeignPeer if what is there does not belong to the cluster.
+    """
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(CONNECT_SECONDS):
-        made: tuple[Any, PeerConnection] = await loop.create_connection(lambda: PeerConnection(on_lost), host, port)
-    return made[1]
+    connected: asyncio.Future[PeerConnection] = loop.create_future()
+
+    def opened(tls: TlsTransport) -> PeerConnection:
+        found = named_instance(tls.ssl_object)
+        if found != wanted:
+            raise AnotherPeer(found)
+        connection = PeerConnection(on_lost)
+        if not connected.done():
+            connected.set_result(connection)
+        return connection
+
+    def failed(error: Exception) -> None:
+        if not connected.done():
+            connected.set_exception(
+                ForeignPeer(error.reason or str(error)) if isinstance(error, ssl.SSLError) else error
+            )
+
+    tls = TlsTransport(context, server_side=False, on_open=opened, on_failed=failed)
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await loop.create_connection(lambda: tls, host, port)
+            return await connected
+    except BaseException:
+        connected.cancel()
+        tls.abort()
+        raise

@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from popgate.domain.names import InstanceId
 from popgate.ports.peers import ForwardedRequest
 from popgate.wire.admission import (
+    CALLER,
     CLIENT_ID,
     CONTENT_TYPE,
     PASSED_BY,
     PEERS_PATH,
     RESERVED_PREFIX,
     TO,
-    TOKEN,
     WAIT_SECONDS,
 )
+from popgate.wire.callers import encode_caller
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -37,43 +38,42 @@ _HOP_BY_HOP = frozenset(
 _ABOUT_BROWSERS = frozenset({b"origin", b"sec-fetch-site"})
 """Headers that are not forwarded. ``api.browsers`` has already checked them at the proxy that the client reached. The
 same check could fail at the peer, which has another host name."""
-_NOT_ASKED_AGAIN = _HOP_BY_HOP | _ABOUT_BROWSERS | {b"content-length", b"expect", b"host"}
+_CREDENTIALS = frozenset({b"authorization", b"cookie"})
+"""Headers that are not forwarded. The proxy that the client reached has already authenticated it."""
+_NOT_ASKED_AGAIN = _HOP_BY_HOP | _ABOUT_BROWSERS | _CREDENTIALS | {b"content-length", b"expect", b"host"}
 _NOT_ANSWERED_AGAIN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
 """Headers of a peer's answer that the client does not receive, because they describe the connection to the peer, or
 because this proxy's own HTTP server sets them."""
 
 
-def message_head(authority: bytes, to: InstanceId, token: bytes, size: int) -> bytes:
+def message_head(authority: bytes, to: InstanceId, size: int) -> bytes:
     """Return the head of a request that sends a message of ``size`` bytes to the proxy ``to``."""
-    return (b"POST %b HTTP/1.1\r\nhost: %b\r\n%b: %b\r\n%b: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n") % (
+    return b"POST %b HTTP/1.1\r\nhost: %b\r\n%b: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (
         PEERS_PATH.encode(),
         authority,
         TO,
         to.encode(),
-        TOKEN,
-        token,
         CONTENT_TYPE,
         size,
     )
 
 
-def watch_head(authority: bytes, to: InstanceId, token: bytes) -> bytes:
+def watch_head(authority: bytes, to: InstanceId) -> bytes:
     """Return the head of a request whose answer ends when the proxy ``to`` begins to leave the cluster."""
-    parts = (PEERS_PATH.encode(), authority, TO, to.encode(), TOKEN, token)
-    return b"GET %b HTTP/1.1\r\nhost: %b\r\n%b: %b\r\n%b: %b\r\n\r\n" % parts
+    return b"GET %b HTTP/1.1\r\nhost: %b\r\n%b: %b\r\n\r\n" % (PEERS_PATH.encode(), authority, TO, to.encode())
 
 
 def passing_head(
     authority: bytes,
     to: InstanceId,
-    token: bytes,
     request: ForwardedRequest,
     passed_by: InstanceId,
     wait_seconds: float | None,
 ) -> bytes:
     """Return the head with which a client's request is forwarded to the proxy ``to``.
 
-    It omits headers that concern only the client's connection, and headers that only peers may set.
+    It omits headers that concern only the client's connection, its credentials, and headers that only peers may set.
+    Raises: NotUnderstood if the caller has too many permissions.
     """
     target = request.path.encode("latin-1") + (b"?" + request.query if request.query else b"")
     lines = [b"%b %b HTTP/1.1" % (request.method.encode(), target), b"host: " + authority]
@@ -82,12 +82,13 @@ def passing_head(
         if name not in dropped and not name.startswith(RESERVED_PREFIX):
             lines.append(b"%b: %b" % (name, value))
     lines.append(b"%b: %b" % (TO, to.encode()))
-    lines.append(b"%b: %b" % (TOKEN, token))
     lines.append(b"%b: %b" % (PASSED_BY, passed_by.encode()))
     if wait_seconds is not None:
         lines.append(b"%b: %b" % (WAIT_SECONDS, repr(float(wait_seconds)).encode()))
     if request.client_id is not None:
         lines.append(b"%b: %b" % (CLIENT_ID, request.client_id.encode()))
+    if request.caller is not None:
+        lines.append(b"%b: %b" % (CALLER, encode_caller(request.caller)))
     lines.append(b"content-length: %d\r\n\r\n" % len(request.body))
     return b"\r\n".join(lines)
 

@@ -1,18 +1,21 @@
 """Implements the peers port over HTTP: sends messages to ``/v1/peers``, and forwards clients' requests unchanged.
 
-Theory of operation. Every request names the instance that should handle it (an instance is one run of a proxy), and
-carries a token that is derived from the cluster's secret. If another instance now has the same address, for example
-after a restart, it refuses the request, because it does not know the state of its predecessor. An instance with another
-secret also refuses the request. Every failure raises PeerUnavailable. After a failure, the peer may still have carried
-out the request, unless no connection could be made.
+Theory of operation. All connections use TLS with certificates on both sides, whose authorities are derived from the
+cluster's secret. A certificate names an instance (one run of a proxy). If the certificate at a member's address names
+another instance, for example after a restart, or does not belong to the cluster, no request is sent there. Every
+failure raises PeerUnavailable. After a failure, the peer may still have carried out the request, unless no connection
+could be made.
 """
 
+import logging
+import ssl
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
 from popgate.adapters.peers.heads import client_headers, message_head, passing_head
+from popgate.adapters.peers.identity import ForeignPeer
 from popgate.adapters.peers.pool import PeerPool
 from popgate.adapters.peers.watching import Watch
 from popgate.domain.errors import NoCommonVersion, PeerUnavailable
@@ -31,11 +34,12 @@ from popgate.ports.peers import (
     Peers,
     Wanted,
 )
-from popgate.wire.admission import ARRIVALS, REFUSALS, peer_token
+from popgate.wire.admission import ARRIVALS, REFUSALS
 from popgate.wire.codec import CODEC, Codec
 from popgate.wire.errors import NotUnderstood
 
 AnswerT = TypeVar("AnswerT")
+_log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 10.0
 """Maximum number of seconds for a peer's answer, in addition to the wait time of a forwarded request."""
@@ -59,6 +63,7 @@ _read_problem = msgspec.json.Decoder(_Problem).decode
 class HttpPeers:
     """Sends requests from the proxy ``me`` to its peers, the other proxies of the cluster.
 
+    ``context`` contains the certificate of this proxy, and the authorities of the cluster.
     ``address_of`` returns the URL of an instance that is a member of the cluster, or None for any other instance.
     ``version`` returns the protocol version that the cluster uses at present; ``codec`` supports this version.
     Connections are opened on demand. Use the object within one event loop only.
@@ -67,18 +72,20 @@ class HttpPeers:
     def __init__(
         self,
         me: InstanceId,
-        secret: bytes,
+        context: ssl.SSLContext,
         *,
         address_of: Callable[[InstanceId], str | None],
         version: Callable[[], int],
         codec: Codec = CODEC,
     ) -> None:
         self._me = me
-        self._token = peer_token(secret)
+        self._context = context
         self._address_of = address_of
         self._version = version
         self._codec = codec
         self._pools: dict[InstanceId, PeerPool] = {}
+        self._foreign: set[InstanceId] = set()
+        """Members whose foreign certificate was logged."""
 
     async def ask(self, to: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
         """Send a message to the proxy ``to`` and return the answer, as the port describes.
@@ -88,7 +95,7 @@ class HttpPeers:
         pool = self._pool(to)
         try:
             body = self._codec.encode_message(self._version(), self._me, message)
-            head = message_head(pool.authority, to, self._token, len(body))
+            head = message_head(pool.authority, to, len(body))
             answer = await self._exchange(pool, to, head, body, ANSWER_SECONDS, repeatable=type(message) in REPEATABLE)
             if answer.status != 200:
                 raise PeerUnavailable(f"proxy {to} answered {answer.status}: {_problem(answer).detail}")
@@ -105,7 +112,10 @@ class HttpPeers:
         resets the connection, so that the peer immediately releases the leases of this request.
         """
         pool = self._pool(to)
-        head = passing_head(pool.authority, to, self._token, request, self._me, wait_seconds)
+        try:
+            head = passing_head(pool.authority, to, request, self._me, wait_seconds)
+        except NotUnderstood as error:
+            raise PeerUnavailable(error.detail) from error
         seconds = ANSWER_SECONDS + (WAIT_SECONDS_MAX if wait_seconds is None else wait_seconds)
         answer = await self._exchange(pool, to, head, request.body, seconds, repeatable=False)
         if answer.status in REFUSALS.values() and _problem(answer).code in REFUSALS:
@@ -124,7 +134,7 @@ class HttpPeers:
         Raises: PeerUnavailable if the member's address is invalid.
         """
         try:
-            watch = Watch(member, self._token)
+            watch = Watch(member, self._context, lambda error: self._is_foreign(member.instance, member.address, error))
         except ValueError as error:
             raise PeerUnavailable(f"proxy {member.instance} can't be watched: {error}") from error
         await watch.until_died()
@@ -145,7 +155,7 @@ class HttpPeers:
         if address is None:
             raise PeerUnavailable(f"proxy {to} is no longer a member of the cluster")
         try:
-            pool = self._pools[to] = PeerPool(address)
+            pool = self._pools[to] = PeerPool(address, to, self._context)
         except ValueError as error:
             raise PeerUnavailable(f"proxy {to} can't be reached: {error}") from error
         return pool
@@ -158,7 +168,16 @@ class HttpPeers:
         except TimeoutError as error:
             raise PeerUnavailable(f"proxy {to} at {pool.address} does not answer in time") from error
         except OSError as error:
+            if isinstance(error, ForeignPeer):
+                self._is_foreign(to, pool.address, error)
             raise PeerUnavailable(f"proxy {to} at {pool.address} can't be reached: {_words(error)}") from error
+
+    def _is_foreign(self, instance: InstanceId, address: str, error: ForeignPeer) -> None:
+        """Log once for each member that another program is at its address, or that it has another secret."""
+        if instance not in self._foreign:
+            self._foreign = {one for one in self._foreign if self._address_of(one) is not None} | {instance}
+            fields = {"proxy": instance, "address": address, "why": str(error)}
+            _log.warning("a proxy has another secret, or another program is at its address", extra=fields)
 
 
 _: type[Peers] = HttpPeers

@@ -8,15 +8,17 @@ before, and no byte of an answer arrived. A request that failed on a new connect
 """
 
 import asyncio
+import ssl
 from urllib.parse import urlsplit
 
 from popgate.adapters.peers.connection import PeerConnection, connect
+from popgate.domain.names import InstanceId
 from popgate.ports.peers import ForwardedAnswer
 
 IDLE_SECONDS_MAX = 30.0
 CONNECTIONS_MAX = 512
 """Maximum number of simultaneous requests to one peer. Further requests wait."""
-HTTP_PORT = 80
+HTTPS_PORT = 443
 
 
 def address_parts(address: str) -> tuple[str, int, bytes]:
@@ -25,19 +27,20 @@ def address_parts(address: str) -> tuple[str, int, bytes]:
     Raises: ValueError if ``address`` is not a peer's URL.
     """
     parts = urlsplit(address)
-    if parts.scheme != "http" or not parts.hostname:
-        raise ValueError(f"{address} is not a peer's address, which looks like http://host:port")
-    return parts.hostname, parts.port or HTTP_PORT, parts.netloc.rpartition("@")[2].encode()
+    if parts.scheme != "https" or not parts.hostname:
+        raise ValueError(f"{address} is not a peer's address, which looks like https://host:port")
+    return parts.hostname, parts.port or HTTPS_PORT, parts.netloc.rpartition("@")[2].encode()
 
 
 class PeerPool:
-    """The connections to one peer proxy. Use the pool within one event loop only.
+    """The connections to the proxy ``instance``. Use the pool within one event loop only.
 
-    Raises: ValueError if ``address`` is not an http URL.
+    ``context`` authenticates the proxies to each other. Raises: ValueError if ``address`` is not an https URL.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, instance: InstanceId, context: ssl.SSLContext) -> None:
         self.address = address
+        self._instance, self._context = instance, context
         self._host, self._port, self.authority = address_parts(address)
         self._idle: dict[PeerConnection, float] = {}
         """The idle connections, each with the loop time since which it has been idle, in the order of these times."""
@@ -63,7 +66,7 @@ class PeerPool:
                         raise
             if self._is_closed:
                 raise ConnectionAbortedError("its connections were closed")
-            connection = await connect(self._host, self._port, self._forget)
+            connection = await connect(self._host, self._port, self._context, self._instance, self._forget)
             return await self._exchange(connection, head, body)
 
     def close(self) -> None:

@@ -7,9 +7,13 @@ which of the two happened.
 
     connecting --(accepted)--> asking --(200)--> HELD --(closed without the end)--> connecting again
         |                        |                 |
-        | refused, after HELD    | another         | the answer's end
-        v                        v instance        v
-       DIED <-------------------DIED              LEFT: no report; the member itself announces that it leaves
+        | refused, or another    | another         | the answer's end
+        v proxy, after HELD      v instance        v
+       DIED                     DIED              LEFT: no report; the member itself announces that it leaves
+
+If the certificate at the address belongs to another proxy of the cluster, the member's process has ended, because its
+socket is bound to the address as long as it lives. A certificate that does not belong to the cluster proves nothing, so
+the attempt is repeated.
 
 If the state HELD was never reached, the member is never reported as dead, because its address may be wrong. If the
 member does not answer in time, it may hang or be cut off. In this case the request is sent again, and only missing
@@ -18,11 +22,14 @@ example, because its host loses power), this module does not detect this.
 """
 
 import asyncio
+import ssl
+from collections.abc import Callable
 from enum import Enum, auto
 from http import HTTPStatus
 
 from popgate.adapters.peers.connection import connect
 from popgate.adapters.peers.heads import watch_head
+from popgate.adapters.peers.identity import AnotherPeer, ForeignPeer
 from popgate.adapters.peers.pool import address_parts
 from popgate.ports.claims import Member
 
@@ -41,11 +48,13 @@ class _Outcome(Enum):
 
 
 class Watch:
-    """Watches one member of the cluster. Raises: ValueError if the member's address is invalid."""
+    """Watches one member of the cluster. ``on_foreign`` is called when another program, or a proxy with another secret,
+    is at its address. Raises: ValueError if the member's address is invalid."""
 
-    def __init__(self, member: Member, token: bytes) -> None:
+    def __init__(self, member: Member, context: ssl.SSLContext, on_foreign: Callable[[ForeignPeer], None]) -> None:
         self._host, self._port, authority = address_parts(member.address)
-        self._head = watch_head(authority, member.instance, token)
+        self._instance, self._context, self._on_foreign = member.instance, context, on_foreign
+        self._head = watch_head(authority, member.instance)
         self._was_held = False
         self._pause_seconds = PAUSE_SECONDS_MIN
 
@@ -78,14 +87,21 @@ class Watch:
                 self._host = connection.peer_host  # other addresses of the host name may not lead to the member
 
         try:
-            connection = await connect(self._host, self._port, lambda _: None)
+            connection = await connect(self._host, self._port, self._context, self._instance, lambda _: None)
         except ConnectionRefusedError:
             return _Outcome.REFUSED
+        except AnotherPeer:
+            return _Outcome.ANOTHER
+        except ForeignPeer as error:
+            self._on_foreign(error)
+            return _Outcome.UNKNOWN
         except OSError:
             return _Outcome.UNKNOWN
         try:
             answer = await connection.exchange(self._head, on_head=on_head)
-        except ConnectionError:
+        except ConnectionError as error:
+            if isinstance(error, ForeignPeer):
+                self._on_foreign(error)
             return _Outcome.LOST if statuses == [HTTPStatus.OK] else _Outcome.UNKNOWN
         finally:
             connection.close()

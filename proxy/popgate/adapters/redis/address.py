@@ -6,7 +6,8 @@
 
 The hosts of a Sentinel URL are Sentinels, whose default port is 26379. The user and the password are those of Redis.
 The query of a Sentinel URL may contain ``sentinel_username``, ``sentinel_password`` and redis-py's TLS options. For
-example, ``ssl_ca_certs`` names the file of trusted certificate authorities, in place of the system's authorities.
+example, ``ssl_ca_certs`` names the file of trusted certificate authorities, in place of the system's authorities. The
+server's certificate and name are verified, unless ``ssl_cert_reqs=none`` is given.
 """
 
 import contextlib
@@ -34,6 +35,10 @@ _SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 
 
+class _NotUnderstood(ValueError):
+    """A reason that contains no part of the URL."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
     """The address of a Redis server, or of the Sentinels that know it.
@@ -53,21 +58,28 @@ class RedisAddress:
 
 
 def parse_address(url: str) -> RedisAddress:
-    """Parse the URL of Redis. Raises: StartupError, whose text never contains the password."""
+    """Parse the URL of Redis.
+
+    Raises: StartupError. Its text contains no part of the URL, because any part may belong to a password that was not
+    quoted.
+    """
     scheme = url.partition("://")[0]
     try:
         if scheme in _SENTINEL_SCHEMES:
             return _sentinel_address(url)
         if scheme not in ("redis", "rediss", "unix"):
-            raise ValueError(f"{scheme!r} is not a scheme of a Redis URL")
+            raise _NotUnderstood("it has another scheme")
         parse_url(url)
         parts = urlsplit(url)
+        if "@" in parts.path and scheme != "unix":
+            raise _NotUnderstood("write a / in a password as %2F")
         if scheme == "unix":
             return RedisAddress(place=parts.path, url=url)
         host, port = parts.hostname or "localhost", parts.port or REDIS_PORT
         return RedisAddress(place=f"{host}:{port}{parts.path}", host=host, port=port, url=url)
     except ValueError as error:
-        raise StartupError(f"the Redis URL is not understood: {error}; use {FORMS}") from error
+        reason = error if isinstance(error, _NotUnderstood) else "it is no URL"
+        raise StartupError(f"the Redis URL is not understood: {reason}; use {FORMS}") from None
 
 
 def open_pool(address: RedisAddress) -> ConnectionPool:
@@ -84,6 +96,8 @@ def open_pool(address: RedisAddress) -> ConnectionPool:
         "retry": Retry(NoBackoff(), 0),
     }
     # redis-py has no types for the arguments of a URL or of Sentinels.
+    if address.url.startswith("rediss://") and "ssl_cert_reqs=none" not in address.url:
+        options["ssl_check_hostname"] = True  # not the default of redis-py 5; the URL may override it
     if not address.sentinels:
         return ConnectionPool.from_url(address.url, **options)  # pyright: ignore[reportUnknownMemberType]
     limits = {"socket_connect_timeout": SENTINEL_SECONDS, "socket_timeout": SENTINEL_SECONDS}
@@ -109,9 +123,9 @@ def _sentinel_address(url: str) -> RedisAddress:
     user, has_password, password = credentials.partition(":")
     path = parts.path.strip("/").split("/")
     if not hosts or not path[0] or len(path) > 2:
-        raise ValueError("a Sentinel URL has hosts, the name of the master, and perhaps a database")
+        raise _NotUnderstood("a Sentinel URL has hosts, the name of the master, and perhaps a database")
     if len(path) == 2 and not path[1].isdecimal():
-        raise ValueError(f"{path[1]!r} is not a database number")
+        raise _NotUnderstood("a database is a number")
     query = dict(parse_qsl(parts.query))
     sentinel_options: dict[str, Any] = {
         name.removeprefix("sentinel_"): query.pop(name)
@@ -127,10 +141,11 @@ def _sentinel_address(url: str) -> RedisAddress:
         tls: dict[str, Any] = {name: query.pop(name) for name in _TLS_OPTIONS if name in query}
         if tls.get("ssl_check_hostname") is not None:
             tls["ssl_check_hostname"] = tls["ssl_check_hostname"].lower() not in ("0", "false", "no")
-        options |= {"ssl": True, **tls}
-        sentinel_options |= {"ssl": True, **tls}
+        tls = {"ssl": True, "ssl_check_hostname": tls.get("ssl_cert_reqs") != "none", **tls}
+        options |= tls
+        sentinel_options |= tls
     if query:
-        raise ValueError(f"{', '.join(query)}: no such option")
+        raise _NotUnderstood("its query has an unknown option")
     sentinels = tuple(_host_and_port(host) for host in hosts.split(","))
     master = unquote(path[0])
     return RedisAddress(
@@ -147,5 +162,5 @@ def _sentinel_address(url: str) -> RedisAddress:
 def _host_and_port(text: str) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
     if not parts.hostname:
-        raise ValueError(f"{text!r} is not a host")
+        raise _NotUnderstood("a host is missing")
     return parts.hostname, parts.port or SENTINEL_PORT

@@ -27,8 +27,6 @@ from popgate.domain.errors import StateUnavailable
 
 _log = logging.getLogger(__name__)
 
-SECRET_BYTES = 32
-"""Number of random bytes in the shared secret. Redis stores them as twice as many hexadecimal digits."""
 WATCH_SECONDS = 1.0
 _ANEW, _UNCLAIMED = "POPGATE_ANEW", "POPGATE_UNCLAIMED"
 
@@ -147,13 +145,6 @@ class RedisConnection:
         Raises: StateUnavailable.
         """
         await self.command("SET", f"{self.prefix}broker", mark, "NX")
-
-    async def shared_secret(self) -> bytes:
-        """Return the secret that all processes in this namespace share. The first process creates the secret.
-
-        Raises: StateUnavailable.
-        """
-        return await self._keep("secret", secrets.token_hex(SECRET_BYTES).encode())
 
     async def cluster(self) -> str:
         """Return the cluster name that all processes in this namespace share. The first process creates the name.

@@ -4,6 +4,7 @@ A failed check does not prevent the start. It returns a warning for the operator
 """
 
 import re
+from collections.abc import Sequence
 
 from popgate.adapters.redis.connection import RedisConnection
 
@@ -59,6 +60,21 @@ async def startup_warnings(redis: RedisConnection) -> list[str]:
             f"Redis at {redis.place} is a Redis Cluster, where popgate's scripts fail: use a single Redis or Sentinel"
         )
     return warnings
+
+
+async def left_secret_warnings(redis: RedisConnection, secrets: Sequence[bytes]) -> list[str]:
+    """Return a warning if Redis still holds the secret that earlier versions of popgate stored there.
+
+    ``secrets`` are those of this proxy. Raises: StateUnavailable.
+    """
+    key = f"{redis.prefix}secret"
+    left: bytes | None = await redis.command("GET", key)
+    if left is None:
+        return []
+    if left in secrets:
+        return [f"Redis at {redis.place} still holds a secret of earlier versions of popgate: delete the key {key}"]
+    remedy = "if messages of these versions may still be on RabbitMQ, append its value to --secret-file; then delete it"
+    return [f"Redis at {redis.place} holds a secret of earlier versions of popgate in the key {key}: {remedy}"]
 
 
 async def _setting(redis: RedisConnection, name: str) -> str | None:

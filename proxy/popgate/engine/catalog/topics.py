@@ -11,10 +11,12 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 from popgate.domain.errors import Conflict, GroupNotFound, StateUnavailable, TopicNotFound
 from popgate.domain.modes import drained, switched
 from popgate.domain.names import DEFAULT_GROUP, BrokerQueue, GroupName, Subscription, TopicName, group_name, topic_name
+from popgate.domain.permissions import ANY, Action, Permit, Resource, permit_all
 from popgate.domain.quotas import Quota
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, TopicSpec
@@ -23,6 +25,9 @@ from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.publish.publishing import PublisherGate
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.journal import EventKind
+
+PolicyChange: TypeAlias = Callable[[Policy], Policy]
+"""Returns the new policy of a group for its present policy."""
 
 CHANGES_MAX = 20
 """Maximum number of attempts to change a group's catalog entry while other proxies change the same entry."""
@@ -112,16 +117,17 @@ class Topics:
 
     # -- creation by use ----------------------------------------------------------------------------------------
 
-    async def topic_to_publish(self, name: str) -> TopicSpec:
-        """Return the topic. If it does not exist and creation by use is on, create it with the group ``default``.
+    async def topic_to_publish(self, name: str, permit: Permit = permit_all) -> TopicSpec:
+        """Return the topic. If it does not exist and creation by use is on, create it with the group ``default``, if
+        ``permit`` allows this.
 
-        Raises: TopicNotFound.
+        Raises: TopicNotFound, and the errors of ``permit``.
         """
         spec = self.specs.get(TopicName(name))
         if self._context.options.auto_create and (spec is None or self._is_half_made(spec.topic)):
             async with self._change():
                 is_new = name not in self.specs
-                spec = await self._ensure_topic(topic_name(name))
+                spec = await self._ensure_topic(topic_name(name), permit)
                 if is_new:
                     await self._ensure_group(Subscription(spec.topic, DEFAULT_GROUP))
         return spec or self.topic(name)
@@ -130,22 +136,26 @@ class Topics:
         """Whether the topic has no group yet, but one may be in creation. A publish must wait for that group."""
         return self._changing.locked() and not self.groups(topic)
 
-    async def subscription_to_pop(self, topic: str, group: str) -> ServedSubscription:
-        """Return the subscription. If it does not exist and creation by use is on, create its topic and group.
+    async def subscription_to_pop(self, topic: str, group: str, permit: Permit = permit_all) -> ServedSubscription:
+        """Return the subscription. If it does not exist and creation by use is on, create its topic and group, if
+        ``permit`` allows this.
 
-        Raises: TopicNotFound, GroupNotFound, Conflict.
+        Raises: TopicNotFound, GroupNotFound, Conflict, and the errors of ``permit``.
         """
         served = self.served.get(Subscription(topic, group))  # type: ignore[arg-type]  # checked below where unknown
         if served is None and self._context.options.auto_create:
             name = Subscription(topic_name(topic), group_name(group))
             async with self._change():
-                await self._ensure_topic(name.topic)
+                if name not in self.served:
+                    permit(Action.CREATE, Resource(*name))
+                await self._ensure_topic(name.topic, permit)
                 return await self._ensure_group(name)
         return served or self.subscription(topic, group)
 
-    async def _ensure_topic(self, topic: TopicName) -> TopicSpec:
+    async def _ensure_topic(self, topic: TopicName, permit: Permit) -> TopicSpec:
         spec = self.specs.get(topic)
         if spec is None:
+            permit(Action.CREATE, Resource(topic))
             spec = TopicSpec(topic=topic, queue_count=self._context.options.auto_create_queues)
             self._check_queues(spec.queue_count)  # the queues that the first group will have
             await self._put_topic(spec)
@@ -170,23 +180,39 @@ class Topics:
     # -- changes ------------------------------------------------------------------------------------------------
 
     async def put_topic(
-        self, name: str, *, queues: int | None, adopt: Sequence[str] | None, unique_message_ids: bool = False
+        self,
+        name: str,
+        *,
+        queues: int | None,
+        adopt: Sequence[str] | None,
+        unique_message_ids: bool = False,
+        permit: Permit = permit_all,
     ) -> tuple[TopicSpec, bool, list[str]]:
         """Create or change a topic. Return its spec, whether it is new, and warnings for the admin.
 
-        Raises: InvalidRequest. Conflict if an adopted queue is missing, has other consumers or is a stream; if the
-        queue count would change while queues contain messages; or if the existing topic uses other adopted queues, or
-        has another ``unique_message_ids``.
+        ``permit`` is asked for ``create`` on a new topic, for ``admin`` on the topic if queues are adopted or their
+        number changes, and for ``admin`` on each adopted queue.
+
+        Raises: the errors of ``permit``; InvalidRequest; Conflict if an adopted queue is missing, has other consumers
+        or is a stream; if the queue count would change while queues contain messages; or if the existing topic uses
+        other adopted queues, or has another ``unique_message_ids``.
         """
         wanted = asked_topic(topic_name(name), queues, adopt, unique_message_ids=unique_message_ids)
         async with self._change():
             present = self.specs.get(wanted.topic)
+            whole_topic = Resource(wanted.topic, ANY)
+            if wanted.adopted:
+                permit(Action.ADMIN, whole_topic)
+                for queue in wanted.adopted:
+                    permit(Action.ADMIN, Resource(wanted.topic, ANY, queue=queue))
             if present is None:
+                permit(Action.CREATE, Resource(wanted.topic))
                 warnings = await check_adoption(wanted, self.specs.values(), self._context.broker)
                 return await self._put_topic(wanted), True, warnings
             if present.adopted != wanted.adopted or present.unique_message_ids != wanted.unique_message_ids:
                 raise Conflict(f"topic {name!r} uses other queues; delete it before you create it with these")
             if present.queue_count != wanted.queue_count:
+                permit(Action.ADMIN, whole_topic)
                 await self._change_queue_count(wanted)
             else:
                 await self._declare_topic(present)
@@ -205,22 +231,34 @@ class Topics:
                 await self._context.broker.delete_topic(spec.topic)
             self._context.journal.note(EventKind.TOPIC_DELETED, spec.topic, self._context.clock.wall())
 
-    async def put_group(self, topic: str, group: str, policy: Policy | None) -> tuple[ServedSubscription, bool]:
+    async def put_group(
+        self, topic: str, group: str, policy: Policy | PolicyChange | None, permit: Permit = permit_all
+    ) -> tuple[ServedSubscription, bool]:
         """Create a group, or change the policy of an existing group. Return the group, and whether it is new.
 
-        ``policy`` None: the default policy for a new group, or no change. Queues of an existing group that were deleted
-        at the broker are declared again. Raises: TopicNotFound, Conflict.
+        ``policy`` is the new policy; a function that converts the present one, or the default one of a new group; or
+        None for the default policy of a new group, and no change of an existing one. ``permit`` is asked for ``create``
+        of a new group, and for ``admin`` if the policy of an existing group changes. Queues of an existing group that
+        were deleted at the broker are declared again. Raises: TopicNotFound, Conflict, and the errors of ``permit``.
         """
         async with self._change():
             spec = self.topic(topic)
             name = Subscription(spec.topic, group_name(group))
             served = self.served.get(name)
             if served is None:
-                served, is_new = await self._put_group(name, policy or Policy())
+                permit(Action.CREATE, Resource(*name))
+                served, is_new = await self._put_group(name, _applied(policy, Policy()))
                 if is_new:
                     return served, True
+
+            def changed(spec: GroupSpec) -> GroupSpec:
+                wanted = _applied(policy, spec.policy)
+                if wanted != spec.policy:
+                    permit(Action.ADMIN, Resource(*name))
+                return replace(spec, policy=wanted)
+
             if policy is not None:
-                await self._change_spec(served, lambda spec: replace(spec, policy=policy))
+                await self._change_spec(served, changed)
             await self._declare_topic(spec)
             await self._context.broker.declare_group(served.layout)
             await served.queues_declared()
@@ -396,3 +434,9 @@ class Topics:
             surplus = one.layout.queues[wanted.queue_count :]
             if surplus:
                 await self._context.broker.delete_group(replace(one.layout, queues=surplus[1:], dead=surplus[0]))
+
+
+def _applied(policy: Policy | PolicyChange | None, present: Policy) -> Policy:
+    if policy is None:
+        return present
+    return policy if isinstance(policy, Policy) else policy(present)

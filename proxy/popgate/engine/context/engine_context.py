@@ -5,8 +5,8 @@ This module contains no logic of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 
 from popgate.domain.errors import TooManyPops
@@ -33,11 +33,12 @@ from popgate.runtime.shared_clock import SharedClock
 class EngineOptions:
     """Settings of the engine.
 
-    ``instance`` identifies this start of the process. It is unique, and contains no host name.
+    ``instance`` identifies this start of the process. It is unique, and contains no host name. The first of the
+    ``secrets`` signs receipt handles, and handles of all of them are valid.
     """
 
     instance: str
-    secret: bytes
+    secrets: Sequence[bytes] = field(repr=False)
     auto_create: bool
     auto_create_queues: int = 4
     buffer_bytes_max: int = 256 * 1024 * 1024

@@ -21,6 +21,7 @@ from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.message import MESSAGE_BYTES_MAX
 from popgate.domain.modes import extended_under, leased_by, wrong_mode
 from popgate.domain.names import ClientId, StreamName, is_transient
+from popgate.domain.permissions import Permit, permit_all
 from popgate.domain.topics import ConsumeMode, GroupSpec
 from popgate.engine.catalog.topics import Topics
 from popgate.engine.context.engine_context import EngineContext
@@ -87,6 +88,7 @@ class LeaseGroups:
         max_messages: int,
         slices: int,
         invisibility_seconds: float | None,
+        permit: Permit = permit_all,
     ) -> FormedGroup:
         """Return the lease group of a stream and epoch, with valid leases.
 
@@ -99,7 +101,7 @@ class LeaseGroups:
         BrokerUnavailable; TooManyInFlight if no message may be leased; WrongMode; LeaseGroupNotFound if
         ``max_messages`` is 0 and the group does not exist.
         """
-        served = await self._topics.subscription_to_pop(topic, group)
+        served = await self._topics.subscription_to_pop(topic, group, permit)
         key = GroupKey(served.name, stream, epoch)
         if served.spec.mode is not ConsumeMode.POP:
             return await self._standing(served.spec, key)

@@ -32,6 +32,7 @@ from popgate.domain.errors import (
 from popgate.domain.lease import SETTLED_STATES, RecordState, SettleStatus
 from popgate.domain.message import Message
 from popgate.domain.names import ClientId, CopyId, GroupName, InstanceId, Subscription, TopicName
+from popgate.domain.permissions import Permit, permit_all
 from popgate.domain.receipt import Receipt, ReceiptSigner
 from popgate.domain.topics import ConsumeMode
 from popgate.engine.catalog.topics import Topics
@@ -116,15 +117,21 @@ class Puller:
     # -- the assignment -------------------------------------------------------------------------------------------
 
     async def heard(
-        self, topic: str, group: str, client_id: ClientId, supports: Collection[ConsumeMode], shown: int | None
+        self,
+        topic: str,
+        group: str,
+        client_id: ClientId,
+        supports: Collection[ConsumeMode],
+        shown: int | None,
+        permit: Permit = permit_all,
     ) -> HeartbeatAnswer:
         """Register a client, or record its heartbeat. ``shown``: the generation that the client knows.
 
-        If creation by use is on, an unknown group is created. Raises: WrongMode if the client supports only pull mode
-        and the group is in another mode (the client's session is registered nevertheless); RetryLater if there are too
-        many clients.
+        If creation by use is on, an unknown group is created, if ``permit`` allows this. Raises: WrongMode if the
+        client supports only pull mode and the group is in another mode (the client's session is registered
+        nevertheless); RetryLater if there are too many clients; and the errors of ``permit``.
         """
-        served = await self._topics.subscription_to_pop(topic, group)
+        served = await self._topics.subscription_to_pop(topic, group, permit)
         told = await self._assigning.heard(served, client_id, supports, shown)
         if told.mode is not ConsumeMode.PULL and ConsumeMode.POP not in supports:
             raise modes.wrong_mode(served.spec, ConsumeMode.PULL)

@@ -1,0 +1,100 @@
+"""Represents one authenticated request in progress: its caller, and what the caller may still do."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from popgate.api.access import Access
+from popgate.api.connection import Connection
+from popgate.api.scope_keys import VISIT
+from popgate.api.usage import Usage, check_topic_limit
+from popgate.domain.errors import Forbidden, Unauthenticated
+from popgate.domain.permissions import Action, Caller, Permit, Resource, permit_all
+
+
+class Visit:
+    """One request of ``caller``. The gate ends the visit if the caller loses its credential or the permission.
+
+    ``usage`` is None for a request that another proxy has forwarded: that proxy enforces the caller's limits.
+    """
+
+    __slots__ = (
+        "_topics", "access", "caller", "connection", "ended", "held_bytes", "is_parked", "resource", "usage"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        caller: Caller,
+        access: Access,
+        resource: Resource | None,
+        connection: Connection | None,
+        usage: Usage | None,
+        topics: Callable[[], Iterable[str]],
+    ) -> None:
+        self.caller = caller
+        self.access = access
+        self.resource = resource
+        self.connection = connection
+        self.usage = usage
+        self.ended: Unauthenticated | Forbidden | None = None
+        """Why the visit has ended."""
+        self.is_parked = False
+        self.held_bytes = 0
+        self._topics = topics
+
+    def check(self) -> None:
+        """Raises: Unauthenticated or Forbidden if the visit has ended."""
+        if self.ended is not None:
+            raise self.ended
+
+    def park(self) -> None:
+        """Record that the request is about to wait. Raises: LimitExceeded, and the errors of ``check``."""
+        self.check()
+        if self.usage is not None and not self.is_parked:
+            self.usage.check_parked()
+            self.usage.parked += 1
+            self.is_parked = True
+
+    def permit(self, action: Action, resource: Resource) -> None:
+        """Check another action that the request needs. Raises: Forbidden, LimitExceeded, and those of ``check``."""
+        self.check()
+        self.caller.require(action, resource)
+        if action is Action.CREATE and resource.group is None and self.usage is not None:
+            check_topic_limit(self.caller.principal, self._topics)
+
+    def end(self, why: Unauthenticated | Forbidden) -> None:
+        """End the visit: if the request waits, it stops waiting. A request that is being carried out is completed."""
+        self.ended = why
+        if self.connection is not None and self.connection.presence is not None:
+            self.connection.presence.leave()
+
+
+def visit_of(scope: Mapping[str, Any]) -> Visit | None:
+    """Return the visit of a request, or None if this proxy authenticates nobody."""
+    visit: Visit | None = scope.get(VISIT)
+    return visit
+
+
+class Sight:
+    """What the caller of a request may see and do. Without authentication, this is everything."""
+
+    def __init__(self, visit: Visit | None) -> None:
+        self._visit = visit
+
+    @property
+    def permit(self) -> Permit:
+        """The check for actions that depend on what exists, or on the body of the request."""
+        return permit_all if self._visit is None else self._visit.permit
+
+    def sees(self, resource: Resource) -> bool:
+        """Return whether a list may show the resource to the caller."""
+        return self._visit is None or self._visit.caller.principal.may(Action.INSPECT, resource)
+
+
+def _sight(request: Request) -> Sight:
+    return Sight(visit_of(request.scope))
+
+
+SightOfCaller = Annotated[Sight, Depends(_sight)]
+"""The type of an argument of a FastAPI route that needs the ``Sight`` of its caller."""

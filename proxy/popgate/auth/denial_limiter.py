@@ -1,0 +1,45 @@
+"""Limits how many refusals the audit log records, for each caller or address and altogether."""
+
+import threading
+
+DENIALS_PER_SECOND = 5
+"""Maximum number of refusals of one caller or address that are recorded in a second."""
+DENIALS_PER_SECOND_ALL = 50
+SOURCES_MAX = 100
+"""Maximum number of callers and addresses whose suppressed refusals are counted separately."""
+OTHERS = "others"
+"""Stands for all sources that are not counted separately."""
+
+
+class DenialLimiter:
+    """Counts refusals in periods of one second. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # held for a few dict operations only
+        self._period = float("-inf")
+        self._admitted: dict[str, int] = {}
+        self._admitted_all = 0
+        self._suppressed: dict[str, int] = {}
+
+    def admits(self, source: str, now: float) -> bool:
+        """Return whether to record a refusal of ``source`` at the monotonic time ``now``."""
+        with self._lock:
+            if now - self._period >= 1.0:
+                self._period = now
+                self._admitted.clear()
+                self._admitted_all = 0
+            count = self._admitted.get(source, 0)
+            if count < DENIALS_PER_SECOND and self._admitted_all < DENIALS_PER_SECOND_ALL:
+                self._admitted[source] = count + 1  # not more entries than refusals are admitted altogether
+                self._admitted_all += 1
+                return True
+            if source not in self._suppressed and len(self._suppressed) >= SOURCES_MAX:
+                source = OTHERS
+            self._suppressed[source] = self._suppressed.get(source, 0) + 1
+            return False
+
+    def take_suppressed(self) -> list[tuple[str, int]]:
+        """Return the sources of which refusals were suppressed, with their numbers, and forget them."""
+        with self._lock:
+            found, self._suppressed = self._suppressed, {}
+        return [*found.items()]

@@ -1,0 +1,383 @@
+"""The HTTP interface over TLS, over real sockets: handshakes, large answers, and clients that leave or do not read."""
+
+import contextlib
+import json
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from contract.http_server import Topic, put
+from support.certificates import MemoryAuthority, write
+from support.processes import wait_until
+from support.proxy import ProxyProcess
+
+MIB = 1 << 20
+HEAD_SECONDS = 1.0
+IDLE_SECONDS = 2.0
+CONNECTIONS_MAX = 200
+HEALTH = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+AUTHORITY = MemoryAuthority()
+
+
+class TlsProxy(ProxyProcess):
+    """A proxy that serves https with a certificate of ``AUTHORITY``."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.certificate_file, self.key_file = write(folder, *AUTHORITY.issue())
+        files = ("--tls-certificate-file", str(self.certificate_file), "--tls-key-file", str(self.key_file))
+        super().__init__(folder, "--auto-create", "true", *files, *arguments)
+        self.url = f"https://127.0.0.1:{self.port}"
+        self.client = httpx.Client(base_url=self.url, timeout=40, trust_env=False, verify=trusting(AUTHORITY))
+
+
+def trusting(authority: MemoryAuthority) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=authority.pem.decode())
+    return context
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsProxy]:
+    limits = ("--head-seconds", str(HEAD_SECONDS), "--connection-idle-seconds", str(IDLE_SECONDS))
+    folder = tmp_path_factory.mktemp("tls")
+    with TlsProxy(folder, *limits, "--connections-max", str(CONNECTIONS_MAX)) as process:
+        yield process
+
+
+@pytest.fixture
+def topic(proxy: TlsProxy) -> Topic:
+    topic = Topic(proxy.client, f"t-{time.monotonic_ns()}")
+    put(topic.client, topic.admin_path, {"queues": 1})
+    put(topic.client, f"{topic.admin_path}/groups/default")
+    topic.pop()
+    return topic
+
+
+@contextlib.contextmanager
+def tcp(proxy: ProxyProcess, *, window: int | None = None) -> Generator[socket.socket]:
+    with socket.socket() as connection:
+        if window is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+        connection.settimeout(15)
+        connection.connect(("127.0.0.1", proxy.port))
+        yield connection
+
+
+@contextlib.contextmanager
+def tls(
+    proxy: ProxyProcess, context: ssl.SSLContext | None = None, *, window: int | None = None
+) -> Generator[ssl.SSLSocket]:
+    with (
+        tcp(proxy, window=window) as inner,
+        (context or trusting(AUTHORITY)).wrap_socket(inner, server_hostname="127.0.0.1") as connection,
+    ):
+        yield connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Read until the server ends the connection, which TLS must do with close_notify."""
+    data = b""
+    while part := connection.recv(65_536):
+        data += part
+    return data
+
+
+def open_connections(proxy: ProxyProcess) -> int:
+    found = proxy.client.get("/metrics").text.splitlines()
+    return int(float(next(line for line in found if line.startswith("popgate_http_conn")).rpartition(" ")[2])) - 1
+
+
+# ---------------------------------------------------------------- the handshake
+
+
+def test_new_versions_of_tls_are_spoken_and_old_ones_are_not(proxy: TlsProxy) -> None:
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        context = trusting(AUTHORITY)
+        context.minimum_version = context.maximum_version = version
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        with tls(proxy, context) as connection:
+            assert connection.selected_alpn_protocol() == "http/1.1"
+            assert connection.compression() is None
+            cipher = connection.cipher()
+            assert cipher is not None
+            assert "GCM" in cipher[0] or "CHACHA20" in cipher[0]
+            connection.sendall(HEALTH)
+            assert connection.recv(12) == b"HTTP/1.1 200"
+    context = trusting(AUTHORITY)
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(ssl.SSLError), tls(proxy, context):
+        pass
+    context = trusting(AUTHORITY)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("AES128-SHA:ECDHE-ECDSA-AES128-SHA256")
+    with pytest.raises(ssl.SSLError, match=r"(?i)handshake.failure"), tls(proxy, context):
+        pass
+
+
+def test_plain_http_is_answered_with_a_hint(proxy: TlsProxy) -> None:
+    answer = httpx.get(f"http://127.0.0.1:{proxy.port}/healthz", trust_env=False)
+    assert (answer.status_code, answer.json()["code"]) == (400, "https_required")
+
+
+@pytest.mark.parametrize("garbage", [b"\x00" * 100, b"\x16\x03\x01\x00\x05hello", b"\x80\x2e\x01", b"\xff" * 70_000])
+def test_garbage_ends_the_connection_at_once(proxy: TlsProxy, garbage: bytes) -> None:
+    with tcp(proxy) as connection:
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(garbage)
+            read_all(connection)
+        # An incomplete record is only known to be one when its time is up.
+        assert time.monotonic() - began < HEAD_SECONDS + 1
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01\x00"])
+def test_a_handshake_that_does_not_go_on_ends_in_time(proxy: TlsProxy, sent: bytes) -> None:
+    with tcp(proxy) as connection:
+        connection.sendall(sent)
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+        assert HEAD_SECONDS / 2 < time.monotonic() - began < HEAD_SECONDS + 1.5
+
+
+def test_a_slow_handshake_does_not_get_more_time(proxy: TlsProxy) -> None:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    wrapped = trusting(AUTHORITY).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        wrapped.do_handshake()
+    hello = outgoing.read()
+    with tcp(proxy) as connection:
+        began = time.monotonic()
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            for sent in range(len(hello)):
+                connection.sendall(hello[sent : sent + 1])
+                time.sleep(0.1)
+        assert sent < len(hello) - 1
+        assert time.monotonic() - began < HEAD_SECONDS + 1.5
+
+
+def test_silent_handshakes_do_not_keep_a_client_out(proxy: TlsProxy) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(3 * CONNECTIONS_MAX):
+            stack.enter_context(tcp(proxy))
+        for _ in range(3):
+            began = time.monotonic()
+            with tls(proxy) as connection:
+                connection.sendall(HEALTH)
+                assert connection.recv(12) == b"HTTP/1.1 200"
+            assert time.monotonic() - began < 2
+    wait_until(lambda: open_connections(proxy) == 0, timeout_seconds=5, what="the handshakes to end")
+
+
+def test_a_client_beyond_the_limit_reads_why_it_is_refused(tmp_path: Path) -> None:
+    head = b"POST /v1/topics/t/groups/g/pop HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20\r\n\r\n"
+    pop = head + b'{"wait_seconds": 30}'
+    with TlsProxy(tmp_path, "--connections-max", "8") as proxy, contextlib.ExitStack() as stack:
+        proxy.client.close()
+        parked = [stack.enter_context(tls(proxy)) for _ in range(6)]
+        answered = [stack.enter_context(tls(proxy)) for _ in range(2)]
+        for connection in parked:
+            connection.sendall(pop)
+        for connection in answered:  # such clients are not closed for room
+            connection.sendall(HEALTH)
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        with tls(proxy) as connection:
+            answer = read_all(connection)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b'"overloaded"' in answer
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_a_large_answer_arrives_whole_although_the_server_closes_and_the_client_reads_slowly(
+    proxy: TlsProxy, topic: Topic
+) -> None:
+    topic.publish("x" * 8 * MIB)
+    body = b'{"wait_seconds": 2}'
+    with tls(proxy, window=8_192) as connection:
+        head = f"POST {topic.group_path}/pop HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        received, began = b"", time.monotonic()
+        while part := connection.recv(65_536):
+            received += part
+            if time.monotonic() - began < 4:  # longer than the server waits for a client that reads nothing
+                time.sleep(0.2)
+    assert received.count(b"x") >= 8 * MIB
+    assert received.endswith(b"}")
+
+
+def test_a_refusal_behind_answers_that_were_not_read_cuts_nothing_off(proxy: TlsProxy, topic: Topic) -> None:
+    """The client pipelines a pop and an invalid request, and begins to read only after the goodbye's time."""
+    topic.publish("x" * 4 * MIB)
+    body = b'{"wait_seconds": 2}'
+    with tls(proxy, window=8_192) as connection:
+        head = f"POST {topic.group_path}/pop HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        received = connection.recv(1_000)
+        connection.sendall(b"nonsense\r\n\r\n")
+        began = time.monotonic()
+        while part := connection.recv(65_536):
+            received += part
+            if time.monotonic() - began < 3:
+                time.sleep(0.1)
+    assert received.count(b"x") >= 4 * MIB
+    assert b"HTTP/1.1 400" in received
+
+
+def test_a_client_that_does_not_read_is_noticed_and_costs_no_more_memory(proxy: TlsProxy, topic: Topic) -> None:
+    topic.publish("x" * 4 * MIB)
+    process = psutil.Process(proxy.pid)
+    body = b'{"wait_seconds": 2, "invisibility_seconds": 300}'
+    head = f"POST {topic.group_path}/pop HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    with tls(proxy, window=4_096) as connection:
+        connection.sendall(head.encode() + body)
+        connection.recv(100)
+        before = process.memory_info().rss
+        asked = 0
+        with contextlib.suppress(OSError):
+            connection.settimeout(1)
+            for _ in range(100_000):  # none of them is answered before the first answer is read
+                asked += connection.send(HEALTH * 100)
+        assert asked < 16 * MIB
+        assert process.memory_info().rss - before < 32 * MIB
+        wait_until(
+            lambda: topic.state()["ready"] == 1, timeout_seconds=2 * IDLE_SECONDS + 3, what="the lease to be undone"
+        )
+    wait_until(lambda: open_connections(proxy) == 0, timeout_seconds=5, what="the connection to end")
+
+
+def test_a_large_body_is_received_whole(topic: Topic) -> None:
+    body = "".join(chr(97 + number % 26) for number in range(8 * MIB))
+    topic.publish(body)
+    assert topic.pop_one(wait_seconds=5)["body"] == body
+
+
+# ---------------------------------------------------------------- clients that leave
+
+
+def close_notify(connection: ssl.SSLSocket) -> None:
+    """End TLS in order, and then the connection, as most libraries do."""
+    connection.settimeout(0.5)
+    with contextlib.suppress(OSError):
+        connection.unwrap()
+    connection.close()
+
+
+def fin(connection: ssl.SSLSocket) -> None:
+    connection.close()
+
+
+def reset(connection: ssl.SSLSocket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+ENDS: dict[str, Callable[[ssl.SSLSocket], None]] = {"close_notify": close_notify, "FIN": fin, "RST": reset}
+
+
+def send_pop(connection: ssl.SSLSocket, topic: Topic, **fields: Any) -> None:
+    body = json.dumps(fields).encode()
+    head = f"POST {topic.group_path}/pop HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+
+
+def parked_pops(topic: Topic) -> int:
+    wanted = f'popgate_parked_pops{{group="{topic.group}",topic="{topic.name}"}} '
+    lines = topic.client.get("/metrics").text.splitlines()
+    return next(int(float(line.removeprefix(wanted))) for line in lines if line.startswith(wanted))
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_parked_pop_whose_client_has_gone_takes_no_message(proxy: TlsProxy, topic: Topic, end: str) -> None:
+    with tls(proxy) as connection:
+        send_pop(connection, topic, wait_seconds=30)
+        wait_until(lambda: parked_pops(topic) == 1, timeout_seconds=5, what="the pop to wait")
+        ENDS[end](connection)
+        wait_until(lambda: parked_pops(topic) == 0, timeout_seconds=2, what="the pop to end")
+    topic.publish("x")
+    assert topic.pop_one()["delivery_count"] == 1
+
+
+@pytest.mark.parametrize("end", ["FIN", "RST"])
+@pytest.mark.parametrize("size", [1, MIB])
+def test_leases_of_an_answer_that_was_not_read_are_undone(proxy: TlsProxy, topic: Topic, end: str, size: int) -> None:
+    topic.publish("x" * size)
+    with tls(proxy, window=4_096) as connection:
+        send_pop(connection, topic, wait_seconds=2)
+        wait_until(lambda: topic.state()["in_flight"] == 1, timeout_seconds=5, what="the answer")
+        ENDS[end](connection)
+    assert topic.pop_one(wait_seconds=5)["delivery_count"] == 2
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("size", [1, MIB])
+def test_a_client_that_read_its_answer_keeps_its_leases(proxy: TlsProxy, topic: Topic, end: str, size: int) -> None:
+    topic.publish("x" * size)
+    with tls(proxy) as connection:
+        send_pop(connection, topic, wait_seconds=2)
+        received = b""
+        while received.count(b"}") < 2:
+            received += connection.recv(65_536)
+        if end == "RST":
+            time.sleep(1.2)  # a reset right after an answer means that it was not read
+        ENDS[end](connection)
+    assert topic.pop(wait_seconds=0.5) == []
+
+
+# ---------------------------------------------------------------- certificates
+
+
+def served_serial(proxy: TlsProxy, authority: MemoryAuthority = AUTHORITY) -> str:
+    with tls(proxy, trusting(authority)) as connection:
+        found = connection.getpeercert()
+        assert found is not None
+        return str(found["serialNumber"])
+
+
+def test_a_changed_certificate_is_used_for_new_connections_and_a_wrong_one_is_not(tmp_path: Path) -> None:
+    with TlsProxy(tmp_path) as proxy, tls(proxy) as connection:
+        first = served_serial(proxy)
+        write(tmp_path, *AUTHORITY.issue())
+        wait_until(lambda: served_serial(proxy) != first, timeout_seconds=5, what="the new certificate")
+        second = served_serial(proxy)
+        proxy.key_file.write_bytes(b"nonsense")
+        wait_until(lambda: "TLS files are wrong" in proxy.output, timeout_seconds=5, what="the warning")
+        assert served_serial(proxy) == second
+        write(tmp_path, *AUTHORITY.issue())
+        wait_until(lambda: served_serial(proxy) != second, timeout_seconds=5, what="the third certificate")
+        connection.sendall(HEALTH)
+        assert connection.recv(12) == b"HTTP/1.1 200", "an open connection stays"
+
+
+def test_many_connections_at_once_are_served(proxy: TlsProxy) -> None:
+    context = trusting(AUTHORITY)
+    failures: list[BaseException] = []
+
+    def use() -> None:
+        try:
+            for _ in range(10):
+                with tls(proxy, context) as connection:
+                    connection.sendall(HEALTH)
+                    assert connection.recv(12) == b"HTTP/1.1 200"
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []

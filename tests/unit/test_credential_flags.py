@@ -1,0 +1,71 @@
+"""Credentials in the command line of a process: which flags are hidden from ``ps``."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from popgate.cli.credential_flags import without_values
+from popgate.config.options import SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["serve", "--secret", "hunter2", "--port", "1"], ["serve", "--secret", "***", "--port", "1"]),
+        (["serve", "--secret=hunter2=", "--port=1"], ["serve", "--secret=***", "--port=1"]),
+        (["serve", "--amqp-url", "--secret", "hunter2"], ["serve", "--amqp-url", "***", "hunter2"]),
+        (["serve", "--secret"], ["serve", "--secret"]),
+        (["replicas", "plan", "--groups-url", "http://u:p@a"], ["replicas", "plan", "--groups-url", "***"]),
+        (["pop", "orders", "--url", "http://u:p@a"], ["pop", "orders", "--url", "***"]),
+        (["prove", "locks", "--http-url=http://u:p@a"], ["prove", "locks", "--http-url=***"]),
+        (
+            ["serve", "--secret-file", "f", "--amqp-url-file", "g"],
+            ["serve", "--secret-file", "f", "--amqp-url-file", "g"],
+        ),
+        ([], []),
+    ],
+)
+def test_only_values_that_may_be_credentials_are_hidden(words: list[str], shown: list[str]) -> None:
+    assert without_values(words) == shown
+
+
+@pytest.mark.parametrize("name", [setting.name for setting in SETTINGS if setting.hidden])
+def test_every_hidden_setting_is_hidden_as_a_flag(name: str) -> None:
+    flag = "--" + name.replace("_", "-")
+    assert without_values([flag, "hunter2"]) == [flag, "***"]
+
+
+def test_a_process_and_its_forks_show_no_credential_and_still_use_it() -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from popgate.cli.credential_flags import hide_credentials\n"
+        "hide_credentials()\n"
+        "if os.fork(): os.wait()\n"
+        "print(Path('/proc/self/cmdline').read_bytes(), sys.argv[2], flush=True)"
+    )
+    command = [sys.executable, "-c", program, "--secret", "hunter2" * 9, "--port", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for line in done.stdout.splitlines():
+        shown, _, used = line.rpartition(" ")
+        assert "popgate --secret *** --port 1" in shown
+        assert "hunter2" not in shown
+        assert used == "hunter2" * 9
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_popgate_hides_its_flags_before_it_does_anything_else(tmp_path: Path) -> None:
+    """A configuration file that is a pipe keeps the process at its start."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "popgate.cli", "serve", "--secret", "hunter2", "--config", str(pipe)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        with pipe.open("w") as stream:  # returns when the process reads
+            shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            stream.write("port = 0\n")
+    finally:
+        assert process.wait(20) == 2
+    assert b"popgate serve --secret *** --config" in shown
+    assert b"hunter2" not in shown

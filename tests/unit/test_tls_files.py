@@ -1,0 +1,164 @@
+"""The files of a server's certificate: what is refused at the start, and what happens when they change."""
+
+import logging
+import ssl
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from popgate.api.connection import PeerCertificate, certificate_of
+from popgate.bootstrap.tls import ServerTls, TlsFiles, server_context
+from popgate.domain.errors import StartupError
+from popgate.runtime.tls_transport import TlsTransport
+from support.certificates import MemoryAuthority, write
+from unit.test_peer_tls import Side, deliver
+
+AUTHORITY = MemoryAuthority()
+
+
+def files(folder: Path, *, client_ca: Path | None = None) -> TlsFiles:
+    return TlsFiles(*write(folder, *AUTHORITY.issue()), client_ca)
+
+
+def why(files: TlsFiles) -> str:
+    with pytest.raises(StartupError) as caught:
+        ServerTls(files)
+    return caught.value.detail
+
+
+def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:
+    right = files(tmp_path)
+    missing = tmp_path / "missing.pem"
+    for field in ("certificate", "key", "client_ca"):
+        assert why(right._replace(**{field: missing})) == f"{missing} does not exist; create it, or name another file"
+    assert why(right._replace(key=tmp_path)) == f"{tmp_path} can't be read (Is a directory)"
+    large = tmp_path / "large.pem"
+    large.write_bytes(b"x" * (1 << 21))
+    assert "is larger than" in why(right._replace(certificate=large))
+
+
+def test_a_file_with_something_else_is_named(tmp_path: Path) -> None:
+    right = files(tmp_path)
+    assert why(right._replace(certificate=right.key)) == f"{right.key} contains no certificate in PEM form"
+    assert why(right._replace(key=right.certificate)).startswith(f"{right.certificate} contains no private key")
+    assert why(right._replace(client_ca=right.key)) == f"{right.key} contains no certificate in PEM form"
+
+
+def test_the_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
+    one, other = files(tmp_path / "one"), files(tmp_path / "other")
+    assert why(one._replace(key=other.key)).startswith(f"{other.key} is not the key of the first certificate in")
+
+
+def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(tmp_path: Path) -> None:
+    found = TlsFiles(*write(tmp_path, *AUTHORITY.issue(password=b"x")))
+    assert why(found).startswith(f"{found.key} is encrypted; decrypt it")
+
+
+@pytest.mark.parametrize("valid_for", [timedelta(days=1), timedelta(hours=-1)])
+def test_an_expired_certificate_is_a_warning(
+    tmp_path: Path, valid_for: timedelta, caplog: pytest.LogCaptureFixture
+) -> None:
+    ServerTls(TlsFiles(*write(tmp_path, *AUTHORITY.issue(valid_for=valid_for))))
+    expected = ["the TLS certificate has expired: clients will refuse it"] if valid_for < timedelta() else []
+    assert [record.getMessage() for record in caplog.records] == expected
+
+
+def test_a_key_that_everybody_can_read_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = files(tmp_path)
+    found.key.chmod(0o644)
+    ServerTls(found)
+    assert [record.getMessage() for record in caplog.records] == [
+        "other users of this machine can read the TLS key: run chmod 600"
+    ]
+
+
+def is_stale(tls: ServerTls) -> bool:
+    return tls.is_stale  # otherwise mypy considers it constant
+
+
+def test_changed_files_are_used_once_they_are_right(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "popgate.bootstrap.tls")
+    found = files(tmp_path)
+    tls = ServerTls(found)
+    first = tls.context()
+    tls.look()
+    assert tls.context() is first
+    certificate, key = AUTHORITY.issue()
+    found.certificate.write_bytes(certificate)
+    for _ in range(3):
+        tls.look()
+    assert tls.context() is first
+    assert is_stale(tls)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the changed TLS files are wrong: the earlier ones stay in use"
+    ]
+    found.key.write_bytes(key)
+    tls.look()
+    assert tls.context() is first, "the files may still change"
+    tls.look()
+    assert tls.context() is not first
+    assert not is_stale(tls)
+    found.key.unlink()
+    second = tls.context()
+    for _ in range(3):
+        tls.look()
+    assert tls.context() is second
+    assert is_stale(tls)
+
+
+def test_a_link_to_other_files_is_a_change(tmp_path: Path) -> None:
+    """Kubernetes replaces a secret this way."""
+    one, other, link = files(tmp_path / "one"), files(tmp_path / "other"), tmp_path / "data"
+    link.symlink_to(tmp_path / "one")
+    tls = ServerTls(TlsFiles(link / one.certificate.name, link / one.key.name))
+    first = tls.context()
+    link.unlink()
+    link.symlink_to(other.key.parent)
+    tls.look()
+    tls.look()
+    assert tls.context() is not first
+
+
+def client_context(certificate: tuple[bytes, bytes] | None, folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(cadata=AUTHORITY.pem.decode())
+    if certificate is not None:
+        context.load_cert_chain(*write(folder, *certificate, name="client"))
+    return context
+
+
+NAMES = (
+    x509.DNSName("billing.example"),
+    x509.UniformResourceIdentifier("spiffe://example/billing"),
+    x509.RFC822Name("ann@example"),
+)
+
+
+def certificate_at_server(tmp_path: Path, certificate: tuple[bytes, bytes] | None) -> PeerCertificate | None:
+    """Return the certificate that the server sees. Raises: the reason why the handshake failed."""
+    authority = tmp_path / "clients.pem"
+    authority.write_bytes(AUTHORITY.pem)
+    server = Side(server_context(files(tmp_path, client_ca=authority)), server_side=True)
+    client = Side(client_context(certificate, tmp_path), server_side=False)
+    deliver(client, server)
+    for failure in server.failures:
+        raise failure
+    assert isinstance(server.tls, TlsTransport)
+    return certificate_of(server.tls)
+
+
+def test_a_client_certificate_is_optional_and_its_names_are_known(tmp_path: Path) -> None:
+    assert certificate_at_server(tmp_path, None) is None
+    found = certificate_at_server(tmp_path, AUTHORITY.issue(*NAMES))
+    assert found is not None
+    assert set(found.names) == {"billing.example", "spiffe://example/billing", "ann@example"}
+    assert found.expires_at > 0
+
+
+def test_a_foreign_or_expired_client_certificate_ends_the_handshake(tmp_path: Path) -> None:
+    for wrong in (MemoryAuthority().issue(*NAMES), AUTHORITY.issue(*NAMES, valid_for=timedelta(hours=-1))):
+        with pytest.raises(ssl.SSLCertVerificationError):
+            certificate_at_server(tmp_path, wrong)
