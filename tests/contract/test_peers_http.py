@@ -261,6 +261,9 @@ async def test_a_forwarded_request_needs_a_caller_where_callers_are_known(tmp_pa
         assert (await peers.forward(B, pop, wait_seconds=0)).status == 403
         pretended = posted(f"{GROUP}/pop", {}, (b"popgate-caller", b'{"n":"eve","c":"k2"}'))
         assert (await peers.forward(B, pretended, wait_seconds=0)).status == 403
+        headers = b"popgate-to: b\r\npopgate-passed-by: a\r\npopgate-caller: nonsense\r\n"
+        asked = b"GET %b HTTP/1.1\r\nhost: x\r\n%b\r\n" % (GROUP.encode(), headers)
+        assert (await raw_request(node, asked)).status == 400
         assert seen == []
         assert (await peers.forward(B, pop._replace(caller=ann), wait_seconds=0)).status == 200
         assert seen == [ann]

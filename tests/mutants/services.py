@@ -74,8 +74,8 @@ SERVICES = (
     ),
     Slip(
         "api/connection.py",
-        "if end > reached or (is_newest and abruptly and time.monotonic() - written_at < UNREAD_SECONDS):",
-        "if end > reached:",
+        "if answer.end > reached or (answer is newest and is_unread):",
+        "if answer.end > reached:",
         ("contract/test_http_client_gone.py",),
     ),
     # -- who owns which queue -----------------------------------------------------------------------------------------

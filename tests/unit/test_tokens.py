@@ -6,6 +6,8 @@ import hmac
 import json
 import logging
 import random
+import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -22,8 +24,11 @@ from popgate.auth.key_set import ALGORITHMS, KEYS_MAX, KeySetError, parse_key_se
 from popgate.auth.provider_keys import UNKNOWN_KEY_SECONDS, ProviderKeys
 from popgate.auth.scopes import ScopeRules
 from popgate.auth.tokens import KNOWN_MAX, SKEW_SECONDS, TOKEN_BYTES_MAX, TokenRules, TokenVerifier
-from popgate.domain.errors import Unauthenticated
+from popgate.bootstrap.openid import token_verifier
+from popgate.config import serve_options
+from popgate.domain.errors import StartupError, Unauthenticated
 from popgate.domain.permissions import GRANTS_MAX, Action, Caller, Resource
+from popgate.runtime.background import Background
 from popgate.runtime.clocks import ManualClock
 
 START = 1_700_000_000
@@ -546,3 +551,15 @@ def test_the_first_key_with_an_id_counts_and_the_number_is_limited() -> None:
 def test_other_content_is_no_key_set(content: bytes) -> None:
     with pytest.raises(KeySetError):
         parse_key_set(content)
+
+
+# ---------------------------------------------------------------- the start
+
+
+def test_a_missing_extra_is_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jwt", None)
+    monkeypatch.delitem(sys.modules, "popgate.auth.tokens")
+    options = serve_options({"oidc_issuer": ISSUER, "oidc_audience": AUDIENCE}, {}, None)
+    with pytest.raises(StartupError, match=re.escape("pip install 'popgate[server,oidc]'")):
+        token_verifier(options, Background())
+    assert token_verifier(serve_options({}, {}, None), Background()) is None

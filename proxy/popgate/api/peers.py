@@ -89,7 +89,10 @@ class PeerApp:
         scope[FORWARDING] = self._face.forwarding(headers, certified_instance(scope))
         caller = headers.get(admission.CALLER)
         if caller is not None:
-            scope[CALLER] = decode_caller(caller)
+            try:
+                scope[CALLER] = decode_caller(caller)
+            except NotUnderstood as error:
+                raise HttpError(400, error.code, error.detail) from error
         elif self._authenticates:
             raise HttpError(
                 403,

@@ -36,6 +36,10 @@ class TokenVerifier(Protocol):
         """
         ...
 
+    def current(self, caller: Caller) -> Caller | None:
+        """Return the caller of a token, which another proxy may have verified, or None if it is no longer valid."""
+        ...
+
 
 class Credentials:
     """Knows the callers with keys and certificates in ``keys``, and with tokens that ``tokens`` accepts."""
@@ -83,7 +87,7 @@ class Credentials:
         if caller.expires_at is not None and caller.expires_at <= self._clock.wall():
             return None
         if caller.credential.startswith(TOKEN_PREFIX):
-            return None if self._tokens is None else caller
+            return None if self._tokens is None else self._tokens.current(caller)
         if self._keys is None:
             return None
         if not caller.credential.startswith(CERTIFICATE_PREFIX):

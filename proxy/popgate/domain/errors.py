@@ -209,7 +209,7 @@ def queue_gone_detail(queue: str) -> str:
 
 
 class Unauthenticated(PopgateError):
-    """The request has no valid credential. ``detail`` does not reveal what is wrong with it."""
+    """The request has no valid credential. ``detail`` says what is wrong only with a token whose signature is valid."""
 
     code = "unauthenticated"
 

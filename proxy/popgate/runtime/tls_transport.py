@@ -205,6 +205,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         """End the connection after a violation of the protocol. The other side learns the reason (alert) if it is still
         there."""
+        error.__traceback__ = error.__context__ = None  # against a reference cycle
         was, self._stage, self._error = self._stage, Stage.GONE, error
         self._flush()
         if self._inner is not None:

@@ -14,6 +14,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable
+from functools import partial
 
 from httptools import HttpParserError, HttpResponseParser
 
@@ -125,8 +126,9 @@ class PeerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._may_be_kept = False
+        self._transport = None  # the parser refers to this object, so the TLS state would wait for the collector
         if isinstance(exc, ssl.SSLError):
-            self._fail(ForeignPeer(exc.reason or str(exc)))  # it does not accept the certificate of this proxy
+            self._fail(ForeignPeer(_reason(exc)))  # it does not accept the certificate of this proxy
         else:
             self._fail(ConnectionResetError("it closed the connection" if exc is None else str(exc)))
         self._on_lost(self)
@@ -172,30 +174,46 @@ async def connect(
     Raises: OSError, which includes TimeoutError; AnotherPeer if another proxy of the cluster is at the address;
     ForeignPeer if what is there does not belong to the cluster.
     """
-    loop = asyncio.get_running_loop()
-    connected: asyncio.Future[PeerConnection] = loop.create_future()
-
-    def opened(tls: TlsTransport) -> PeerConnection:
-        found = named_instance(tls.ssl_object)
-        if found != wanted:
-            raise AnotherPeer(found)
-        connection = PeerConnection(on_lost)
-        if not connected.done():
-            connected.set_result(connection)
-        return connection
-
-    def failed(error: Exception) -> None:
-        if not connected.done():
-            connected.set_exception(
-                ForeignPeer(error.reason or str(error)) if isinstance(error, ssl.SSLError) else error
-            )
-
-    tls = TlsTransport(context, server_side=False, on_open=opened, on_failed=failed)
+    opening = _Opening(wanted, on_lost)
+    tls = TlsTransport(context, server_side=False, on_open=opening.open, on_failed=opening.fail)
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            await loop.create_connection(lambda: tls, host, port)
-            return await connected
+            await asyncio.get_running_loop().create_connection(partial(_same, tls), host, port)
+            return await opening.connected
     except BaseException:
-        connected.cancel()
+        opening.connected.cancel()
         tls.abort()
         raise
+    finally:
+        del opening, tls  # an error refers to this frame, so that they would wait for the collector
+
+
+class _Opening:
+    """A connection to the proxy ``wanted`` that is being opened."""
+
+    def __init__(self, wanted: InstanceId, on_lost: Callable[[PeerConnection], None]) -> None:
+        self._wanted, self._on_lost = wanted, on_lost
+        self.connected: asyncio.Future[PeerConnection] = asyncio.get_running_loop().create_future()
+
+    def open(self, tls: TlsTransport) -> PeerConnection:
+        """Return the protocol of the connection. Raises: AnotherPeer."""
+        found = named_instance(tls.ssl_object)
+        if found != self._wanted:
+            raise AnotherPeer(found)
+        connection = PeerConnection(self._on_lost)
+        if not self.connected.done():
+            self.connected.set_result(connection)
+        return connection
+
+    def fail(self, error: Exception) -> None:
+        if not self.connected.done():
+            is_foreign = isinstance(error, ssl.SSLError)
+            self.connected.set_exception(ForeignPeer(_reason(error)) if is_foreign else error)
+
+
+def _same(tls: TlsTransport) -> TlsTransport:
+    return tls
+
+
+def _reason(error: Exception) -> str:
+    return (error.reason if isinstance(error, ssl.SSLError) else None) or str(error)
