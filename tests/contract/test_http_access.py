@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,10 @@ def test_an_expired_and_a_revoked_key_open_nothing(
         problem(server.send(*request_of(operation), key), 401, "unauthenticated")
 
 
+def is_refused(server: Guarded, key: Key) -> bool:
+    return server.send("GET", "/v1", key).status_code == 401
+
+
 @pytest.fixture(scope="module")
 def dead_keys(server: Guarded) -> list[Key]:
     """Keys of a principal that may do everything: one expired after the server had accepted it, one was revoked."""
@@ -200,9 +205,7 @@ def dead_keys(server: Guarded) -> list[Key]:
     revoked = server.known(server.keys.key(name))
     server.keys.revoke(revoked)
     for key in (expired, revoked):
-        wait_until(
-            lambda key=key: server.send("GET", "/v1", key).status_code == 401, timeout_seconds=5, what="the key's end"
-        )
+        wait_until(partial(is_refused, server, key), timeout_seconds=5, what="the key's end")
     return [expired, revoked]
 
 

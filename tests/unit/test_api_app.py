@@ -212,4 +212,4 @@ async def test_a_proxy_that_is_alone_has_no_peers(client: httpx.AsyncClient) -> 
     for method in ("GET", "POST"):
         answer = await client.request(method, "/v1/peers", content=b"x", headers={"popgate-passed-by": "a"})
         assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
-    assert (await client.post(POP, headers={"popgate-passed-by": "a", "popgate-peer-token": "x"})).status_code == 200
+    assert (await client.post(POP, headers={"popgate-passed-by": "a", "popgate-to": "a"})).status_code == 200

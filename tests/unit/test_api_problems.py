@@ -38,8 +38,6 @@ def test_the_page_about_http_tells_every_code_with_its_status() -> None:
         problems.NotFound("/x"),
         problems.MethodNotAllowed("GET"),
         problems.UnsupportedMediaType("x"),
-        problems.NotAPeer(),
-        problems.WrongInstance("a", "b"),
         problems.InternalError(),
         problems.HostNotAllowed("x"),
         problems.RequestTimeout("slow"),

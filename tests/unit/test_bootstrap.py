@@ -55,7 +55,7 @@ async def test_a_store_that_goes_away_while_a_proxy_starts_is_a_line_and_no_trac
         async def __aexit__(self, *_: object) -> None:
             raise AssertionError("it never began")
 
-    def started(*_: object) -> Started:
+    def started(*_: object, **__: object) -> Started:
         return Started()
 
     monkeypatch.setattr(bootstrap, "started", started)

@@ -122,7 +122,8 @@ class Gate:
         passed = self._known.get(key)
         if passed is None or (passed.caller is not None and _has_expired(passed.caller)):
             passed = await self._decide(credential, connection, scope)
-            if credential is not None and passed.caller is not None:
+            is_current = self._version == self._credentials.version  # verifying a token may have taken a while
+            if credential is not None and passed.caller is not None and is_current:
                 if len(self._known) >= REMEMBERED_MAX:
                     self._known.clear()
                 self._known[key] = passed
@@ -197,8 +198,9 @@ class Gate:
                 visit.end(Unauthenticated("the credential is no longer valid"))
             elif not _may(caller, visit.access, visit.resource):
                 visit.end(_forbidden(caller, visit.access, visit.resource))
-            elif caller.expires_at is not None:
-                self._next_expiry = min(self._next_expiry, caller.expires_at)
+            else:
+                visit.caller = caller
+                self._next_expiry = min(self._next_expiry, caller.expires_at or float("inf"))
 
     # -- answers ----------------------------------------------------------------------------------------------------
 

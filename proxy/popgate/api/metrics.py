@@ -179,10 +179,11 @@ class LockCollector(Collector):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessFigures:
     """What /metrics tells about access. ``is_insecure``: other machines can reach the server without authentication or
-    TLS. The two functions are None if there is no keys file, and no audit log, respectively."""
+    TLS. The functions are None if there is no keys file, no TLS, and no audit log, respectively."""
 
     is_insecure: bool = False
     keys_are_stale: Callable[[], bool] | None = None
+    tls_is_stale: Callable[[], bool] | None = None
     audit_dropped: Callable[[], int] | None = None
 
 
@@ -199,6 +200,9 @@ class AccessCollector(Collector):
         if now.keys_are_stale is not None:
             stale = "1 where the keys file is wrong, so that older keys are in use"
             yield GaugeMetricFamily("popgate_keys_stale", stale, value=float(now.keys_are_stale()))
+        if now.tls_is_stale is not None:
+            stale = "1 where the TLS files are wrong, so that an older certificate is in use"
+            yield GaugeMetricFamily("popgate_tls_stale", stale, value=float(now.tls_is_stale()))
         if now.audit_dropped is not None:
             dropped = "Records of the audit log that are lost, and that no line of the log has told yet"
             yield GaugeMetricFamily("popgate_audit_records_dropped", dropped, value=now.audit_dropped())

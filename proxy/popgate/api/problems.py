@@ -113,7 +113,7 @@ class HostNotAllowed(HttpError):
 
 class NotAPeer(HttpError):
     def __init__(self) -> None:
-        detail = "only proxies with the same --secret as this one may use this path or pass requests on"
+        detail = "the certificate of this connection is not that of the proxy that the request names"
         super().__init__(REFUSALS[NOT_A_PEER], NOT_A_PEER, detail)
 
 
@@ -183,7 +183,7 @@ TABLE: dict[type[PopgateError], _Kind] = {
     MethodNotAllowed: _Kind(405, "This path does not support the method"),
     UnsupportedMediaType: _Kind(415, "The content type is not supported"),
     HostNotAllowed: _Kind(403, "The host is not a name of this proxy"),
-    NotAPeer: _Kind(401, "The token is not that of a peer"),
+    NotAPeer: _Kind(401, "The certificate is that of another proxy"),
     WrongInstance: _Kind(421, "The request is for another proxy"),
     InternalError: _Kind(500, "popgate has failed"),
     HttpError: _Kind(400, "The request is not valid"),

@@ -342,7 +342,8 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
                 server = http_server(proxy, options, peers_max, background)
                 running = asyncio.create_task(server.serve(), name="http server")
                 _collect_rarely()
-                acceptor = Acceptor(listener, server, server.limiter, None if worker is None else worker.turns)
+                turns = None if worker is None else worker.turns
+                acceptor = Acceptor(listener, server, server.limiter, turns, context=server.context)
                 if worker is None:
                     acceptor.open()
                     print(banner(options), flush=True)

@@ -10,6 +10,7 @@ from popgate.auth.credentials import Credentials
 from popgate.auth.watched_keys import KeyChanges, WatchedKeys
 from popgate.bootstrap.endings import stop_in_time
 from popgate.bootstrap.openid import token_verifier
+from popgate.bootstrap.tls import ServerTls
 from popgate.config import ServeOptions
 from popgate.runtime.background import Background
 
@@ -23,11 +24,12 @@ class AccessControl:
     keys: WatchedKeys | None
     audit: AuditLog | None
 
-    def figures(self, *, is_insecure: bool) -> AccessFigures:
+    def figures(self, tls: ServerTls | None, *, is_insecure: bool) -> AccessFigures:
         keys, audit = self.keys, self.audit
         return AccessFigures(
             is_insecure=is_insecure,
             keys_are_stale=None if keys is None else lambda: keys.is_stale,
+            tls_is_stale=None if tls is None else lambda: tls.is_stale,
             audit_dropped=None if audit is None else lambda: audit.dropped,
         )
 

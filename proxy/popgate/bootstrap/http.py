@@ -110,7 +110,7 @@ def http_server(proxy: "Proxy", options: ServeOptions, peers_max: int, backgroun
         requests=requests,
         journal=proxy.journal_figures,
         replicas=None if proxy.replicas is None else CachedReplicaView(proxy.replicas, SystemClock()),
-        access=access.figures(is_insecure=options.insecure and not is_loopback(options.host)),
+        access=access.figures(tls, is_insecure=options.insecure and not is_loopback(options.host)),
     )
     if access.credentials is not None:
         topics = proxy.engine.topics
