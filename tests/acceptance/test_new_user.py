@@ -55,6 +55,23 @@ def test_the_first_command_starts_a_proxy_and_the_next_ones_do_what_the_readme_s
         assert "Traceback" not in running.output
 
 
+def test_a_reader_makes_a_key_and_uses_it(tmp_path: Path) -> None:
+    ports = PortBlock()
+    (port,) = ports.ports
+    environment = reader_environment(port, tmp_path / "data")
+    here = {"keys.toml": str(tmp_path / "keys.toml"), "orders-app.key": str(tmp_path / "orders-app.key")}
+    substitution = Substitution(port=port, counts=here)
+    make_keys, server, use, refused = scenario("keys")
+    with Terminal(checkout(tmp_path), substitution, environment) as terminal:
+        assert '"orders-app"' in terminal.paste(make_keys)
+        with ServerBlock(tmp_path / "server", server, port, substitution, environment) as running:
+            assert '"body":"Hello, world"' in terminal.paste(use)
+            terminal.paste(refused)
+            running.stop()
+            assert "Traceback" not in running.output
+            assert (tmp_path / "orders-app.key").read_text().strip() not in running.output
+
+
 def printed_by_the_server(output: str) -> Iterator[Block]:
     """Return what `popgate serve` prints for pasting."""
     to_paste = re.search(r"^Publish, pop and ack a message:\n((?:  .+\n)+)", output, re.MULTILINE)
