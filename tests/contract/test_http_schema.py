@@ -17,6 +17,8 @@ import pytest
 
 from contract.http_server import HttpServer, answer
 from contract.http_server import lean_server as server
+from support.key_files import KeyFile, everything
+from support.proxy import ProxyProcess
 
 __all__ = ["server"]
 
@@ -113,17 +115,44 @@ def test_what_the_page_offers_to_be_tried_is_not_refused(server: HttpServer) -> 
 def test_every_answer_is_as_described(server: HttpServer, tmp_path: Path, seed: int, full_run: bool) -> None:
     # Invalid requests are refused before they reach a broker: the short run sends them on one only.
     mode = "positive" if server.broker == "rabbitmq" and not full_run else "all"
+    examples = "100" if full_run else "4"
+    settings = ("--checks", "all", "--seed", str(seed), "--max-examples", examples, "--mode", mode)
+    schemathesis(tmp_path, f"{server.process.url}/openapi.json", *settings)
+    answer(server.client.get("/readyz"))
+    assert "Traceback" not in server.process.output
+
+
+@pytest.mark.parametrize("has_key", [True, False], ids=["with a key", "without a key"])
+def test_no_answer_of_a_proxy_with_keys_is_a_server_error(
+    tmp_path: Path, seed: int, full_run: bool, has_key: bool
+) -> None:
+    keys = KeyFile(tmp_path / "keys.toml")
+    admin = keys.principal("admin", everything())
+    with ProxyProcess(tmp_path / "proxy", "--keys-file", str(keys.path)) as proxy:
+        description = proxy.client.get("/openapi.json", headers=admin.headers)
+        (tmp_path / "openapi.json").write_bytes(description.content)
+        settings = ["--url", proxy.url, "--checks", "not_a_server_error", "--seed", str(seed)]
+        settings += ["--max-examples", "100" if full_run else "4"]
+        if has_key:
+            settings += ["--header", f"Authorization: {admin.headers['authorization']}"]
+        printed = schemathesis(tmp_path, str(tmp_path / "openapi.json"), *settings)
+        assert "generated" in printed
+        assert proxy.client.get("/readyz").is_success
+        assert "Traceback" not in proxy.output
+        assert proxy.client.get("/v1/admin/topics", headers=admin.headers).is_success
+        topics = proxy.client.get("/v1/admin/topics", headers=admin.headers).json()["topics"]
+        assert bool(topics) == has_key, "only with a key can a request have created any"
+
+
+def schemathesis(folder: Path, *arguments: str) -> str:
+    """Run schemathesis as any user would, and return what it prints."""
     result = subprocess.run(
-        [
-            *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.process.url}/openapi.json", "--no-color"),
-            *("--checks", "all", "--seed", str(seed), "--max-examples", "100" if full_run else "4", "--mode", mode),
-        ],
+        [sys.executable, "-m", "schemathesis.cli", "run", *arguments, "--no-color"],
         env={**os.environ, "PYTHONPATH": str(TESTS_FOLDER), "SCHEMATHESIS_HOOKS": "contract.http_schema_hooks"},
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    answer(server.client.get("/readyz"))
-    assert "Traceback" not in server.process.output
+    return result.stdout
