@@ -1,6 +1,7 @@
 """Topics and groups over HTTP (decision 1)."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -247,3 +248,17 @@ def test_a_damaged_body_is_refused(server: HttpServer, body: bytes) -> None:
 def test_a_body_beyond_1_mib_is_too_large(server: HttpServer) -> None:
     body = json.dumps({"queues": 1, "x": "x" * 1024 * 1024})
     problem(server.client.put("/v1/admin/topics/large", content=body), 413, "message_too_large")
+
+
+def test_the_metrics_of_each_proxy_can_be_read_through_any_other(server: HttpServer) -> None:
+    members = [one["instance"] for one in answer(server.client.get("/v1/admin/cluster"))["members"]]
+    assert len(members) == (1 if server.owner is None else 2)
+    resident: set[str] = set()
+    for member in members:
+        scraped = server.client.get("/metrics", params={"proxy": member})
+        assert scraped.status_code == 200
+        resident |= set(re.findall(r"^process_start_time_seconds (.+)$", scraped.text, re.MULTILINE))
+    assert len(resident) == len(members), "each has its own metrics"
+    for unknown in ("", "nobody"):
+        document = problem(server.client.get("/metrics", params={"proxy": unknown}), 400, "invalid_request")
+        assert document["field"] == "proxy"

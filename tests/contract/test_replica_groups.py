@@ -14,12 +14,15 @@ from popgate.domain.errors import PeerUnavailable
 from popgate.replicas.group_memory import RememberedGroups
 
 NOBODY = "http://127.0.0.1:1"
+CREDENTIALS: list[str | None] = []
+"""The ``Authorization`` headers that ``Stranger`` got."""
 
 
 class Stranger(BaseHTTPRequestHandler):
     """Another program, which answers every request."""
 
     def do_GET(self) -> None:
+        CREDENTIALS.append(self.headers["authorization"])
         self.send_response(int(self.path[1:4]))
         self.end_headers()
         self.wfile.write(b'{"groups": "many"}')
@@ -40,6 +43,30 @@ async def test_what_is_no_proxy_is_said(status: int, says: str) -> None:
         assert "password" not in raised.value.detail
         await groups.close()
         await asyncio.to_thread(stranger.shutdown)
+
+
+@pytest.mark.parametrize(("status", "says"), [(401, "POPGATE_TOKEN or --token-file"), (403, "permission 'inspect'")])
+async def test_each_reading_uses_the_token_of_the_moment(status: int, says: str) -> None:
+    tokens = iter(["first", "second"])
+
+    def token() -> str:
+        try:
+            return next(tokens)
+        except StopIteration:
+            raise PeerUnavailable("the token file is gone") from None
+
+    CREDENTIALS.clear()
+    with HTTPServer(("127.0.0.1", 0), Stranger) as stranger:
+        threading.Thread(target=stranger.serve_forever, args=(0.02,), daemon=True).start()
+        groups = ProxyReplicaGroups([f"http://127.0.0.1:{stranger.server_port}/{status}"], "/", token)
+        for _ in range(2):
+            with pytest.raises(PeerUnavailable, match=says):
+                await groups.asking()
+        with pytest.raises(PeerUnavailable, match="the token file is gone"):
+            await groups.asking()
+        await groups.close()
+        await asyncio.to_thread(stranger.shutdown)
+    assert CREDENTIALS == ["Bearer first", "Bearer second"]
 
 
 async def test_before_the_first_answer_nothing_is_taken_for_known() -> None:

@@ -307,8 +307,6 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
     # If RabbitMQ can't be reached, the adapter logs the reason in one line. aiormq would log the reason again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     options, peers_max = within(options, raise_limit())
-    if options.insecure and not is_loopback(options.host):
-        _log.warning("--insecure: other machines can reach this proxy without authentication or without TLS")
     failures: list[BaseException] = []
     faults = Faults()
     stop = asyncio.Event()
@@ -329,6 +327,8 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
 
     listening = listening_for_clients(options) if worker is None else worker.listening(stop)
     with ending_on_signals(stop), listening as listener:
+        if options.insecure and not is_loopback(options.host):
+            _log.warning("--insecure: other machines can reach this proxy without authentication or without TLS")
         async with contextlib.AsyncExitStack() as stack:
             background, is_first = Background(failed), worker is None or worker.number == 1
             starting = started(options, background, faults, is_first=is_first)

@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from importlib.metadata import entry_points
 from typing import Any, cast
 
@@ -79,10 +79,10 @@ async def replica_keeper(
 
 @contextlib.asynccontextmanager
 async def proxy_groups(
-    options: ServeOptions, rabbit: RabbitOptions, token: str | None
+    options: ServeOptions, rabbit: RabbitOptions, token: Callable[[], str] | None
 ) -> AsyncGenerator[ReplicaGroups | None]:
-    """Yield a source that requests the groups' replica settings from the configured proxies. Yield None if no proxies
-    are configured."""
+    """Yield a source that requests the groups' replica settings from the configured proxies, with the token that
+    ``token`` returns. Yield None if no proxies are configured."""
     if not options.replica_groups_urls:
         yield None
         return

@@ -1,9 +1,11 @@
 """Converts the errors of the client library to exit codes, and to one line that tells the user what to do."""
 
 import re
+import ssl
 
 from popgate.cli.endings import ExitCode, without_credentials
 from popgate_client import (
+    Forbidden,
     PopgateError,
     RequestInvalid,
     RetryLater,
@@ -28,6 +30,8 @@ def explain(error: PopgateError, url: str) -> str:
         return _unreachable(error, url)
     if isinstance(error, Unauthorized):
         return f"{url} requires a valid key or token ({_line(error.detail)}); give one in POPGATE_TOKEN or --token-file"
+    if isinstance(error, Forbidden):
+        return _forbidden(error)
     if isinstance(error, ServerFault):
         return f"the server at {url} has failed or is not popgate: {_line(error.detail)}"
     if isinstance(error, RetryLater) and not isinstance(error, TooManyInFlight):  # --timeout does not limit it
@@ -40,12 +44,28 @@ def explain(error: PopgateError, url: str) -> str:
 def _unreachable(error: ServerUnreachable, url: str) -> str:
     if error.status is not None:
         return f"the gateway at {url} can't reach popgate: {_line(error.detail)}"
+    if _is_untrusted(error):
+        return f"{url} has no trusted certificate ({_cause(error)}); name its authority in SSL_CERT_FILE"
     if error.sent:
         return (
             f"no answer from {url}: the request may or may not have been carried out ({_cause(error)}); is the proxy "
             "running? see --url and --timeout"
         )
     return f"can't reach {url} ({_cause(error)}); start the proxy with 'popgate serve' or name another URL with --url"
+
+
+def _forbidden(error: Forbidden) -> str:
+    """Name the missing action, also if a newer server's detail does not, and both ways out."""
+    detail = _line(error.detail)
+    missing = f" (missing: {error.action})" if error.action is not None and error.action not in detail else ""
+    return f"{detail}{missing}, or give another key or token in POPGATE_TOKEN or --token-file"
+
+
+def _is_untrusted(error: BaseException | None) -> bool:
+    """Return whether the server's certificate was refused. httpx and httpcore wrap the error of ``ssl``."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _cause(error: ServerUnreachable) -> str:

@@ -6,6 +6,7 @@ from popgate import config
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import TIMEOUT_SECONDS
 from popgate_client import Client, RequestInvalid, token_in
+from popgate_client.transport import url_complaint
 
 URL_DEFAULT = "http://127.0.0.1:8080"
 
@@ -17,15 +18,17 @@ def url_of(arguments: argparse.Namespace) -> str:
 
 
 def open_client(arguments: argparse.Namespace) -> Client:
-    """Return a client that has not sent any request. The caller must close it. Raises: CommandFailed if the URL is
-    invalid."""
+    """Return a client that has not sent any request. The caller must close it. Raises: CommandFailed if the URL or the
+    token is invalid."""
     url = url_of(arguments)
+    if (complaint := url_complaint(url)) is not None:
+        raise CommandFailed(f"{complaint}; give one with --url or POPGATE_URL", ExitCode.USAGE)
     file: str | None = getattr(arguments, "token_file", None)
     try:
         return Client(
             url,
-            token=None if file is None else token_in(file),  # None: the client reads POPGATE_TOKEN
+            token=None if file is None else token_in(file),  # None: the client reads the environment
             retry_seconds_max=getattr(arguments, "timeout", TIMEOUT_SECONDS),
         )
     except RequestInvalid as error:
-        raise CommandFailed(f"{error.detail}; give one with --url or POPGATE_URL", ExitCode.USAGE) from error
+        raise CommandFailed(f"{error.detail}; see POPGATE_TOKEN and SSL_CERT_FILE", ExitCode.USAGE) from error

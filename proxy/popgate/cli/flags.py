@@ -17,6 +17,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # pyright: ignore[re
 Command: TypeAlias = Callable[[argparse.Namespace], int]
 
 TIMEOUT_SECONDS = 5.0
+TOKEN_FILE_HELP = "file that contains an API key or a token (POPGATE_TOKEN_FILE; default: the token in POPGATE_TOKEN)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -105,8 +106,7 @@ def _common_flags() -> Parser:
     parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     common = parser.add_argument_group("flags of every client command")
     common.add_argument("--url", help="URL of popgate (POPGATE_URL; default: http://127.0.0.1:8080)")
-    token_help = "file that contains an API key or a token (default: POPGATE_TOKEN, if it is set)"
-    common.add_argument("--token-file", metavar="FILE", help=token_help)
+    common.add_argument("--token-file", metavar="FILE", help=TOKEN_FILE_HELP)
     common.add_argument(
         "--output",
         choices=("json", "table"),

@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from popgate import config
 from popgate.cli.configured import options_of
 from popgate.cli.endings import CommandFailed, ExitCode, Terminated
-from popgate.cli.flags import Command, Commands, Parser
+from popgate.cli.flags import TOKEN_FILE_HELP, Command, Commands, Parser
 from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
 from popgate.cli.serve import add_setting
 from popgate.config.options import REPLICA_SETTINGS, SETTINGS
 from popgate.config.setting import Setting
+from popgate_client import RequestInvalid, token_in
+from popgate_client.tokens import current_token, token_of_environment
 
 if TYPE_CHECKING:
     from popgate.config import ServeOptions
@@ -133,6 +134,7 @@ def _action(actions: Commands, name: str, run: Command, help: str, epilog: str) 
         add_setting(parser, _flag(setting), setting)
         if _flag(setting) != setting.flag:  # errors name this flag, and users of popgate serve know it
             add_setting(parser, setting.flag, setting, hidden=True)
+    parser.add_argument("--token-file", metavar="FILE", help=f"for --groups-url: {TOKEN_FILE_HELP}")
     if name != "watch":
         parser.add_argument("--output", choices=("json", "table"), help="JSON lines or a table (as for other commands)")
     parser.set_defaults(run=run)
@@ -192,7 +194,7 @@ def watch(arguments: argparse.Namespace) -> int:
     configure_logging(options.log_level)
     # If RabbitMQ can't be reached, the adapter logs the reason in one line. Its library would log the reason again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
-    _run_with(options, keep)
+    _run_with(options, _token(arguments), keep)
     return ExitCode.OK
 
 
@@ -233,16 +235,38 @@ def _run(arguments: argparse.Namespace, work: "Callable[[ReplicaKeeper], Corouti
 
     configure_logging("error" if arguments.log_level is None else arguments.log_level)
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
-    return _run_with(options_of(arguments, _settings(), on_broker=True), work)
+    return _run_with(options_of(arguments, _settings(), on_broker=True), _token(arguments), work)
 
 
-def _run_with(options: "ServeOptions", work: "Callable[[ReplicaKeeper], Coroutine[Any, Any, T]]") -> T:
+def _token(arguments: argparse.Namespace) -> Callable[[], str] | None:
+    """Return a function that returns the token for ``--groups-url``; None if there is none. The function raises
+    PeerUnavailable if the token can't be sent, so that a running keeper repeats the request later."""
+    from popgate.domain.errors import PeerUnavailable
+
+    source = token_of_environment() if arguments.token_file is None else token_in(arguments.token_file)
+    if source == "":
+        return None
+
+    def token() -> str:
+        try:
+            return current_token(source)
+        except RequestInvalid as error:
+            raise PeerUnavailable(error.detail) from error
+
+    return token
+
+
+def _run_with(
+    options: "ServeOptions",
+    token: Callable[[], str] | None,
+    work: "Callable[[ReplicaKeeper], Coroutine[Any, Any, T]]",
+) -> T:
     """Run ``work`` with a replica keeper, and return its result. Raises: CommandFailed."""
     from popgate.bootstrap import rabbit_options
     from popgate.bootstrap.replicas import proxy_groups, replica_keeper
     from popgate.domain.errors import BrokerUnavailable, LockUnavailable, PeerUnavailable, PopgateError, StartupError
 
-    rabbit, token = rabbit_options(options), config.environment().get("POPGATE_TOKEN")
+    rabbit = rabbit_options(options)
 
     async def working() -> T:
         this = asyncio.current_task()

@@ -18,7 +18,7 @@ from popgate.cli.flags import Commands, add_command, number
 from popgate.cli.messages import MESSAGE_COLUMNS
 from popgate.cli.pop import BATCH_COUNT_MAX, print_and_ack
 from popgate.cli.printing import Printer, complain, reader_gone, wants_table
-from popgate_client import Client, GroupNotFound, PopgateError, TopicNotFound
+from popgate_client import Client, Forbidden, GroupNotFound, PopgateError, TopicNotFound, Unauthorized
 
 LOOK_AROUND_SECONDS = 2.0
 """Maximum seconds that a pop waits. After each pop without messages, ``tail`` checks whether its output still has a
@@ -71,7 +71,11 @@ def _group(client: Client, topic: str, kept: str | None) -> Generator[str, None,
     group = kept or f"tail-{secrets.token_hex(4)}"
     with _terminable():
         try:
-            client.put_group(topic, group)
+            try:
+                client.put_group(topic, group)
+            except (Forbidden, Unauthorized):
+                kept = group  # nothing was created, so nothing can be left
+                raise
             yield group
         finally:
             if kept is None:

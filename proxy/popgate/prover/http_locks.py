@@ -4,6 +4,8 @@ A held lock is renewed in the background. The client trusts the lock during its 
 when the client sent the last successful renewal. If this time passes without another successful renewal, or a renewal
 is refused, the client reports the lock as doubtful. Except for renewals, the client never repeats a request whose
 answer was lost, because the handling of lost answers is part of the proof.
+
+A client sends the token of the environment (POPGATE_TOKEN or POPGATE_TOKEN_FILE), if there is one.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ import orjson
 
 from popgate.domain.locks import LockKind
 from popgate.prover.target import Connect, Held, LockTarget
+from popgate_client.tokens import current_token, token_of_environment
 
 TTL_SECONDS = 3.0
 RENEW_SECONDS = 0.5
@@ -133,12 +136,15 @@ class _Proxy:
 
     def __init__(self, url: str) -> None:
         self._parts = urlsplit(url)
+        self._token = token_of_environment()
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def ask(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
         """Send a request, and return the status and the decoded body of the answer. Raises: OSError, HttpError."""
         reader, writer = await self._connection()
         head = f"{method} {path} HTTP/1.1\r\nhost: {self._parts.netloc}\r\ncontent-type: application/json\r\n"
+        if self._token != "":
+            head += f"authorization: Bearer {current_token(self._token)}\r\n"
         try:
             writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             answer = await _answer(reader)

@@ -3,7 +3,8 @@
 A replica keeper that runs outside of a proxy uses this module.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
 
 import httpx
 import msgspec
@@ -16,6 +17,8 @@ from popgate.ports.replicas import ReplicaGroups
 
 TIMEOUT_SECONDS = 2.0
 PATH = "/v1/admin/replicas/"
+_ACTION = "inspect"
+"""The permission that ``PATH`` needs."""
 REMEDY = "fix that, or omit --groups-url; groups' own min_replicas are then ignored"
 
 
@@ -34,28 +37,31 @@ class _Answer(msgspec.Struct):
 class ProxyReplicaGroups:
     """Reads the numbers of replicas from the first proxy that answers and uses the same virtual host as the keeper.
 
-    ``urls`` are the URLs of proxies of one cluster. ``vhost`` is the virtual host of the keeper. ``token`` is sent as a
-    bearer token, which a gateway in front of the proxies may require.
+    ``urls`` are the URLs of proxies of one cluster. ``vhost`` is the virtual host of the keeper. ``token`` returns the
+    token of the moment, which the proxies or a gateway may require. It is called for each reading, because a token may
+    be replaced while the keeper runs.
     """
 
-    def __init__(self, urls: Sequence[str], vhost: str, token: str | None) -> None:
+    def __init__(self, urls: Sequence[str], vhost: str, token: Callable[[], str] | None) -> None:
         self._vhost = vhost
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._clients = [http_client(url, PATH, timeout_seconds=TIMEOUT_SECONDS, headers=headers) for url in urls]
+        self._token = token
+        self._clients = [http_client(url, PATH, timeout_seconds=TIMEOUT_SECONDS) for url in urls]
 
     async def close(self) -> None:
         for client in self._clients:
             await client.aclose()
 
     async def asking(self) -> Sequence[GroupReplicas]:
+        """Raises: PeerUnavailable, also from ``token``."""
         reasons: list[str] = []
+        headers = None if self._token is None else {"authorization": f"Bearer {self._token()}"}
         for client in self._clients:
             place = f"{client.base_url.host}:{client.base_url.port or client.base_url.scheme}"
             try:
-                answer = await client.get("groups")
+                answer = await client.get("groups", headers=headers)
                 told = msgspec.json.decode(answer.raise_for_status().content, type=_Answer)
             except httpx.HTTPStatusError as error:
-                reasons.append(f"{place} answers {error.response.status_code}")
+                reasons.append(f"{place} answers {error.response.status_code}{_hint(error.response)}")
             except httpx.HTTPError as error:
                 reasons.append(f"{place}: {str(error) or type(error).__name__}")
             except (msgspec.DecodeError, UnicodeDecodeError):
@@ -66,6 +72,15 @@ class ProxyReplicaGroups:
                 where = "has no RabbitMQ" if told.vhost is None else f"uses the virtual host {told.vhost!r}"
                 reasons.append(f"{place} {where}, and the queues are in {self._vhost!r}")
         raise PeerUnavailable(f"no proxy reports the replicas of its groups ({'; '.join(reasons)}): {REMEDY}")
+
+
+def _hint(answer: httpx.Response) -> str:
+    """Say what is missing if the proxy refuses the caller."""
+    if answer.status_code == HTTPStatus.UNAUTHORIZED:
+        return ": it requires a valid key or token in POPGATE_TOKEN or --token-file"
+    if answer.status_code == HTTPStatus.FORBIDDEN:
+        return f": the key or token needs the permission '{_ACTION}'"
+    return ""
 
 
 def _read(group: _Group) -> GroupReplicas:
