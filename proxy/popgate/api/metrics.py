@@ -42,12 +42,14 @@ def metrics_proxy(engine: Engine, scope: Scope) -> InstanceId | None:
     if proxy is None:
         return None
     status = engine.cluster_status()
+    if proxy == status.me:
+        return None
     if proxy not in {member.instance for member in status.members}:
         shown = proxy[:QUOTED_LENGTH_MAX]
         raise InvalidRequest(
             f"proxy: {shown!r} is no member of the cluster; GET /v1/admin/cluster lists them", field=_PROXY
         )
-    return None if proxy == status.me else InstanceId(proxy)
+    return InstanceId(proxy)
 
 
 class RequestCounts:
