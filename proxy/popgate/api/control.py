@@ -24,7 +24,7 @@ from popgate.api.consume_mode import consume_mode_router
 from popgate.api.dead_letters import dead_letters_router
 from popgate.api.documentation import add_documentation
 from popgate.api.formats import JSON, MSGPACK_TYPES, check_json, media_type
-from popgate.api.metrics import CONTENT_TYPE, AccessFigures, Metrics, RequestCounts
+from popgate.api.metrics import CONTENT_TYPE, AccessFigures, Metrics, RequestCounts, metrics_proxy
 from popgate.api.openapi import DESCRIPTION, allowed_methods, complete
 from popgate.api.openapi_errors import problem_responses
 from popgate.api.problems import (
@@ -225,11 +225,13 @@ def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics, offered: C
 
     @app.get("/metrics", tags=["server"], response_class=Response, responses={200: text, **problem_responses(400, 503)})
     async def scrape(
+        request: Request,
         proxy: Annotated[
             str | None, Query(description="id of another proxy of the cluster, to return its metrics")
         ] = None,
     ) -> Response:
         """Return counters and gauges for Prometheus. Workers share a port, so name each worker with ``proxy``."""
+        metrics_proxy(engine, request.scope)  # another proxy would answer: this one checks the name
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
