@@ -55,6 +55,7 @@ EXAMPLES = [
         prints=["['first try']\n"],
     ),
     Example("from popgate_client import Client, token_in"),
+    Example("import ssl\n\nfrom popgate_client import Client\n\n\ndef secure_client"),
     Example("from popgate_client import Client, LeaseLost", publish=["first"], prints=["got first delivery 1\n"]),
     Example("from popgate_client import Client\n\nwith Client() as client:\n    messages", ["a"], ["acked\n"]),
     Example(asyncio_example('        await client.publish("orders"'), prints=["hello\n"]),

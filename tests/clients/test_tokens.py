@@ -7,17 +7,34 @@ import asyncio
 import json
 import logging
 import os
+import ssl
 import subprocess
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
+from cryptography import x509
 
-from popgate_client import AsyncClient, Client, Consumer, Forbidden, Message, RequestInvalid, Unauthorized, token_in
+from popgate_client import (
+    AsyncClient,
+    Client,
+    Consumer,
+    Forbidden,
+    LimitExceeded,
+    Message,
+    RequestInvalid,
+    RetryLater,
+    ServerUnreachable,
+    Unauthorized,
+    token_in,
+)
+from support.certificates import MemoryAuthority, write
 from support.processes import wait_until
 from support.proxy import ProxyProcess, popgate_command
 
@@ -45,6 +62,15 @@ class Guarded:
         with Client(self.url, token=key) as client:
             wait_until(lambda: is_accepted(client), timeout_seconds=5, what="the key to count")
         return key
+
+
+class TlsProxy(ProxyProcess):
+    """A proxy that is ready when it listens, because this test's clients check its certificate."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        super().__init__(folder, *arguments)
+        self.url = f"https://127.0.0.1:{self.port}"
+        self.client = httpx.Client(base_url=self.url, trust_env=False, verify=False)
 
 
 def is_accepted(client: Client) -> bool:
@@ -77,6 +103,19 @@ def test_a_token_is_a_text_or_comes_from_the_environment(guarded: Guarded, monke
         assert client.publish(TOPIC, "x")[0].status == "published"
     with Client(guarded.url, token="") as client, pytest.raises(Unauthorized):
         client.publish(TOPIC, "x")
+
+
+def test_the_environment_may_name_a_file(guarded: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text(guarded.key)
+    monkeypatch.setenv("POPGATE_TOKEN_FILE", str(file))
+    with Client(guarded.url) as client:
+        client.info()
+    with Client(guarded.url, token="") as client, pytest.raises(Unauthorized):
+        client.info()
+    monkeypatch.setenv("POPGATE_TOKEN", "pg_wrong1_" + "a" * 43)
+    with Client(guarded.url) as client, pytest.raises(Unauthorized):
+        client.info()
 
 
 def test_what_the_key_does_not_allow_is_forbidden_and_names_the_action(guarded: Guarded) -> None:
@@ -134,6 +173,60 @@ def test_a_function_is_asked_again_after_a_refusal(guarded: Guarded) -> None:
     with Client(guarded.url, token=wrong) as client, pytest.raises(Unauthorized):
         client.publish(TOPIC, "x")
     assert len(calls) == 2, "the same token is not tried twice"
+
+
+def test_a_token_that_can_not_be_fetched_does_not_look_like_an_unreachable_proxy(guarded: Guarded) -> None:
+    calls: list[str] = []
+
+    def failing() -> str:
+        calls.append("")
+        raise httpx.ReadTimeout("https://login.example.org/?secret=s3cret")
+
+    with Client(guarded.url, token=failing) as client, pytest.raises(RetryLater, match="ReadTimeout") as failed:
+        client.publish(TOPIC, "x")
+    assert not isinstance(failed.value, ServerUnreachable)
+    assert not failed.value.outcome_unknown
+    assert "s3cret" not in str(failed.value)
+    assert len(calls) == 1
+
+
+def test_a_file_that_is_being_replaced_does_not_end_access(
+    guarded: Guarded, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, second = tmp_path / "token", guarded.waits_until_known(guarded.keys("add", "app"))
+    file.write_text(guarded.key)
+    with Client(guarded.url, token=token_in(file)) as client, caplog.at_level(logging.WARNING):
+        client.info()
+        file.unlink()
+        client.info()
+        client.info()
+        assert caplog.text.count("the previous token remains in use") == 1
+        for content in ("", "two\nlines", "pässword"):
+            file.write_text(content, encoding="utf-8")
+            client.info()
+        assert caplog.text.count("the previous token remains in use") == 4
+        file.write_text(second)
+        client.info()
+        guarded.keys("revoke", second.split("_")[1])
+        wait_until(lambda: not is_accepted(client), timeout_seconds=5, what="the new token to be used")
+    assert not [token for token in (guarded.key, second, "pässword") if token in caplog.text]
+
+
+def test_requests_beyond_a_limit_are_repeated_when_the_server_allows_them(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    command = popgate_command("keys", "add", "slow", "--role", "worker,creator", "--file", str(file))
+    key = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    limited = "[principals.slow]\nlimits = { requests_per_second = 10 }\n"
+    assert "[principals.slow]\n" in file.read_text()
+    file.write_text(file.read_text().replace("[principals.slow]\n", limited))
+    with ProxyProcess(tmp_path, "--keys-file", str(file)) as process:
+        with Client(process.url, token=key) as client:
+            assert all(client.publish("t", "x")[0].ok for _ in range(25))
+        with Client(process.url, token=key, retry_seconds_max=0) as client, pytest.raises(LimitExceeded) as refused:
+            all(client.info() for _ in range(25))
+    assert refused.value.status == 429
+    assert refused.value.retry_after_seconds > 0
+    assert "requests_per_second" in refused.value.detail
 
 
 async def test_the_asyncio_client_and_the_consumer_await_their_token(guarded: Guarded) -> None:
@@ -201,10 +294,73 @@ def test_a_redirect_does_not_carry_the_token_away(guarded: Guarded) -> None:
     assert seen == [f"Bearer {guarded.key}"]
 
 
+async def test_neither_logs_nor_errors_contain_the_token(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
+    wrong = "pg_wrong1_" + "s3cret" * 7 + "a"
+    shown: list[str] = []
+    with caplog.at_level(logging.DEBUG):
+        for url in (guarded.url, "http://127.0.0.1:1"):
+            with Client(url, token=wrong, retry_seconds_max=0) as client:
+                with pytest.raises((Unauthorized, ServerUnreachable)) as refused:
+                    client.info()
+                shown += [repr(client), *traceback.format_exception(refused.value)]
+            async with AsyncClient(url, token=wrong, retry_seconds_max=0) as awaited:
+                with pytest.raises((Unauthorized, ServerUnreachable)) as refused:
+                    await awaited.info()
+                shown += [repr(awaited), repr(refused.value), repr(refused.value.__cause__)]
+    assert "HTTP Request: GET" in caplog.text
+    assert "s3cret" not in caplog.text + "".join(shown)
+
+
+def test_a_private_authority_and_a_clients_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, stranger = MemoryAuthority(), MemoryAuthority("another authority")
+    certificate, key = write(tmp_path, *authority.issue())
+    (tmp_path / "ca.pem").write_bytes(authority.pem)
+    file = tmp_path / "keys.toml"
+    file.write_text('[principals.app]\nroles = ["worker", "creator"]\ncertificates = ["app.example.org"]\n')
+    file.chmod(0o600)
+    flags = [f"--tls-certificate-file={certificate}", f"--tls-key-file={key}", "--keys-file", str(file)]
+    flags += ["--tls-client-ca-file", str(tmp_path / "ca.pem")]
+
+    def context(*names: str) -> ssl.SSLContext:
+        made = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+        if names:
+            issued = authority.issue(*map(x509.DNSName, names))
+            made.load_cert_chain(*write(tmp_path, *issued, name="client"))
+        return made
+
+    with TlsProxy(tmp_path, *flags) as process:
+        with Client(process.url, ssl_context=context("app.example.org")) as client:
+            assert client.publish(TOPIC, "x")[0].status == "published"
+        with Client(process.url, ssl_context=context("other.example.org")) as client, pytest.raises(Unauthorized):
+            client.info()
+        with Client(process.url, ssl_context=context()) as client, pytest.raises(Unauthorized):
+            client.info()
+        with Client(process.url, retry_seconds_max=0) as client, pytest.raises(ServerUnreachable, match="CERTIFICATE"):
+            client.info()
+
+        plain = {name: value for name, value in os.environ.items() if not name.startswith(("POPGATE_", "SSL_"))}
+        command = popgate_command("topics", "list", "--url", process.url, "--timeout", "0")
+
+        def said(file: Path | None) -> str:
+            named = {} if file is None else {"SSL_CERT_FILE": str(file)}
+            return subprocess.run(command, capture_output=True, text=True, env={**plain, **named}, check=False).stderr
+
+        (tmp_path / "other.pem").write_bytes(stranger.pem)
+        for file_of_authority in (None, tmp_path / "other.pem"):
+            assert "no trusted certificate" in said(file_of_authority)
+            assert "SSL_CERT_FILE" in said(file_of_authority)
+        assert "can't be read: No such file" in said(tmp_path / "missing.pem")
+        assert "requires a valid key" in said(tmp_path / "ca.pem"), "the connection is trusted"
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
+    with pytest.raises(RequestInvalid, match="the certificates of SSL_CERT_FILE can't be read"):
+        Client("https://127.0.0.1:1")
+
+
 def test_a_token_over_http_to_another_machine_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        Client("http://popgate.example.org", token="s3cret").close()
-        assert "without encryption" in caplog.text
+        for _ in range(3):
+            Client("http://popgate.example.org", token="s3cret").close()
+        assert caplog.text.count("without encryption") == 1, "each host is warned of once"
         assert "s3cret" not in caplog.text
         caplog.clear()
         for url in ("https://popgate.example.org", "http://127.0.0.1:1", "http://localhost", "http://[::1]:1"):
@@ -226,10 +382,21 @@ def test_commands_take_the_token_from_a_file_or_the_environment(guarded: Guarded
     assert "--token-file" in refused.stderr
     assert run("publish", TOPIC, "x", "--token-file", str(file)).returncode == 0
     assert run("publish", TOPIC, "x", POPGATE_TOKEN=guarded.key).returncode == 0
+    assert run("publish", TOPIC, "x", POPGATE_TOKEN_FILE=str(file)).returncode == 0
+    assert run("publish", TOPIC, "x", "--token-file", str(file), POPGATE_TOKEN="pg_wrong1_" + "a" * 43).returncode == 0
     forbidden = run("publish", "payroll", "x", POPGATE_TOKEN=guarded.key)
     assert forbidden.returncode == 1
-    assert "publish" in forbidden.stderr
+    assert "'publish' on topic payroll" in forbidden.stderr
+    assert "--token-file" in forbidden.stderr
+    untailed = run("tail", "payroll", POPGATE_TOKEN=guarded.key)
+    assert (untailed.returncode, untailed.stderr.count("\n")) == (1, 1), "no group was created that could be left"
+    missing = run("topics", "list", "--token-file", str(tmp_path / "missing"))
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+    assert "missing can't be read: No such file" in missing.stderr
+    unsendable = run("publish", TOPIC, "x", POPGATE_TOKEN=guarded.key + "\n")
+    assert unsendable.returncode == 2
+    assert "POPGATE_TOKEN" in unsendable.stderr
     popped = run("pop", TOPIC, "--ack", "--output", "json", POPGATE_TOKEN=guarded.key)
     assert json.loads(popped.stdout.splitlines()[0])["body"] == "x"
-    for one in (refused, forbidden, popped):
+    for one in (refused, forbidden, missing, unsendable, popped):
         assert guarded.key not in one.stdout + one.stderr

@@ -1,13 +1,14 @@
-"""The secret of a cluster is replaced under load, as `popgate secrets --help` says.
+"""The secret of a cluster is replaced under load, as `popgate secrets --help` says, and so are the keys of its clients.
 
-No handle becomes invalid, nothing is lost, and nothing comes again after an ack.
+No handle becomes invalid, no request is refused, nothing is lost, and nothing comes again after an ack.
 
-Each proxy has a file of its own, and reads it when it starts. So between two restarts the proxies have different lists.
+Each proxy has files of its own. It reads its secrets when it starts, so that between two restarts the proxies have
+different lists. It reads its keys when they change.
 """
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +22,7 @@ from support.proxy import ProxyProcess
 from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer
-from support.rolling_load import RollingLoad
+from support.rolling_load import WAITS_SECONDS, RollingLoad
 
 Json: TypeAlias = Any
 SIZE = 3
@@ -30,8 +31,19 @@ AGREED_SECONDS = 20.0
 MIXED_SECONDS = 0.5
 """Seconds for which the load continues after each restart."""
 HELD_SECONDS = 600
+NO_HEADERS: Mapping[str, str] = {}
+CHANGED_SECONDS = 1.0
+"""Maximum seconds until every proxy knows a new key, or refuses a revoked one."""
+ROTATIONS = 2
 HELD = "/v1/topics/held/groups/g"
 PER_STEP = 3 * SIZE
+
+
+def popgate(*arguments: str) -> str:
+    """Run a command that needs no proxy. Return what it prints."""
+    done = CommandLine("http://127.0.0.1:1")(*arguments)
+    assert done.code == 0, done.err
+    return done.out.strip()
 
 
 class Secrets:
@@ -46,8 +58,7 @@ class Secrets:
             self.copy(number)
 
     def run(self, action: str) -> None:
-        done = CommandLine("http://127.0.0.1:1")("secrets", action, str(self.file))
-        assert done.code == 0, done.err
+        popgate("secrets", action, str(self.file))
 
     def copy(self, number: int) -> None:
         shutil.copy(self.file, self.copies[number])
@@ -123,9 +134,9 @@ def cluster(
         assert "Traceback" not in log, log
 
 
-def is_agreed(proxies: Sequence[ProxyProcess]) -> bool:
+def is_agreed(proxies: Sequence[ProxyProcess], headers: Mapping[str, str] = NO_HEADERS) -> bool:
     """Tell whether all see each other, and each owns queues."""
-    views = [answer(proxy.client.get("/v1/admin/cluster")) for proxy in proxies]
+    views = [answer(proxy.client.get("/v1/admin/cluster", headers=headers)) for proxy in proxies]
     names = {view["instance"] for view in views}
     owners = [{one["broker_queue"]: one["owner"] for one in view["queues"]} for view in views]
     return (
@@ -182,3 +193,75 @@ def test_a_dropped_secret_is_worth_nothing(cluster: ProxyCluster, secrets: Secre
         proxy.start()
     given = answer(cluster.proxies[0].client.post(f"{HELD}/ack", json={"receipt_handles": holder.handles}))
     assert [result["status"] for result in given["results"]] == ["invalid"]
+
+
+# ---------------------------------------------------------------- keys
+
+
+class Keys:
+    """The administrator's file of keys, which all proxies read, and the keys that clients use."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "keys.toml"
+        self.administrator = self._run("add", "alice", "--role", "administrator")
+        self.worker = self._run("add", "orders-app", "--role", "worker")
+
+    def rotate(self) -> str:
+        """Add a key for the worker, and return it. The former one stays valid."""
+        return self._run("rotate", "orders-app", "--keep-old", "1h")
+
+    def revoke(self, key: str) -> None:
+        self._run("revoke", key.split("_")[1])
+
+    def _run(self, *arguments: str) -> str:
+        return popgate("keys", *arguments, "--file", str(self.file))
+
+
+def bearer(key: str) -> Mapping[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def wait_answered(proxies: Sequence[ProxyProcess], key: str, status: int) -> None:
+    """Return when every proxy answers a pop with this status. Raises: TimeoutError after `CHANGED_SECONDS`."""
+
+    def are_answered() -> bool:
+        pop, headers = {"wait_seconds": 0}, bearer(key)
+        given = [proxy.client.post(f"{HELD}/pop", json=pop, headers=headers) for proxy in proxies]
+        return {one.status_code for one in given} == {status}
+
+    wait_until(are_answered, timeout_seconds=CHANGED_SECONDS, what=f"all to answer {status}")
+
+
+def test_keys_are_replaced_under_load_without_a_refusal_and_leases_outlive_their_key(
+    tmp_path: Path, rabbitmq: RabbitNode, redis_server: RedisServer
+) -> None:
+    keys = Keys(tmp_path)
+    with ProxyCluster(
+        tmp_path, "--keys-file", str(keys.file), nodes=(rabbitmq,), redis=redis_server, size=SIZE
+    ) as cluster:
+        proxies, administrator = cluster.proxies, bearer(keys.administrator)
+        for topic in ("t", "held"):
+            path = f"/v1/admin/topics/{topic}"
+            answer(proxies[0].client.put(path, json={"queues": QUEUES}, headers=administrator), 201)
+            policy = {"max_deliveries": None}
+            answer(proxies[0].client.put(f"{path}/groups/g", json=policy, headers=administrator), 201)
+        wait_until(lambda: is_agreed(proxies, administrator), timeout_seconds=AGREED_SECONDS, what="owners of queues")
+        message = {"messages": [{"body": "held"}]}
+        answer(proxies[0].client.post("/v1/topics/held/messages", json=message, headers=bearer(keys.worker)))
+        pop = {"wait_seconds": 10, "invisibility_seconds": HELD_SECONDS}
+        (held,) = answer(proxies[1].client.post(f"{HELD}/pop", json=pop, headers=bearer(keys.worker)))["messages"]
+        used = [keys.worker]
+        with RollingLoad(
+            [proxy.url for proxy in proxies], topic="t", group="g", headers=lambda: bearer(used[-1])
+        ) as load:
+            for _ in range(ROTATIONS):
+                former, fresh = used[-1], keys.rotate()
+                wait_answered(proxies, fresh, 200)
+                used.append(fresh)
+                time.sleep(MIXED_SECONDS + max(WAITS_SECONDS))  # until pops with the former key have been answered
+                keys.revoke(former)
+                wait_answered(proxies, former, 401)
+        load.assert_kept()
+        handles = {"receipt_handles": [held["receipt_handle"]]}
+        given = answer(proxies[2].client.post(f"{HELD}/ack", json=handles, headers=bearer(used[-1])))
+        assert [result["status"] for result in given["results"]] == ["acked"]

@@ -1,19 +1,22 @@
 """How a driver and its tasks lease, find again and hold batches; runs without Spark."""
 
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from popgate_client import LeaseGroupExpired
 from popgate_client.lease_groups import LeaseStream
+from popgate_client.tokens import current_token
 from popgate_spark.columns import SCHEMA
 from popgate_spark.errors import BatchUnavailable
 from popgate_spark.heartbeat import Heartbeat
 from popgate_spark.leasing import START, BatchLeases, Offset
-from popgate_spark.options import Options, StreamOptions
+from popgate_spark.options import Options, Place, StreamOptions
 from popgate_spark.slices import LeasedSlice, SliceReader
 from spark.conftest import GROUP, SparkTopic
 from support.processes import wait_until
@@ -190,3 +193,31 @@ def test_options_are_shown_without_passwords_and_tokens() -> None:
     assert "topic='t'" in shown
     assert "s3cret" not in shown
     assert "t0ken" not in shown
+
+
+def test_the_token_is_the_drivers_or_is_read_from_a_file_on_each_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"url": "http://x", "topic": "t", "group": "g"}
+    file = tmp_path / "token"
+    file.write_text("of-the-file\n")
+
+    def token(**options: str) -> str:
+        place: Place = pickle.loads(pickle.dumps(Options({**given, **options}).batch("b").leased.place))
+        return current_token(place.token_source)
+
+    monkeypatch.delenv("POPGATE_TOKEN", raising=False)
+    monkeypatch.setenv("POPGATE_TOKEN_FILE", str(file))
+    assert token() == token(tokenFile=str(file)) == "of-the-file"
+    monkeypatch.setenv("POPGATE_TOKEN", "of-the-driver")
+    assert token() == "of-the-driver"
+    assert token(TOKENFILE=str(file)) == "of-the-file"
+    assert token(token="of-the-option") == "of-the-option"
+    for wrong, told in (
+        ({"token": "t0ken", "tokenFile": "x"}, "option tokenFile: is given together with token"),
+        ({"token": "t0ken\u00e9"}, "option token: has characters"),
+        ({"token": "t0ken\nx"}, "option token: has characters"),
+    ):
+        with pytest.raises(Exception, match=told) as raised:
+            token(**wrong)
+        assert "t0ken" not in str(raised.value)

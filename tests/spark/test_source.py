@@ -1,13 +1,15 @@
 """The streaming source and the batch reader on a real proxy: `format("popgate")`, found without registering."""
 
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from popgate_client import OutgoingMessage
+from popgate_client import Client, OutgoingMessage
 from popgate_spark import ack_batch, release_batch
 from spark.conftest import GROUP, SparkTopic, bodies_of, parquet_bodies
+from support.proxy import ProxyProcess, popgate_command
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -201,3 +203,37 @@ def test_a_query_that_can_not_run_says_why_in_one_line(
         query.awaitTermination(60)
     assert "Traceback" not in str(raised.value)
     assert "s3cret" not in str(raised.value)
+
+
+def test_executors_read_the_token_file_and_nothing_shows_it(
+    spark: "SparkSession", tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keys, token = tmp_path / "keys.toml", tmp_path / "token"
+
+    def add(name: str, role: str) -> str:
+        command = popgate_command("keys", "add", name, "--role", role, "--file", str(keys))
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    lake, monitor = add("lake", "worker,creator"), add("grafana", "monitor")
+    with ProxyProcess(tmp_path, "--keys-file", str(keys)) as process, Client(process.url, token=lake) as client:
+        topic = SparkTopic(process.url, client)
+        given = {**topic.options, "tokenFile": str(token)}
+        token.write_text(lake)
+        for number, secret in enumerate(({"tokenFile": str(token)}, {"token": lake})):
+            options = {**topic.options, **secret, "batchId": f"b{number}"}
+            topic.publish("a", "b", "c")
+            frame = spark.read.format("popgate").options(**options).load()
+            assert bodies_of(frame.collect()) == ["a", "b", "c"]
+            frame.explain(extended=True)
+            assert ack_batch(**options).acked == 3
+        token.write_text(monitor)
+        with pytest.raises(Exception, match="no permission 'consume'") as refused:
+            spark.read.format("popgate").options(**given).load().collect()
+        token.unlink()
+        with pytest.raises(Exception, match=f"the token file {token} can't be read: No such file") as missing:
+            spark.read.format("popgate").options(**given).load().collect()
+    printed = capfd.readouterr()
+    assert "Physical Plan" in printed.out
+    for text in (printed.out, printed.err, str(refused.value), str(missing.value)):
+        assert lake not in text
+        assert monitor not in text

@@ -8,7 +8,7 @@ import itertools
 import random
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -27,10 +27,15 @@ WAITS_SECONDS = (0, 1, 5)
 EXTENDED_SHARE = 0.3
 
 
-class _Retrying:
-    """A client of all proxies; each request goes to the next one."""
+def _no_headers() -> Mapping[str, str]:
+    return {}
 
-    def __init__(self, urls: Sequence[str], first: int) -> None:
+
+class _Retrying:
+    """A client of all proxies; each request goes to the next one, with the present `headers`."""
+
+    def __init__(self, urls: Sequence[str], first: int, headers: Callable[[], Mapping[str, str]]) -> None:
+        self._headers = headers
         self._clients = [plain_client(url, timeout_seconds=30) for url in urls]
         self._turn = itertools.count(first)
         self.failures: list[str] = []
@@ -45,7 +50,7 @@ class _Retrying:
         for _ in range(2):
             client = self._clients[next(self._turn) % len(self._clients)]
             try:
-                response = client.post(path, json=body)
+                response = client.post(path, json=body, headers=self._headers())
             except httpx.TransportError as error:
                 why += f" {client.base_url}{path}: {error!r}"
                 continue
@@ -59,12 +64,17 @@ class _Retrying:
 
 
 class RollingLoad:
-    """One publisher and some consumers in separate threads; leaving `with` waits until everything is consumed."""
+    """One publisher and some consumers in separate threads; leaving `with` waits until everything is consumed.
 
-    def __init__(self, urls: Sequence[str], *, topic: str, group: str) -> None:
+    `headers` returns the headers of the next request.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], *, topic: str, group: str, headers: Callable[[], Mapping[str, str]] = _no_headers
+    ) -> None:
         self._topic = f"/v1/topics/{topic}"
         self._group = f"{self._topic}/groups/{group}"
-        self._clients = [_Retrying(urls, first) for first in range(1 + CONSUMERS)]
+        self._clients = [_Retrying(urls, first, headers) for first in range(1 + CONSUMERS)]
         self._done = threading.Event()
         self._all_published = threading.Event()
         self._threads = [threading.Thread(target=self._produce, args=(self._clients[0],))]

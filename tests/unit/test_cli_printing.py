@@ -11,6 +11,7 @@ from popgate.cli.printing import Column, Printer, duration, field, reader_gone, 
 from popgate.cli.progress import Progress
 from popgate_client import (
     BrokerUnavailable,
+    Forbidden,
     GroupNotFound,
     PopgateError,
     RequestInvalid,
@@ -76,6 +77,12 @@ def unreachable(sent: bool) -> ServerUnreachable:
     return error
 
 
+def forbidden(detail: str) -> Forbidden:
+    error = Forbidden("forbidden", detail, 403)
+    error.action = "admin"
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
@@ -96,6 +103,8 @@ def unreachable(sent: bool) -> ServerUnreachable:
         (TopicNotFound("topic_not_found", "queue 'q' is gone", 404), ExitCode.FAILED, ["queue 'q' is gone"]),
         (RequestInvalid("invalid_request", "topic must be\n1 to 64", 400), ExitCode.USAGE, ["topic must be 1 to 64"]),
         (Unauthorized("unauthorized", "unknown token", 401), ExitCode.FAILED, ["POPGATE_TOKEN"]),
+        (forbidden("no permission"), ExitCode.FAILED, ["no permission (missing: admin)", "POPGATE_TOKEN"]),
+        (forbidden("no permission 'admin'"), ExitCode.FAILED, ["no permission 'admin', or", "--token-file"]),
         (ServerFault("http_500", "<html>\n\n</html>", 500), ExitCode.FAILED, [URL, "<html> </html>"]),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, PopgateError) else "",

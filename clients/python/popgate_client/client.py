@@ -84,11 +84,12 @@ class Client(PullCalls):
 
     base_url: the server. None: the environment variable POPGATE_URL, or http://127.0.0.1:8080 if that is not set.
     token: an API key or a token, sent as `Authorization: Bearer`; or a function that returns it, which is called for
-        each request (`token_in(path)` reads a file). None: the environment variable POPGATE_TOKEN. "": no token.
-    retry_seconds_max: how long a call that is safe to repeat is repeated while the server can't be reached or answers
-        503, counted from the first failure; 0 turns repeats off.
+        each request, so it must be fast (`token_in(path)` reads a file). None: the environment variable POPGATE_TOKEN,
+        or the file that POPGATE_TOKEN_FILE names. "": no token.
+    retry_seconds_max: how long a call that is safe to repeat is repeated while the server can't be reached, answers
+        503, or answers that a limit is exceeded, counted from the first failure; 0 turns repeats off.
     ssl_context: how to verify the server, and the client's certificate. None: the machine's certificate authorities, or
-        those in the file that SSL_CERT_FILE names.
+        only those in the file that SSL_CERT_FILE names.
     transport: another httpx transport, for tests.
 
     Every call may raise RequestInvalid (fix the request), Unauthorized or Forbidden, RetryLater (after the repeats)
@@ -113,8 +114,8 @@ class Client(PullCalls):
         """Publish messages. Check the results, or call `raise_for_status()` on each: some may have failed.
 
         A publish is repeated only if that can't store a message twice: if nothing was sent, if popgate itself answered
-        503, or if every message has a `dedup_id`. A single message with a `dedup_id` is also published again while
-        popgate answers that it does not know whether the message is stored.
+        503 or `limit_exceeded`, or if every message has a `dedup_id`. A single message with a `dedup_id` is also
+        published again while popgate answers that it does not know whether the message is stored.
 
         If RetryLater is raised with `outcome_unknown` true, the messages may or may not be stored. Publishing them
         again may store those without a `dedup_id` twice; the others are answered `duplicate`, or published for the

@@ -12,7 +12,8 @@ Owns the error classes and the table that maps the server's `code` (RFC 9457 pro
       LeaseLost                 pop again: another client may have the message
       LockLost                  stop what the lock protects: another client may hold it
       RetryLater                the same call may succeed after `retry_after_seconds`
-        BrokerUnavailable  StateUnavailable  TooManyInFlight  ServerUnreachable  LockNotAcquired  LockUnavailable
+        BrokerUnavailable  StateUnavailable  TooManyInFlight  LimitExceeded  ServerUnreachable
+        LockNotAcquired  LockUnavailable
       Unauthorized  Forbidden   use another token
       ServerFault               the server failed, or its answer is malformed
 """
@@ -136,6 +137,10 @@ class TooManyInFlight(RetryLater):
     """The subscription has the maximum number of leases that its policy allows."""
 
 
+class LimitExceeded(RetryLater):
+    """The token's owner uses as much as one of its limits allows; `detail` names the limit."""
+
+
 class LockNotAcquired(RetryLater):
     """Others held the lock during the whole wait."""
 
@@ -187,6 +192,7 @@ _BY_CODE: Mapping[str, type[PopgateError]] = {
     "lock_held": LockUnavailable,
     "lock_unavailable": LockUnavailable,
     "too_many_in_flight": TooManyInFlight,
+    "limit_exceeded": LimitExceeded,
     "unauthenticated": Unauthorized,
     "forbidden": Forbidden,
     "broker_unavailable": BrokerUnavailable,

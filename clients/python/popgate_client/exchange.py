@@ -4,14 +4,15 @@ Theory of operation. A call is a generator, an *exchange*: it yields an `Attempt
 result. A driver with a socket runs it: wait `delay_seconds`, send, pass the reply back. The synchronous and the asyncio
 client are two such drivers of ten lines each, and share everything here: chunking, repeats, parsing.
 
-Calls that are safe to repeat are repeated for at most `retry_seconds_max` from the first failure:
+Calls that are safe to repeat are repeated for at most `retry_seconds_max` from the first failure, after a pause of at
+least Retry-After:
 
 - pop: always has an `attempt_id`; a repeat gets the same leases;
 - ack, release, extend, reject, GET, PUT: idempotent; only the entries answered `unavailable` are sent again;
-- publish and DELETE: only if the request certainly did not arrive, or if popgate itself answered 503 and knows that it
-  did nothing. A 503 from a gateway proves nothing: Envoy also sends one if the connection broke after it had forwarded
-  the request. A publish in which every message has a `dedup_id` is repeated like a pop. Single messages with a
-  `dedup_id` are also repeated if popgate answers that their outcome is unknown.
+- publish and DELETE: only if the request certainly did not arrive, or if popgate itself answered 503 or 429
+  (`limit_exceeded`) and knows that it did nothing. A 503 from a gateway proves nothing: Envoy also sends one if the
+  connection broke after it had forwarded the request. A publish in which every message has a `dedup_id` is repeated
+  like a pop. Single messages with a `dedup_id` are also repeated if popgate answers that their outcome is unknown.
 """
 
 import math
@@ -57,8 +58,9 @@ UNAVAILABLE = SettleResult(status="unavailable")
 _UNDECIDED = frozenset({"not_confirmed", "state_unavailable"})
 """Codes of messages that may be stored, or that can be stored soon; if they have a `dedup_id`, they are published
 again."""
-_REFUSALS = frozenset({"broker_unavailable", "state_unavailable", "unavailable", "not_ready", "lock_held"})
-"""Codes of popgate's 503 answers to requests that it did not begin."""
+_LIMITED = "limit_exceeded"
+_REFUSALS = frozenset({"broker_unavailable", "state_unavailable", "unavailable", "not_ready", "lock_held", _LIMITED})
+"""Codes of popgate's 503 and 429 answers to requests that it did not begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,14 +267,14 @@ class Exchanges:
 
 def is_passing(error: PopgateError) -> bool:
     """Whether the same request may succeed soon."""
-    return isinstance(error, ServerUnreachable) or error.status == 503
+    return isinstance(error, ServerUnreachable) or error.status == 503 or error.code == _LIMITED
 
 
 def _did_not_act(error: PopgateError) -> bool:
     """Whether the same request may succeed soon, and this one had no effect."""
     if not isinstance(error, RetryLater) or error.outcome_unknown:
         return False
-    return isinstance(error, ServerUnreachable) or (error.status == 503 and error.code in _REFUSALS)
+    return isinstance(error, ServerUnreachable) or (error.status in (429, 503) and error.code in _REFUSALS)
 
 
 def _chunk_code(error: PopgateError) -> str:

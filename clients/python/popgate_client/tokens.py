@@ -8,31 +8,41 @@ import inspect
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeAlias
 
 import httpx
 
-from popgate_client.errors import RequestInvalid
+from popgate_client.errors import RequestInvalid, RetryLater
 
 _log = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "POPGATE_TOKEN"
+TOKEN_FILE_VARIABLE = "POPGATE_TOKEN_FILE"
 FILE_BYTES_MAX = 64 * 1024
+WARNED_HOSTS_MAX = 64
+"""Number of hosts of which the warning about http is remembered, so that each is warned of once."""
 _REFUSED = 401
 
 TokenSource: TypeAlias = str | Callable[[], str]
-"""A token, or a function that returns the token of the moment. It is called for each request, so it must be fast."""
+"""A token, or a function that returns the token of the moment. It is called for each request, so it must be fast: it
+returns a stored token, and renews it when it is about to expire."""
 AsyncTokenSource: TypeAlias = str | Callable[[], str | Awaitable[str]]
 """The same for the asyncio client, whose function may be `async`."""
+
+
+_Mark: TypeAlias = tuple[int, int, int, int]
+"""Device, inode, time of the change in nanoseconds, and size of a file."""
 
 
 def token_in(path: str | Path) -> Callable[[], str]:
     """Return a function that returns the token in a file. The file is read again only if it has changed.
 
     Tools such as Kubernetes replace the file when they renew the token. White space around the token is ignored. The
-    function raises RequestInvalid if the file can't be read.
+    function raises RequestInvalid if the file has no token. Once it has had one, the function keeps returning that
+    token and logs a warning instead, because a tool may remove the file and create it anew.
     """
     return _TokenFile(Path(path)).read
 
@@ -40,25 +50,64 @@ def token_in(path: str | Path) -> Callable[[], str]:
 class _TokenFile:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._mark: tuple[int, int, int] | None = None
-        self._token = ""
+        # One attribute, because several threads may call `read`: a token must not get the mark of another content.
+        self._last: tuple[_Mark, str] | None = None
+        self._complaint = ""
 
     def read(self) -> str:
+        last = self._last
+        try:
+            mark = self._mark()
+            if last is None or mark != last[0]:
+                last = self._last = mark, self._content()
+                self._complaint = ""
+        except RequestInvalid as error:
+            if last is None:
+                raise
+            if error.detail != self._complaint:
+                self._complaint = error.detail
+                _log.warning("the previous token remains in use", extra={"reason": error.detail})
+        return last[1]
+
+    def _mark(self) -> _Mark:
+        """Return values that change with the content. Raises: RequestInvalid."""
         try:
             status = self._path.stat()
-            mark = (status.st_ino, status.st_mtime_ns, status.st_size)
-            if mark != self._mark:
-                if status.st_size > FILE_BYTES_MAX:
-                    raise _unusable(f"the token file {self._path} is larger than {FILE_BYTES_MAX} bytes")
-                self._token = self._path.read_text(encoding="ascii").strip()
-                self._mark = mark
         except OSError as error:
-            raise _unusable(f"the token file {self._path} can't be read: {error.strerror or error}") from error
-        except UnicodeDecodeError:
+            raise self._unreadable(error) from error
+        if status.st_size > FILE_BYTES_MAX:
+            raise _unusable(f"the token file {self._path} is larger than {FILE_BYTES_MAX} bytes")
+        return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+    def _content(self) -> str:
+        try:
+            token = self._path.read_text(encoding="ascii").strip()
+        except OSError as error:
+            raise self._unreadable(error) from error
+        except UnicodeDecodeError:  # its text contains the bytes
             raise _unusable(f"the token file {self._path} does not contain a token") from None
-        if not self._token:
+        if not token:
             raise _unusable(f"the token file {self._path} is empty")
-        return self._token
+        if not token.isprintable():
+            raise _unusable(
+                f"the token file {self._path} has several lines, or characters that no HTTP header can carry"
+            )
+        return token
+
+    def _unreadable(self, error: OSError) -> RequestInvalid:
+        return _unusable(f"the token file {self._path} can't be read: {error.strerror or error}")
+
+
+def token_of_environment() -> TokenSource:
+    """Return the token in POPGATE_TOKEN, else a function that reads the file that POPGATE_TOKEN_FILE names, else an
+    empty text."""
+    file = os.environ.get(TOKEN_FILE_VARIABLE)
+    return os.environ.get(TOKEN_VARIABLE) or (token_in(file) if file else "")
+
+
+def current_token(source: TokenSource) -> str:
+    """Return the token of the moment. Raises: RequestInvalid, without the token in its text, if it can't be sent."""
+    return checked(source if isinstance(source, str) else source())
 
 
 class BearerAuth(httpx.Auth):
@@ -82,7 +131,10 @@ class BearerAuth(httpx.Auth):
             yield _with_token(request, fresh)
 
     def _now(self) -> str:
-        given = self._source if isinstance(self._source, str) else self._source()
+        try:
+            given = self._source if isinstance(self._source, str) else self._source()
+        except httpx.HTTPError as error:
+            raise _not_renewed(error) from error
         if inspect.isawaitable(given):
             if inspect.iscoroutine(given):
                 given.close()
@@ -90,20 +142,23 @@ class BearerAuth(httpx.Auth):
         return checked(given)
 
     async def _soon(self) -> str:
-        given = self._source if isinstance(self._source, str) else self._source()
-        return checked(await given if inspect.isawaitable(given) else given)
+        try:
+            given = self._source if isinstance(self._source, str) else self._source()
+            return checked(await given if inspect.isawaitable(given) else given)
+        except httpx.HTTPError as error:
+            raise _not_renewed(error) from error
 
 
 def bearer_auth(token: AsyncTokenSource | None, url: httpx.URL) -> BearerAuth | None:
     """Return the authentication of a client, or None if it has no token. Raises: RequestInvalid.
 
-    None: the token is in POPGATE_TOKEN, if that is set. An empty text: no token.
+    None: as `token_of_environment`. An empty text: no token.
     """
-    source = os.environ.get(TOKEN_VARIABLE, "") if token is None else token
+    source = token_of_environment() if token is None else token
     if source == "":
         return None
     if url.scheme == "http" and not _is_loopback(url.host):
-        _log.warning("the token is sent without encryption, because the URL begins with http", extra={"host": url.host})
+        _warn_of_clear_text(url.host)
     return BearerAuth(source)
 
 
@@ -112,13 +167,25 @@ def checked(token: object) -> str:
     if not isinstance(token, str) or not token:
         raise _unusable("the token must be a text that is not empty")
     if not (token.isascii() and token.isprintable()):  # usually a line end from a file
-        raise _unusable("the token has characters that no HTTP header can carry")
+        raise _unusable("the token has characters that no HTTP header can carry, such as a line end")
     return token
+
+
+@lru_cache(maxsize=WARNED_HOSTS_MAX)
+def _warn_of_clear_text(host: str) -> None:
+    """Log once for each host: a Spark task or a web request may make a client of its own."""
+    _log.warning("the token is sent without encryption, because the URL begins with http", extra={"host": host})
 
 
 def _with_token(request: httpx.Request, token: str) -> httpx.Request:
     request.headers["authorization"] = f"Bearer {token}"
     return request
+
+
+def _not_renewed(error: httpx.HTTPError) -> RetryLater:
+    """Return the error for a token that could not be fetched. Otherwise the client would report that popgate did not
+    answer. The text of `error` may contain an address with a secret."""
+    return RetryLater("token_unavailable", f"the function for the token failed: {type(error).__name__}")
 
 
 def _unusable(detail: str) -> RequestInvalid:

@@ -12,6 +12,7 @@ from popgate_client.wire import Request
 
 URL_VARIABLE = "POPGATE_URL"
 URL_DEFAULT = "http://127.0.0.1:8080"
+_TRUST_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 CONNECT_SECONDS = 5.0
 CONNECTIONS_MAX = 256
 KEEPALIVE_SECONDS = 4.0
@@ -24,8 +25,9 @@ def connection(
 ) -> dict[str, Any]:
     """Return the arguments for `httpx.Client` and its asyncio twin.
 
-    The URL is the given one, else POPGATE_URL, else the local default. The token is the given one, else POPGATE_TOKEN.
-    Raises: RequestInvalid if the URL is not http or https, or if the token can't be sent.
+    The URL is the given one, else POPGATE_URL, else the local default. The token is the given one, else that of the
+    environment (`tokens.token_of_environment`). Raises: RequestInvalid if the URL is not http or https, if the token
+    can't be sent, or if SSL_CERT_FILE can't be read.
     """
     text = base_url or os.environ.get(URL_VARIABLE) or URL_DEFAULT
     complaint = url_complaint(text)
@@ -40,13 +42,27 @@ def connection(
     )
     # Without TLS no certificates are needed, and reading the machine's takes longer than most calls. This context has
     # none, so it would trust no server.
-    verify: bool | ssl.SSLContext = ssl_context or True
-    if url.scheme != "https":
-        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if url.scheme == "https":
+        verify = ssl_context or _trusting_context()
     # User and password go only into the header, because httpx logs the URLs of its requests.
     auth = bearer_auth(token, url) or (httpx.BasicAuth(url.username, url.password) if url.userinfo else None)
     base = url.copy_with(userinfo=b"")
     return {"base_url": base, "auth": auth, "headers": headers, "limits": limits, "verify": verify}
+
+
+def _trusting_context() -> ssl.SSLContext:
+    """Trust the authorities that SSL_CERT_FILE or SSL_CERT_DIR names; without them, those of the machine and those that
+    httpx trusts. httpx alone would not trust an authority that was added to the machine. Raises: RequestInvalid."""
+    try:
+        context = httpx.create_ssl_context()
+    except OSError as error:  # an SSLError is an OSError
+        place = next((name for name in _TRUST_VARIABLES if os.environ.get(name)), "certifi")
+        detail = f"the certificates of {place} can't be read: {error.strerror or error}"
+        raise RequestInvalid("invalid_request", detail) from error
+    if not any(os.environ.get(name) for name in _TRUST_VARIABLES):
+        context.load_default_certs()
+    return context
 
 
 def without_password(url: str) -> str:

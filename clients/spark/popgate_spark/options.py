@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from popgate_client.tokens import TOKEN_VARIABLE, TokenSource, token_in
+from popgate_client.tokens import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, TokenSource, token_in
 from popgate_client.transport import URL_DEFAULT, URL_VARIABLE, url_complaint
 from popgate_spark.errors import OptionInvalid
 
@@ -188,6 +188,7 @@ class Options:
             raise OptionInvalid("tokenFile", "is given together with token; give one of them")
         if token is None and token_file is None:
             token = os.environ.get(TOKEN_VARIABLE) or None
+            token_file = os.environ.get(TOKEN_FILE_VARIABLE) or None if token is None else None
         if token is not None and not (token.isascii() and token.isprintable()):
             raise OptionInvalid("token", "has characters that no HTTP header can carry, such as a line end")
         return Place(

@@ -11,6 +11,8 @@ from popgate.domain.permissions import Action, Limits, Principal, Resource
 
 BURST_SECONDS = 1.0
 """Seconds of the permitted rate that a principal may use at once."""
+TOPICS_RETRY_SECONDS = 60.0
+"""Retry-After for a topic beyond the limit: it can be created when another one was deleted."""
 PRINCIPALS_MAX = 10_000
 """Maximum number of principals without requests in progress whose request rates are remembered."""
 
@@ -99,4 +101,4 @@ def check_topic_limit(principal: Principal, topics: Callable[[], Iterable[str]])
         return
     count = sum(principal.may(Action.CREATE, Resource(topic=topic)) for topic in topics())
     if count >= limit.topics:
-        raise exceeded(principal.name, "topics", limit.topics)
+        raise exceeded(principal.name, "topics", limit.topics, TOPICS_RETRY_SECONDS)

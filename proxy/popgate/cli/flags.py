@@ -17,7 +17,9 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # pyright: ignore[re
 Command: TypeAlias = Callable[[argparse.Namespace], int]
 
 TIMEOUT_SECONDS = 5.0
-TOKEN_FILE_HELP = "file that contains an API key or a token (POPGATE_TOKEN_FILE; default: the token in POPGATE_TOKEN)"
+TOKEN_FILE_HELP = (
+    "file with an API key or a token (default: the token in POPGATE_TOKEN, or the file in POPGATE_TOKEN_FILE)"
+)
 
 
 class Parser(argparse.ArgumentParser):
