@@ -36,8 +36,9 @@ LOCK_SECONDS = 30
 class Guarded:
     """A server that requires keys, and its administrator."""
 
-    def __init__(self, process: ProxyProcess, keys: KeyFile, admin: Key) -> None:
+    def __init__(self, process: ProxyProcess, keys: KeyFile, admin: Key, *, forwards: bool) -> None:
         self.process = process
+        self.forwards = forwards
         self.keys = keys
         self.admin = admin
 
@@ -73,7 +74,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     admin = keys.principal("admin", everything())
     flags = ["--keys-file", str(keys.path), "--auto-create", "true", "--audit-log", str(folder / "audit.jsonl")]
     with started_server(request, folder, *flags) as started:
-        guarded = Guarded(started.process, keys, admin)
+        guarded = Guarded(started.process, keys, admin, forwards=started.owner is not None)
         for topic in (SEEN_TOPIC, HIDDEN_TOPIC):
             assert guarded.send("PUT", f"/v1/admin/topics/{topic}", admin, body={"queues": 1}).status_code == 201
             for group in ("seen", "hidden"):
@@ -212,6 +213,7 @@ def status_on(connection: socket.socket) -> int:
 
 PUBLISH = f"/v1/topics/{SEEN_TOPIC}/messages"
 POP = f"/v1/topics/{SEEN_TOPIC}/groups/seen/pop"
+MESSAGE = {"messages": [{"body": "a message"}]}
 
 
 def test_probes_need_no_key(server: Guarded) -> None:
@@ -357,6 +359,64 @@ def test_a_bad_keys_file_keeps_the_old_keys(server: Guarded) -> None:
     assert key.token not in server.process.output
 
 
+def test_a_new_key_with_the_same_id_does_not_keep_the_requests_of_the_old_one(server: Guarded) -> None:
+    name = f"p-{secrets.token_hex(4)}"
+    key = server.known(server.keys.principal(name, everything()))
+    waiting = Parked(server, f"{server.empty_group()}/pop", key, {"wait_seconds": 20})
+    time.sleep(0.7)
+    server.keys.principals[name]["keys"][key.id] = ("0" * 64, None)
+    server.keys.write()
+    problem(waiting.ended(1.5), 401, "unauthenticated")
+
+
+def test_a_revoked_key_ends_the_wait_for_a_redrive(server: Guarded) -> None:
+    group = server.empty_group()
+    for _ in range(3):
+        assert server.send("POST", f"{group.partition('/groups')[0]}/messages", server.admin, body=MESSAGE).is_success
+        popped = server.send("POST", f"{group}/pop", server.admin, body={"wait_seconds": 5}).json()["messages"]
+        rejected = {"entries": [{"receipt_handle": popped[0]["receipt_handle"]}]}
+        assert server.send("POST", f"{group}/reject", server.admin, body=rejected).is_success
+    key = server.new(everything())
+    path = f"/v1/admin{group.removeprefix('/v1')}/dead-letters/redrive"
+    waiting = Parked(server, path, key, {"wait_seconds": 20, "rate_per_second": 0.1})
+    time.sleep(0.7)
+    server.keys.revoke(key)
+    problem(waiting.ended(1.5), 401, "unauthenticated")
+    assert server.send("DELETE", path, server.admin).is_success
+    if not server.forwards:  # the proxy that forwards a request does not know that it will wait
+        limited_key = server.new(everything(), limits={"parked_pops": 0})
+        limited(server.send("POST", path, limited_key, body={"wait_seconds": 1}), "parked_pops")
+
+
+def test_a_revoked_key_cuts_off_a_streamed_answer(server: Guarded) -> None:
+    group = server.empty_group()
+    topic = group.partition("/groups")[0]
+    body = {"messages": [{"body": "x" * 1_000_000}] * 8}
+    for _ in range(3):
+        assert server.send("POST", f"{topic}/messages", server.admin, body=body).is_success
+    key = server.new(everything())
+    stream = f"{group}/lease-groups/s/1"
+    formed = {"max_messages": 24, "slices": 1, "invisibility_seconds": 600}
+    wait_until(
+        lambda: server.send("PUT", stream, key, body=formed).json().get("count", 0) > 0,
+        timeout_seconds=10,
+        what="the lease group",
+    )
+    with connected(server) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        connection.sendall(head_of("GET", f"{stream}/messages?slice=0", f"authorization: Bearer {key.token}"))
+        received = len(connection.recv(4_096))
+        assert received
+        time.sleep(0.3)
+        server.keys.revoke(key)
+        wait_until(lambda: is_refused(server, key), timeout_seconds=5, what="the key's end")
+        time.sleep(0.5)
+        with contextlib.suppress(ConnectionError):
+            while more := len(connection.recv(1 << 20)):
+                received += more
+    assert received < 20_000_000
+
+
 # -- what depends on what exists --------------------------------------------------------------------------------
 
 
@@ -455,6 +515,14 @@ def test_a_redrive_needs_publish_on_its_target(server: Guarded) -> None:
     assert server.send("POST", path, own, body={"wait_seconds": 5}).is_success
 
 
+def test_a_line_end_in_a_path_leads_to_no_other_operation(server: Guarded) -> None:
+    key = server.new({"actions": ["consume"]})
+    path = f"/v1/admin/topics/{SEEN_TOPIC}/groups/seen/dead-letters/redrive"
+    problem(server.send("GET", path, key), 403, "forbidden")
+    for tail in ("%0A", "%0D", "%00", "%0D%0A"):
+        problem(server.send("GET", path + tail, key), 404, "not_found")
+
+
 # -- limits --------------------------------------------------------------------------------
 
 
@@ -485,6 +553,24 @@ def test_more_waiting_pops_than_a_principal_may_have_are_refused(server: Guarded
     for one in waiting:
         assert one.ended(5).is_success
     assert server.send("POST", path, key, body={"wait_seconds": 0.1}).is_success
+
+
+def test_pulls_count_as_waiting_requests_whoever_owns_the_queue(server: Guarded) -> None:
+    group = server.empty_group()
+    admin_path = f"/v1/admin{group.removeprefix('/v1')}"
+    assert server.send("PUT", f"{admin_path}/consume-mode", server.admin, body={"mode": "pull"}).is_success
+    key = server.new(everything(), limits={"parked_pops": 1})
+
+    def assigned() -> dict[str, Any]:
+        asked = {"client_id": "c", "supports": ["pull"]}
+        return dict(server.send("POST", f"{group}/assignment", server.admin, body=asked).json())
+
+    wait_until(lambda: assigned().get("queues") == [0], timeout_seconds=10, what="the assignment")
+    pull = {"client_id": "c", "generation": assigned()["generation"], "wait_seconds": 4}
+    first = Parked(server, f"{group}/queues/0/pull", key, pull)
+    time.sleep(1)
+    limited(server.send("POST", f"{group}/queues/0/pull", key, body=pull), "parked_pops")
+    first.ended(8)
 
 
 def test_more_connections_than_a_principal_may_have_are_refused(server: Guarded) -> None:
@@ -533,6 +619,43 @@ def test_a_principal_creates_no_more_topics_than_its_limit(server: Guarded) -> N
 
 
 # -- the audit log --------------------------------------------------------------------------------
+
+
+def audited(server: Guarded, **wanted: object) -> list[dict[str, Any]]:
+    records = map(json.loads, (server.keys.path.parent / "audit.jsonl").read_text().splitlines())
+    return [one for one in records if all(one.get(field) == value for field, value in wanted.items())]
+
+
+def test_a_change_whose_client_disconnects_is_recorded(server: Guarded) -> None:
+    group = server.empty_group()
+    path = f"/v1/admin{group.removeprefix('/v1')}/dead-letters/purge"
+    resource = f"topic {group.split('/')[3]} group g"
+    for pause in (0.0, 0.003, 0.01):
+        with connected(server) as connection:
+            authorization = f"authorization: Bearer {server.admin.token}"
+            connection.sendall(head_of("POST", path, authorization, "content-length: 2") + b"{}")
+            time.sleep(pause)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    wait_until(
+        lambda: len(audited(server, operation="dead_letters_purge", resource=resource)) == 3,
+        timeout_seconds=5,
+        what="the records",
+    )
+
+
+def test_the_audit_log_has_what_is_created_by_use_and_what_the_body_asks_for(server: Guarded) -> None:
+    topic = f"by-use-{secrets.token_hex(4)}"
+    creator = server.new({"actions": ["publish", "create"]})
+    publisher = server.new({"actions": ["publish"]})
+    path = f"/v1/topics/{topic}/messages"
+    problem(server.send("POST", path, publisher, body=MESSAGE), 403, "forbidden")
+    assert server.send("POST", path, creator, body=MESSAGE).is_success
+    resource = f"topic {topic}"
+    denied = {"event": "denied", "key": publisher.id, "action": "create", "resource": resource}
+    made = {"event": "admin", "key": creator.id, "action": "create", "resource": resource}
+    wait_until(
+        lambda: bool(audited(server, **denied) and audited(server, **made)), timeout_seconds=5, what="both records"
+    )
 
 
 def test_the_audit_log_tells_who_changed_what_and_who_was_refused(server: Guarded) -> None:

@@ -326,17 +326,17 @@ async def test_suppressed_refusals_are_told_although_no_other_follows(
 
 def test_a_source_has_its_refusals_again_after_a_second() -> None:
     limiter = DenialLimiter()
-    assert [limiter.admits("a", 10.0) for _ in range(7)] == [True] * 5 + [False] * 2
-    assert limiter.admits("b", 10.9)
-    assert not limiter.admits("a", 10.9)
-    assert limiter.admits("a", 11.0)
+    assert [limiter.admits("a", 10.0, is_known=False) for _ in range(7)] == [True] * 5 + [False] * 2
+    assert limiter.admits("b", 10.9, is_known=False)
+    assert not limiter.admits("a", 10.9, is_known=False)
+    assert limiter.admits("a", 11.0, is_known=False)
     assert limiter.take_suppressed() == [("a", 3)]
     assert limiter.take_suppressed() == []
 
 
 def test_many_sources_neither_grow_the_memory_nor_flood_the_log() -> None:
     limiter = DenialLimiter()
-    assert sum(limiter.admits(str(n), 10.0) for n in range(10_000)) == DENIALS_PER_SECOND_ALL
+    assert sum(limiter.admits(str(n), 10.0, is_known=False) for n in range(10_000)) == DENIALS_PER_SECOND_ALL
     told = dict(limiter.take_suppressed())
     assert len(told) == SOURCES_MAX + 1
     assert sum(told.values()) == 10_000 - DENIALS_PER_SECOND_ALL
@@ -357,3 +357,32 @@ async def test_a_note_takes_little_time_while_the_disk_is_slow(file: Path, monke
     assert time.monotonic() - before < 2
     released.set()
     await log.stop()
+
+
+def test_strangers_do_not_keep_the_refusals_of_a_known_caller_out() -> None:
+    limiter = DenialLimiter()
+    for number in range(1_000):
+        limiter.admits(f"127.0.0.{number}", 10.0, is_known=False)
+    assert limiter.admits("insider", 10.0, is_known=True)
+
+
+async def test_a_file_that_others_can_use_or_a_link_is_a_warning_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    public, private, link, missing = (tmp_path / name for name in ("public", "private", "link", "missing"))
+    public.touch()
+    public.chmod(0o644)
+    private.touch()
+    private.chmod(0o640)
+    link.symlink_to(private)
+    for file in (public, private, link, missing, Path("/dev/null")):
+        log = AuditLog(str(file))
+        log.start()
+        log.note(ADMIN)
+        await log.stop()
+    assert [(record.getMessage(), getattr(record, "file", None)) for record in caplog.records] == [
+        ("other users can read or change the audit log: run chmod 600", str(public)),
+        ("the audit log is a link: it is written to the file to which the link leads", str(link)),
+    ]
+    assert len(rows(public)) == len(rows(missing)) == 1
+    assert len(rows(private)) == 2

@@ -261,3 +261,8 @@ def test_a_token_can_not_name_a_key_or_a_certificate(house: House) -> None:
 
     credentials = Credentials(house.keys, Forging(), clock=house.clock)
     assert asyncio.run(credentials.caller("good")).credential == f"token:{house.key.id}"
+
+
+def test_a_key_with_more_characters_is_removed_completely() -> None:
+    key = new_key().text
+    assert without_keys(f"{key}x, {key}.{key}/") == "pg_..., pg_....pg_.../"

@@ -237,3 +237,107 @@ def test_a_lock_that_another_process_keeps_is_an_error_and_ends_with_that_proces
         process.kill()
     with locked_private(file):
         pass
+
+
+@as_root
+def test_another_user_who_locks_the_folder_does_not_block_a_change(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_files, "LOCK_SECONDS_MAX", 0.1)
+    folder = file.parent
+    program = (
+        "import fcntl, os, sys; os.setuid(65534)\n"
+        "fcntl.flock(os.open('.', os.O_RDONLY), fcntl.LOCK_EX); print('locked', flush=True); sys.stdin.read()"
+    )
+    for above in (folder, *folder.parents):
+        above.chmod(above.stat().st_mode | 0o005)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        with locked_private(file):
+            replace_private(file, b"other")
+        process.kill()
+    assert file.read_bytes() == b"other"
+
+
+def test_other_users_can_not_open_the_lock_and_it_leaves_no_file(file: Path) -> None:
+    old = os.umask(0)
+    try:
+        with locked_private(file):
+            (lock,) = (path for path in file.parent.iterdir() if path != file)
+            assert lock.stat().st_mode & 0o7777 == 0o600
+    finally:
+        os.umask(old)
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_a_lock_file_that_a_killed_process_left_is_used_again(file: Path) -> None:
+    made(file.with_name(f".{file.name}.lock"))
+    with locked_private(file):
+        pass
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_a_lock_file_that_other_users_could_hold_is_refused(file: Path, tmp_path: Path) -> None:
+    lock = file.with_name(f".{file.name}.lock")
+    made(lock, mode=0o644)
+    with pytest.raises(PrivateFileError, match=f"remove {lock}"), locked_private(file):
+        pass
+    lock.unlink()
+    lock.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PrivateFileError, match="can't be opened"), locked_private(file):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@as_root
+def test_a_lock_file_of_another_user_is_refused(file: Path) -> None:
+    lock = made(file.with_name(f".{file.name}.lock"))
+    os.chown(lock, NOBODY, NOBODY)
+    with pytest.raises(PrivateFileError, match=f"remove {lock}"), locked_private(file):
+        pass
+
+
+@as_root
+def test_the_lock_of_root_in_the_folder_of_another_user_belongs_to_that_user(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    os.chown(folder, NOBODY, NOBODY)
+    with locked_private(folder / "keys.toml"):
+        (lock,) = folder.iterdir()
+        assert lock.stat().st_uid == NOBODY
+
+
+# ---------------------------------------------------------------- links of other users
+
+
+@as_root
+def test_root_creates_no_file_through_a_link_of_another_user(tmp_path: Path) -> None:
+    for name in ("own", "foreign"):
+        (tmp_path / name).mkdir()
+    link, folder_link = tmp_path / "foreign" / "keys.toml", tmp_path / "foreign" / "folder"
+    link.symlink_to(tmp_path / "own" / "created")
+    folder_link.symlink_to(tmp_path / "own")
+    for path in (link.parent, link, folder_link):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    for file, culprit in ((link, link), (folder_link / "created", folder_link)):
+        with pytest.raises(PrivateFileError, match=f"{culprit} is a link of another user"):
+            replace_private(file, b"")
+        with pytest.raises(PrivateFileError, match=f"{culprit} is a link of another user"), locked_private(file):
+            pass
+    assert list((tmp_path / "own").iterdir()) == []
+    made(tmp_path / "own" / "created")
+    replace_private(link, b"other")
+    assert (tmp_path / "own" / "created").read_bytes() == b"other"
+
+
+def test_a_file_is_created_through_own_links(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "folder").symlink_to("./data/../data")
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "created")
+    with locked_private(tmp_path / "link"):
+        replace_private(tmp_path / "link", b"content")
+    assert (tmp_path / "data" / "created").read_bytes() == b"content"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(PrivateFileError, match="loop"), locked_private(tmp_path / "loop"):
+        replace_private(tmp_path / "loop", b"content")

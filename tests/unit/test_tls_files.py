@@ -162,3 +162,20 @@ def test_a_foreign_or_expired_client_certificate_ends_the_handshake(tmp_path: Pa
     for wrong in (MemoryAuthority().issue(*NAMES), AUTHORITY.issue(*NAMES, valid_for=timedelta(hours=-1))):
         with pytest.raises(ssl.SSLCertVerificationError):
             certificate_at_server(tmp_path, wrong)
+
+
+def test_a_name_of_one_kind_does_not_count_as_one_of_another_kind(tmp_path: Path) -> None:
+    crossed = (
+        x509.UniformResourceIdentifier("orders.example.org"),
+        x509.UniformResourceIdentifier("ann@example.org"),
+        x509.UniformResourceIdentifier("mailto:ann@example.org"),
+        x509.DNSName("bob@example.org"),
+        x509.DNSName("spiffe://example.org/orders"),
+        x509.DNSName("popgate:instance:b"),
+        x509.RFC822Name("billing.example.org"),
+        x509.RFC822Name("spiffe://ann@example.org"),
+    )
+    own = (*NAMES, x509.UniformResourceIdentifier("popgate:instance:a"))
+    found = certificate_at_server(tmp_path, AUTHORITY.issue(*crossed, *own))
+    assert found is not None
+    assert set(found.names) == {"billing.example", "spiffe://example/billing", "ann@example", "popgate:instance:a"}

@@ -36,7 +36,7 @@ from popgate.api.pulls import PullHandlers
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.api.routes import Call, Routes, Streamed
 from popgate.api.scope_keys import forwarding_of
-from popgate.api.visit import visit_of
+from popgate.api.visit import Visit, visit_of
 from popgate.domain.errors import BrokerUnavailable, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.domain.hosts import ANY_HOST
@@ -164,7 +164,7 @@ class PopgateApp:
             status, headers, answer = internal_problem(error, operation=operation)
         self._requests.count(operation, status)
         if streamed is not None:
-            await _send_stream(streamed, send, connection, operation)
+            await _send_stream(streamed, send, connection, operation, visit_of(scope))
             return
         await send_answer(send, connection, status, headers, answer)
         if cancelled is not None:
@@ -192,17 +192,21 @@ def _forwarding(engine: Engine, peers: Peers | None) -> Callable[[ASGIApp], ASGI
     return lambda app: ForwardingMiddleware(app, peers, where, sent=engine.count_forwarded)
 
 
-async def _send_stream(answer: Streamed, send: Send, connection: Connection | None, operation: str) -> None:
+async def _send_stream(
+    answer: Streamed, send: Send, connection: Connection | None, operation: str, visit: Visit | None
+) -> None:
     """Send a streamed answer part by part.
 
-    If reading a part fails, the answer is not ended properly, and the server closes the connection. The client then
-    detects that the answer is incomplete.
+    If reading a part fails, or the visit ends, the answer is not ended properly, and the server closes the connection.
+    The client then detects that the answer is incomplete.
     """
+    if visit is not None:
+        visit.is_streaming = True
     headers = [answer.content_type]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:
         async for part in answer.parts:
-            if connection is not None and connection.gone:
+            if (connection is not None and connection.gone) or (visit is not None and visit.ended is not None):
                 return
             await send({"type": "http.response.body", "body": part, "more_body": True})
     except PopgateError as error:

@@ -28,7 +28,7 @@ from popgate.api.dead_letter_models import (
 )
 from popgate.api.formats import JSON
 from popgate.api.openapi_errors import problem_responses
-from popgate.api.visit import SightOfCaller
+from popgate.api.visit import Sight, SightOfCaller
 from popgate.domain.dead_letter import bare, dead_letter_details, publisher_headers
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.message import Message
@@ -132,9 +132,8 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
             rate_per_second=request.rate_per_second,
         )
         redrive = engine.redrive(topic, group, order)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(request.wait_seconds):
-                await redrive.ended.wait()
+        if request.wait_seconds:
+            await _ended(redrive, request.wait_seconds, sight)
         response.status_code = 202 if redrive.is_running else 200
         return _progress(redrive)
 
@@ -151,6 +150,15 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
         redrive = await _dead_letters(engine, topic, group).cancel()
         response.status_code = 202 if redrive.is_running else 200
         return _progress(redrive)
+
+
+async def _ended(redrive: Redrive, seconds: float, sight: Sight) -> None:
+    """Wait until the redrive has ended, or the time is over. Raises: the errors of ``Sight.waiting``. The redrive then
+    goes on."""
+    loop, over = asyncio.get_running_loop(), asyncio.timeout(seconds)
+    with sight.waiting(lambda: over.reschedule(loop.time())), contextlib.suppress(TimeoutError):
+        async with over:
+            await redrive.ended.wait()
 
 
 def _add_purges(router: APIRouter, engine: Engine) -> None:

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from popgate.api.access import ACCESS, Access
 from popgate.api.body import announced_bytes
 from popgate.api.connection import EXTENSION, Connection, send_answer
-from popgate.api.problems import HttpError, problem_answer
+from popgate.api.problems import HttpError, NotFound, problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.api.scope_keys import CALLER, FORWARDING, VISIT
 from popgate.api.usage import Usage, Usages
@@ -31,7 +32,7 @@ from popgate.api.visit import Visit
 from popgate.auth.audit_log import AuditEvent, AuditEventKind, AuditLog
 from popgate.auth.credentials import Credentials
 from popgate.domain.errors import Forbidden, PopgateError, Unauthenticated
-from popgate.domain.permissions import SERVER, Caller, Resource, forbidden
+from popgate.domain.permissions import SERVER, Action, Caller, Resource, forbidden
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ CHECK_SECONDS = 0.25
 """Seconds between two checks of the requests in progress."""
 REMEMBERED_MAX = 8_192
 """Maximum number of decisions that are remembered."""
+PATH_LENGTH_MAX = 256
+"""Maximum length of a path whose decision is remembered. Decisions about longer ones could take much memory."""
 CREDENTIAL_BYTES_MAX = 16 << 10
 _BEARER = b"bearer "
 
@@ -106,6 +109,8 @@ class Gate:
             )
         finally:
             self._end(visit)
+            if visit.access.is_change and not visit.is_recorded:  # the client has gone, but the change may be made
+                self._note(AuditEventKind.ADMIN, scope, visit.caller, None)
 
     # -- admission ------------------------------------------------------------------------------------------------
 
@@ -123,9 +128,9 @@ class Gate:
         if passed is None or (passed.caller is not None and _has_expired(passed.caller)):
             passed = await self._decide(credential, connection, scope)
             is_current = self._version == self._credentials.version  # verifying a token may have taken a while
-            if credential is not None and passed.caller is not None and is_current:
+            if credential is not None and passed.caller is not None and is_current and len(path) <= PATH_LENGTH_MAX:
                 if len(self._known) >= REMEMBERED_MAX:
-                    self._known.clear()
+                    del self._known[next(iter(self._known))]
                 self._known[key] = passed
         return passed
 
@@ -154,7 +159,8 @@ class Gate:
             usage.take_request()
             if connection is not None:
                 _attribute(connection, usage)
-        visit = Visit(caller, passed.access, passed.resource, connection, usage, self._topics)
+        note = partial(self._note_action, scope)
+        visit = Visit(caller, passed.access, passed.resource, connection, usage, self._topics, note)
         if usage is not None:
             if usage.limits.bytes_in_flight is not None:
                 size = announced_bytes(scope["headers"], REQUEST_BYTES_MAX)
@@ -216,6 +222,7 @@ class Gate:
 
         async def recording(message: Message) -> None:
             if message["type"] == "http.response.start":
+                visit.is_recorded = True
                 self._note(AuditEventKind.ADMIN, scope, visit.caller, message["status"])
             await send(message)
 
@@ -226,13 +233,33 @@ class Gate:
         kind: AuditEventKind,
         scope: Scope,
         caller: Caller | None,
-        status: int,
+        status: int | None,
         error: PopgateError | None = None,
     ) -> None:
+        """Record an operation. ``status`` None: its outcome is not known."""
         if self._audit is None or FORWARDING in scope:  # the proxy that forwards a request also records it
             return
         access, resource, _ = _operation(scope["method"], scope["path"])
         action = error.action if isinstance(error, Forbidden) else None if access is None else access.action
+        self._write(kind, scope, caller, access, action, resource, status)
+
+    def _note_action(self, scope: Scope, visit: Visit, action: Action, resource: Resource, is_permitted: bool) -> None:
+        """Record a further action of a request: it was not permitted, or creates something by use."""
+        if self._audit is not None and FORWARDING not in scope:
+            kind, status = (AuditEventKind.ADMIN, None) if is_permitted else (AuditEventKind.DENIED, 403)
+            self._write(kind, scope, visit.caller, visit.access, action, resource, status)
+
+    def _write(
+        self,
+        kind: AuditEventKind,
+        scope: Scope,
+        caller: Caller | None,
+        access: Access | None,
+        action: str | None,
+        resource: Resource | None,
+        status: int | None,
+    ) -> None:
+        assert self._audit is not None, "otherwise nothing is recorded"
         client = scope["client"]
         self._audit.note(
             AuditEvent(
@@ -250,6 +277,8 @@ class Gate:
 
 def _operation(method: str, path: str) -> tuple[Access | None, Resource | None, HttpError | None]:
     """Return what the operation needs and its resource, or the error if there is no such operation."""
+    if not path.isprintable():  # Starlette's patterns also match before a line end
+        return None, None, NotFound(path)
     try:
         access, parameters = ACCESS.find(method, path)
     except HttpError as error:

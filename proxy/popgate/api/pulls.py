@@ -143,6 +143,8 @@ class PullHandlers:
             to = self._pulls.owner(topic, group, number)
             if to is None:
                 return await here(left)
+            if left:
+                call.park()
             self._engine.count_forwarded(to)
             request = forwarded_request(scope, call.body, scope["headers"])
             answer = await forward_request(peers, to, request, wait_seconds=left, connection=call.connection)

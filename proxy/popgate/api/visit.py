@@ -1,6 +1,7 @@
 """Represents one authenticated request in progress: its caller, and what the caller may still do."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -11,17 +12,20 @@ from popgate.api.scope_keys import VISIT
 from popgate.api.usage import Usage, check_topic_limit
 from popgate.domain.errors import Forbidden, Unauthenticated
 from popgate.domain.permissions import Action, Caller, Permit, Resource, permit_all
+from popgate.engine.lease.pop_request import Presence
 
 
 class Visit:
     """One request of ``caller``. The gate ends the visit if the caller loses its credential or the permission.
 
-    ``usage`` is None for a request that another proxy has forwarded: that proxy enforces the caller's limits.
+    ``usage`` is None for a request that another proxy has forwarded: that proxy enforces the caller's limits. ``note``
+    records in the audit log that a further action was permitted, or was not.
     """
 
     __slots__ = (
-        "_topics", "access", "caller", "connection", "ended", "held_bytes", "is_parked", "resource", "usage"
-    )  # fmt: skip
+        *("_note", "_topics", "access", "caller", "connection", "ended", "held_bytes"),
+        *("is_parked", "is_recorded", "is_streaming", "resource", "usage"),
+    )
 
     def __init__(
         self,
@@ -31,6 +35,7 @@ class Visit:
         connection: Connection | None,
         usage: Usage | None,
         topics: Callable[[], Iterable[str]],
+        note: Callable[["Visit", Action, Resource, bool], None],
     ) -> None:
         self.caller = caller
         self.access = access
@@ -42,6 +47,9 @@ class Visit:
         self.is_parked = False
         self.held_bytes = 0
         self._topics = topics
+        self._note = note
+        self.is_recorded = self.is_streaming = False
+        """Whether the audit log has the outcome of this request, and whether a streamed answer has begun."""
 
     def check(self) -> None:
         """Raises: Unauthenticated or Forbidden if the visit has ended."""
@@ -59,15 +67,26 @@ class Visit:
     def permit(self, action: Action, resource: Resource) -> None:
         """Check another action that the request needs. Raises: Forbidden, LimitExceeded, and those of ``check``."""
         self.check()
-        self.caller.require(action, resource)
+        try:
+            self.caller.require(action, resource)
+        except Forbidden:
+            self._note(self, action, resource, False)
+            raise
         if action is Action.CREATE and resource.group is None and self.usage is not None:
             check_topic_limit(self.caller.principal, self._topics)
+        if action is Action.CREATE and not self.access.is_change:
+            self._note(self, action, resource, True)  # created by use
 
     def end(self, why: Unauthenticated | Forbidden) -> None:
-        """End the visit: if the request waits, it stops waiting. A request that is being carried out is completed."""
+        """End the visit: if the request waits, it stops waiting. A streamed answer is cut off. A request that is being
+        carried out is completed."""
         self.ended = why
-        if self.connection is not None and self.connection.presence is not None:
+        if self.connection is None:
+            return
+        if self.connection.presence is not None:
             self.connection.presence.leave()
+        if self.is_streaming:  # it may wait for a client that reads slowly
+            self.connection.transport.abort()
 
 
 def visit_of(scope: Mapping[str, Any]) -> Visit | None:
@@ -90,6 +109,23 @@ class Sight:
     def sees(self, resource: Resource) -> bool:
         """Return whether a list may show the resource to the caller."""
         return self._visit is None or self._visit.caller.principal.may(Action.INSPECT, resource)
+
+    @contextmanager
+    def waiting(self, stop: Callable[[], None]) -> Generator[None]:
+        """Within the context, the request waits. ``stop`` is called if it must stop waiting, because its client or its
+        permission has gone. Raises: LimitExceeded, and at the end of the context, the errors of ``Visit.check``."""
+        visit = self._visit
+        if visit is None or visit.connection is None:
+            yield
+            return
+        visit.park()
+        presence = visit.connection.presence = Presence()
+        presence.on_leave = stop
+        try:
+            yield
+        finally:
+            visit.connection.presence = None
+        visit.check()
 
 
 def _sight(request: Request) -> Sight:

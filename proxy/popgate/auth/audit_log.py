@@ -105,8 +105,10 @@ class AuditLog:
     def note(self, event: AuditEvent) -> None:
         """Record an event. Never blocks and never fails. Call it from one thread only."""
         source = (event.principal or event.address or "-")[:TEXT_LENGTH_MAX]
-        if event.event is AuditEventKind.DENIED and not self._denials.admits(source, self._clock.monotonic()):
-            return
+        if event.event is AuditEventKind.DENIED:
+            is_known = event.principal is not None
+            if not self._denials.admits(source, self._clock.monotonic(), is_known=is_known):
+                return
         if self._queue.qsize() >= QUEUE_MAX:
             self._refused += 1
             return

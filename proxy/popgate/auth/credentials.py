@@ -92,7 +92,10 @@ class Credentials:
             return None
         if not caller.credential.startswith(CERTIFICATE_PREFIX):
             found = self._keys.caller_of_key(caller.credential)
-            return None if found is None or found.principal.name != caller.principal.name else found
+            is_same = (
+                found is not None and found.principal.name == caller.principal.name and found.proof == caller.proof
+            )
+            return found if is_same else None
         named = self._keys.principals_by_certificate([caller.credential.removeprefix(CERTIFICATE_PREFIX)])
         for _, principal in named:
             if principal.name == caller.principal.name:

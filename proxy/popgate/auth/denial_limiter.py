@@ -5,6 +5,7 @@ import threading
 DENIALS_PER_SECOND = 5
 """Maximum number of refusals of one caller or address that are recorded in a second."""
 DENIALS_PER_SECOND_ALL = 50
+"""Maximum number of refusals of all known callers that are recorded in a second, and of all others."""
 SOURCES_MAX = 100
 """Maximum number of callers and addresses whose suppressed refusals are counted separately."""
 OTHERS = "others"
@@ -18,20 +19,21 @@ class DenialLimiter:
         self._lock = threading.Lock()  # held for a few dict operations only
         self._period = float("-inf")
         self._admitted: dict[str, int] = {}
-        self._admitted_all = 0
+        self._admitted_all = {True: 0, False: 0}
         self._suppressed: dict[str, int] = {}
 
-    def admits(self, source: str, now: float) -> bool:
-        """Return whether to record a refusal of ``source`` at the monotonic time ``now``."""
+    def admits(self, source: str, now: float, *, is_known: bool) -> bool:
+        """Return whether to record a refusal of ``source`` at the monotonic time ``now``. ``is_known``: the source is a
+        principal, whose refusals strangers must not keep out of the log."""
         with self._lock:
             if now - self._period >= 1.0:
                 self._period = now
                 self._admitted.clear()
-                self._admitted_all = 0
+                self._admitted_all = {True: 0, False: 0}
             count = self._admitted.get(source, 0)
-            if count < DENIALS_PER_SECOND and self._admitted_all < DENIALS_PER_SECOND_ALL:
+            if count < DENIALS_PER_SECOND and self._admitted_all[is_known] < DENIALS_PER_SECOND_ALL:
                 self._admitted[source] = count + 1  # not more entries than refusals are admitted altogether
-                self._admitted_all += 1
+                self._admitted_all[is_known] += 1
                 return True
             if source not in self._suppressed and len(self._suppressed) >= SOURCES_MAX:
                 source = OTHERS

@@ -241,7 +241,10 @@ _NOTHING = _Entry(b"", Caller(principal=Principal(name=""), credential=""))
 
 def _arranged(principals: Sequence[KnownPrincipal]) -> _Known:
     keys = {
-        key.id: _Entry(key.digest, Caller(principal=one.principal, credential=key.id, expires_at=key.expires))
+        key.id: _Entry(
+            key.digest,
+            Caller(principal=one.principal, credential=key.id, expires_at=key.expires, proof=key.digest),
+        )
         for one in principals
         for key in one.keys
     }

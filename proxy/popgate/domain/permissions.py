@@ -4,7 +4,7 @@ A pattern is a name in which each ``*`` matches any number of characters. No oth
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
@@ -120,11 +120,15 @@ class Principal:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """A principal, and the credential that proved it. ``credential`` is the id of a key, or names a token or
-    certificate; it is never secret. ``expires_at`` is in Unix seconds, or None if the credential does not expire."""
+    certificate; it is never secret. ``expires_at`` is in Unix seconds, or None if the credential does not expire.
+
+    ``proof`` distinguishes credentials that have had the same id one after the other.
+    """
 
     principal: Principal
     credential: str
     expires_at: float | None = None
+    proof: bytes = field(default=b"", repr=False)
 
     def require(self, action: Action, resource: Resource) -> None:
         """Raises: Forbidden if no grant allows the action. The text is the same whether or not the resource exists."""

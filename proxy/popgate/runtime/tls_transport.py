@@ -178,13 +178,18 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._protocol.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def _was_shut(self) -> None:
-        """Answer the other side's close_notify, and report the end soon."""
+        """Report soon that the other side sends nothing more.
+
+        Its close_notify is not answered before that: the other side may be about to close its socket. If it did so with
+        an unread answer, its kernel would send a reset instead of FIN, as if it had not read the newest data.
+        """
         if self._stage is Stage.OPEN:
-            self._shut()
+            self._stage = Stage.SHUT
             self._end_timer = asyncio.get_running_loop().call_later(EOF_SECONDS, self._ended)
 
     def _ended(self) -> None:
         self._report_end()
+        self._shut()
         if self._inner is not None:
             self._inner.close()
 
