@@ -204,7 +204,8 @@ def test_a_proxy_that_sleeps_through_a_switch_is_named_and_leases_nothing_when_i
         begun = answer(others[0].client.put(group.mode_path, json=body))
         asleep = {one["proxy"]: (one["mode"], one["converged"]) for one in begun["proxies"]}
         assert asleep.get(name, (None, False)) == (None, False)
-        assert not begun["converged"]
+        # The answer may come when the others have already removed the sleeper. They then serve the mode alone.
+        assert not (begun["converged"] and name in asleep)
 
         def is_there() -> bool:
             found = answer(others[1].client.get(group.mode_path))

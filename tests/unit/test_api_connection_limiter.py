@@ -39,7 +39,7 @@ async def test_the_time_in_which_popgate_reads_nothing_of_a_body_does_not_count(
     client = Client()
     known.arrived(client)
     known.is_served(client)
-    known.body_grew(client, 10, is_kept=True)
+    known.body_grew(client, 10)
     client.reads = False
     await asyncio.sleep(1.0)
     client.reads = True
@@ -62,12 +62,12 @@ async def test_a_pause_in_reading_does_not_make_a_body_look_younger_than_the_oth
     for client in (slow, quick):
         known.arrived(client)
         known.is_served(client)
-    known.body_grew(slow, 60, is_kept=True)
+    known.body_grew(slow, 60)
     slow.reads = False
     await asyncio.sleep(0.3)
-    known.body_grew(quick, 30, is_kept=True)
+    known.body_grew(quick, 30)
     await asyncio.sleep(0.2)
-    known.body_grew(quick, 30, is_kept=True)
+    known.body_grew(quick, 30)
     assert (slow.ended, quick.ended) == (["overloaded"], [])
     for client in (slow, quick):
         known.left(client)

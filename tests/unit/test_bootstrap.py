@@ -17,6 +17,8 @@ from popgate.bootstrap.endings import EXIT_SECONDS
 from popgate.bootstrap.turns import Turns
 from popgate.bootstrap.workers import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, pause_seconds
 from popgate.domain.errors import StartupError, StateUnavailable
+from popgate.runtime.background import Background
+from popgate.runtime.faults import Faults
 from popgate.runtime.logs import KeyValueFormatter
 from support.processes import PortBlock
 
@@ -63,6 +65,27 @@ async def test_a_store_that_goes_away_while_a_proxy_starts_is_a_line_and_no_trac
     options = config.serve_options({"port": str(block.ports[0]), "data_dir": str(tmp_path)}, {}, None)
     with pytest.raises(StartupError, match="Redis has gone"):
         await bootstrap.serve(options)
+
+
+@pytest.mark.parametrize(
+    ("secret", "warnings"), [(None, 0), ("0123456789abcdef" * 2, 0), ("0123456789abcdef" * 2 + "\n0123456789abcdef", 1)]
+)
+async def test_a_short_secret_is_one_warning_at_the_start(
+    secret: str | None, warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"data_dir": str(tmp_path / "data")}
+    if secret is not None:
+        file = tmp_path / "secrets"
+        file.touch(0o600)
+        file.write_text(secret)
+        given["secret_file"] = str(file)
+    options = config.serve_options(given, {}, None)
+    for is_first in (True, False):
+        background, faults = Background(), Faults()
+        async with bootstrap.started(options, background, faults, is_first=is_first):
+            pass
+    said = [record.getMessage() for record in caplog.records if "popgate secrets new FILE" in record.getMessage()]
+    assert len(said) == warnings
 
 
 def test_a_task_that_does_not_end_holds_up_no_exit() -> None:

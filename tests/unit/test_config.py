@@ -718,7 +718,7 @@ def test_the_secrets_are_the_lines_of_the_file(content: str, secrets: tuple[byte
     [
         ("", "must contain a secret"),
         ("# hunter2 is no secret", "must contain a secret"),
-        (f"{SECRET}\n" + "abcdefg" * 9, "line 2 must have at least 8 different characters"),
+        (f"{SECRET}\n" + "abcdefg" * 9, "line 2 must be a text with at least 8 different characters"),
         (f"{SECRET}\nhunter2", "line 2 must be at least 16 bytes long"),
         (f"{SECRET}\n\n{SECRET}", "lines 1 and 3 must be different secrets"),
         ("".join(f"{SECRET}{number}\n" for number in range(9)), "must contain at most 8 secrets, not 9"),

@@ -242,15 +242,13 @@ def test_a_lock_that_another_process_keeps_is_an_error_and_ends_with_that_proces
 @as_root
 def test_another_user_who_locks_the_folder_does_not_block_a_change(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_files, "LOCK_SECONDS_MAX", 0.1)
-    folder = file.parent
+    file.parent.chmod(0o755)
     program = (
         "import fcntl, os, sys; os.setuid(65534)\n"
         "fcntl.flock(os.open('.', os.O_RDONLY), fcntl.LOCK_EX); print('locked', flush=True); sys.stdin.read()"
     )
-    for above in (folder, *folder.parents):
-        above.chmod(above.stat().st_mode | 0o005)
     with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", program], cwd=file.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"locked\n"
