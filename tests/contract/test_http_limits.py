@@ -1,6 +1,7 @@
 """Limits on a client's use of the HTTP interface, over raw sockets: each has an answer that names it."""
 
 import contextlib
+import http.client
 import json
 import select
 import socket
@@ -13,7 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from popgate.api.connection_limiter import NEW_SECONDS
+from popgate.api.connection_limiter import FAREWELL_SECONDS, NEW_SECONDS
+from popgate.api.joined_writes import GOODBYE_SECONDS
+from popgate.api.protocol import FAREWELL_BYTES_MAX
 from support.processes import wait_until
 from support.proxy import POPGATE, ProxyProcess
 
@@ -325,6 +328,62 @@ def test_what_still_comes_after_an_answer_has_a_time_limit_too(proxy: ProxyProce
         assert connection.recv(1) == b""
 
 
+REFUSED_EARLY = head_of(path=PUBLISH, length=65 * MIB)
+"""A request that is answered with 413 before its body arrives."""
+
+
+@pytest.mark.parametrize("part_bytes", [20_000, FAREWELL_BYTES_MAX // 4], ids=["slow", "fast"])
+def test_a_body_that_goes_on_after_the_answer_ends_the_connection(proxy: ProxyProcess, part_bytes: int) -> None:
+    """It arrives fast enough for a body that is wanted."""
+    with connected(proxy) as connection:
+        connection.sendall(REFUSED_EARLY)
+        assert read_answer(connection)[0] == 413
+        began = time.monotonic()
+        connection.settimeout(0.1)
+        received: bytes | None = None
+        while received is None and time.monotonic() - began < FAREWELL_SECONDS + 2:
+            connection.sendall(b"x" * part_bytes)
+            with contextlib.suppress(TimeoutError):
+                received = connection.recv(1)
+        assert received == b""
+        if part_bytes == 20_000:
+            assert time.monotonic() - began >= FAREWELL_SECONDS
+        else:
+            assert time.monotonic() - began < FAREWELL_SECONDS / 2
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - began < FAREWELL_SECONDS + GOODBYE_SECONDS + 3:
+                connection.sendall(b"x" * part_bytes)
+                time.sleep(0.05)
+            pytest.fail("the connection stays")
+
+
+def test_a_small_body_that_arrives_after_the_answer_keeps_the_connection(proxy: ProxyProcess) -> None:
+    head = b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: %b10000\r\n\r\n" % (b"0" * 20)
+    with connected(proxy) as connection:
+        for _ in range(2):
+            connection.sendall(head)
+            assert read_answer(connection)[0] == 413
+            connection.sendall(b"x" * 10_000 + head_of())
+            assert read_answer(connection)[0] == 200
+        connection.sendall(head)
+        assert read_answer(connection)[0] == 413
+        connection.sendall(b"x" * 10_000)
+        began = time.monotonic()
+        assert connection.recv(1) == b"", "then it is idle, and closed as such"
+        assert IDLE_SECONDS <= time.monotonic() - began < IDLE_SECONDS + 2
+
+
+@pytest.mark.parametrize("headers", [{}, {"connection": "close"}], ids=["keep-alive", "close"])
+def test_a_client_that_sends_its_whole_body_first_reads_the_early_answer(
+    proxy: ProxyProcess, headers: dict[str, str]
+) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=15)
+    with contextlib.closing(client):
+        client.request("POST", PUBLISH, b"x" * (65 * MIB), headers)
+        answer = client.getresponse()
+        assert (answer.status, json.loads(answer.read())["code"]) == (413, "message_too_large")
+
+
 def test_a_body_at_a_good_rate_may_take_longer_than_a_head(proxy: ProxyProcess) -> None:
     body = json.dumps({"messages": [{"body": "x" * 800_000}]}).encode()
     with connected(proxy) as connection:
@@ -445,6 +504,23 @@ def test_connections_that_wait_for_their_clients_make_room(tmp_path: Path) -> No
                 assert is_served(proxy)
         assert silent[0].recv(1) == silent[1].recv(1) == b""
         assert proxy.output.count("closed") == 1  # and not one line for each
+
+
+def test_answered_connections_whose_bodies_go_on_keep_nobody_out(tmp_path: Path) -> None:
+    with small_proxy(tmp_path, files=160) as proxy, contextlib.ExitStack() as stack:
+        time.sleep(2 * NEW_SECONDS)
+        kept = stack.enter_context(connected(proxy))
+        kept.sendall(head_of())
+        assert read_answer(kept)[0] == 200
+        time.sleep(2 * NEW_SECONDS)
+        for _ in range(150):
+            connection = stack.enter_context(connected(proxy))
+            connection.sendall(REFUSED_EARLY + b"x" * 2_000)
+            assert read_answer(connection)[0] == 413
+        for _ in range(20):
+            assert is_served(proxy)
+        kept.sendall(head_of())
+        assert read_answer(kept)[0] == 200, "an idle connection is closed after the answered ones"
 
 
 def test_where_all_connections_are_busy_newcomers_are_told_so(tmp_path: Path) -> None:

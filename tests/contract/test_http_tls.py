@@ -1,6 +1,8 @@
 """The HTTP interface over TLS, over real sockets: handshakes, large answers, and clients that leave or do not read."""
 
+import _ssl
 import contextlib
+import ctypes
 import json
 import socket
 import ssl
@@ -166,6 +168,42 @@ def test_a_slow_handshake_does_not_get_more_time(proxy: TlsProxy) -> None:
                 time.sleep(0.1)
         assert sent < len(hello) - 1
         assert time.monotonic() - began < HEAD_SECONDS + 1.5
+
+
+KEY_UPDATES = 100_000
+
+
+def test_a_flood_of_key_updates_ends_the_connection(proxy: TlsProxy) -> None:
+    """Python offers no KeyUpdate, so this test calls the OpenSSL library that Python uses."""
+    library = ctypes.CDLL(_ssl.__file__)
+    if not hasattr(library, "SSL_key_update"):
+        pytest.skip("Python's OpenSSL is not a shared library")
+    for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
+        getattr(library, name).restype = ctypes.c_void_p
+    context = ctypes.c_void_p(library.SSL_CTX_new(ctypes.c_void_p(library.TLS_client_method())))
+    client = ctypes.c_void_p(library.SSL_new(context))
+    with tcp(proxy) as connection:
+        connection.settimeout(None)  # OpenSSL uses the descriptor itself
+        library.SSL_set_fd(client, connection.fileno())
+        assert library.SSL_connect(client) == 1
+        sent = 0
+        while sent < KEY_UPDATES and library.SSL_key_update(client, 1) == 1 and library.SSL_do_handshake(client) == 1:
+            sent += 1
+    library.SSL_free(client)
+    library.SSL_CTX_free(context)
+    assert 0 < sent < KEY_UPDATES
+    wait_until(lambda: open_connections(proxy) == 0, timeout_seconds=5, what="the connection to end")
+
+
+def test_many_tiny_records_are_no_flood(proxy: TlsProxy) -> None:
+    with tls(proxy) as connection:
+        for _ in range(200):
+            for byte in HEALTH:
+                connection.sendall(bytes([byte]))
+            answer = b""
+            while not answer.endswith(b"}"):
+                assert (part := connection.recv(4_096)), "the connection ended"
+                answer += part
 
 
 def test_silent_handshakes_do_not_keep_a_client_out(proxy: TlsProxy) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from popgate.domain.permissions import Action
 
@@ -66,11 +66,12 @@ class KeyFile:
         new.rename(self.path)
 
 
-def toml(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name} = {toml(one)}" for name, one in value.items()) + "}"
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return "{" + ", ".join(f"{name} = {toml(one)}" for name, one in fields.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(toml, value)) + "]"
+        return "[" + ", ".join(map(toml, cast("list[Any]", value))) + "]"
     return json.dumps(value)
 
 

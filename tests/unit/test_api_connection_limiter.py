@@ -71,3 +71,41 @@ async def test_a_pause_in_reading_does_not_make_a_body_look_younger_than_the_oth
     assert (slow.ended, quick.ended) == (["overloaded"], [])
     for client in (slow, quick):
         known.left(client)
+
+
+async def test_answered_connections_whose_bodies_are_incomplete_make_room_first() -> None:
+    known = ConnectionLimiter(HttpLimits(connections_max=3))
+    silent, early, later = Client(), Client(), Client()
+    for client in (silent, early, later):
+        known.arrived(client)
+    await asyncio.sleep(2 * connection_limiter.NEW_SECONDS)
+    for client in (early, later):
+        known.is_served(client)
+        known.body_grew(client, 10)
+        known.body_answered(client)
+        known.says_farewell(client)
+    newcomers = [Client() for _ in range(3)]
+    expected = [([], ["aborted"], []), ([], ["aborted"], ["aborted"]), (["aborted"], ["aborted"], ["aborted"])]
+    for newcomer, ended in zip(newcomers, expected, strict=True):
+        known.arrived(newcomer)
+        assert (silent.ended, early.ended, later.ended) == ended
+    for client in (silent, early, later, *newcomers):
+        known.left(client)
+
+
+async def test_a_body_that_is_discarded_takes_no_memory_and_its_end_makes_the_connection_idle() -> None:
+    known = ConnectionLimiter(HttpLimits(bodies_bytes_max=100, connections_max=1))
+    client, next_client, newcomer = Client(), Client(), Client()
+    known.arrived(client)
+    known.is_served(client)
+    known.body_grew(client, 90)
+    known.body_answered(client)
+    known.says_farewell(client)
+    known.discarded_rest(client)
+    known.body_grew(next_client, 90)
+    assert (client.ended, next_client.ended) == ([], [])
+    await asyncio.sleep(2 * connection_limiter.NEW_SECONDS)
+    known.arrived(newcomer)
+    assert client.ended == ["aborted"]
+    for one in (client, next_client, newcomer):
+        known.left(one)

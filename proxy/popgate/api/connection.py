@@ -29,6 +29,7 @@ from popgate.api.usage import Usage
 from popgate.engine.lease.pop_request import Presence
 from popgate.runtime.tcp_info import acknowledged_bytes
 from popgate.runtime.tls_transport import TlsTransport
+from popgate.wire.admission import INSTANCE_PREFIX
 
 EXTENSION = "popgate.connection"
 """The key in ``scope["extensions"]`` under which a handler finds its ``Connection``."""
@@ -38,12 +39,14 @@ oldest answer counts as delivered."""
 UNREAD_SECONDS = 1.0
 """Seconds after an answer was written within which an RST means that the client has not read the answer."""
 
-CERTIFICATE_NAMES = frozenset({"DNS", "URI", "email"})
-"""The kinds of names in a certificate that can name a client."""
-
 
 class PeerCertificate(NamedTuple):
-    """A verified client certificate: its subject alternative names, and when it expires (Unix seconds)."""
+    """A verified client certificate: its subject alternative names, and when it expires (Unix seconds).
+
+    The form of a name tells its kind: a URI contains ``://`` or names an instance of popgate, a mail address contains
+    ``@``, and any other name is a DNS name. Names whose form does not fit their kind are left out, so that a name of
+    one kind can't be used as one of another kind.
+    """
 
     names: tuple[str, ...]
     expires_at: float
@@ -172,9 +175,19 @@ def certificate_of(transport: TlsTransport) -> PeerCertificate | None:
         return None
     names = cast("Sequence[tuple[str, str]]", found.get("subjectAltName", ()))
     return PeerCertificate(
-        tuple(name for kind, name in names if kind in CERTIFICATE_NAMES),
+        tuple(name for kind, name in names if _fits(kind, name)),
         float(ssl.cert_time_to_seconds(cast("str", found["notAfter"]))),
     )
+
+
+def _fits(kind: str, name: str) -> bool:
+    """Return whether a name has the form of its kind (see ``PeerCertificate``). Names of other kinds don't count."""
+    is_uri = "://" in name or name.startswith(INSTANCE_PREFIX)
+    if kind == "URI":
+        return is_uri
+    if kind == "email":
+        return "@" in name and not is_uri
+    return kind == "DNS" and "@" not in name and not is_uri
 
 
 async def send_answer(

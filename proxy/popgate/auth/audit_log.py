@@ -15,6 +15,7 @@ import asyncio
 import json
 import logging
 import os
+import stat
 import sys
 import threading
 import time
@@ -50,6 +51,9 @@ STOP_SECONDS = 1.0
 """Maximum seconds for which ``stop`` waits until all records are written."""
 WARNING_SECONDS = 60.0
 """Minimum seconds between two warnings that records can't be written."""
+
+_OTHERS_CAN = 0o026
+"""Permissions of a file that the log warns about. A group may read the log: logrotate is often told to permit this."""
 
 
 class AuditEventKind(StrEnum):
@@ -125,6 +129,8 @@ class AuditLog:
                 f"the audit log {self._sink.path} can't be opened ({error.strerror}); choose another file with "
                 "--audit-log"
             ) from error
+        for warning in self._sink.warnings():
+            _log.warning(warning, extra={"file": str(self._sink.path)})
         self._thread = threading.Thread(target=self._write_all, name="popgate-audit", daemon=True)
         self._thread.start()
 
@@ -228,6 +234,18 @@ class _Sink:
         # O_NONBLOCK: opening a named pipe would wait for a reader
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
         self._descriptor = os.open(self.path, flags, 0o600)
+
+    def warnings(self) -> list[str]:
+        """Return what is unsafe about the open file. A pipe or a device, such as /dev/stdout, is the user's choice."""
+        status = os.fstat(self._descriptor)
+        if self.path is None or not stat.S_ISREG(status.st_mode):
+            return []
+        found: list[str] = []
+        if self.path.is_symlink():
+            found.append("the audit log is a link: it is written to the file to which the link leads")
+        if status.st_mode & _OTHERS_CAN:
+            found.append("other users can read or change the audit log: run chmod 600")
+        return found
 
     def close(self) -> None:
         if self.path is not None and self._descriptor >= 0:

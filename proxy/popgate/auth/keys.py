@@ -18,6 +18,8 @@ DIGEST_BYTES = 32
 
 _ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _KEY = re.compile(rf"{PREFIX}({ID_PATTERN.pattern})_[A-Za-z0-9_-]{{43}}")
+_KEY_IN_TEXT = re.compile(rf"{_KEY.pattern}[A-Za-z0-9_-]*")
+"""Also matches a key that more characters follow, so that the last ones of its secret don't remain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +52,4 @@ def digest_of(key: str) -> bytes:
 
 def without_keys(text: str) -> str:
     """Return ``text`` with ``pg_...`` in place of each key."""
-    return _KEY.sub(f"{PREFIX}...", text)
+    return _KEY_IN_TEXT.sub(f"{PREFIX}...", text)

@@ -72,6 +72,8 @@ _log = logging.getLogger(__name__)
 
 DATABASE_FILE = "popgate.db"
 EMBEDDED = "embedded"
+STRONG_SECRET_BYTES_MIN = 32
+"""Minimum length of a secret without a warning: 128 random bits as hexadecimal digits."""
 COLLECTOR_THRESHOLDS = (20_000, 20, 100)
 """Thresholds for ``gc.set_threshold``."""
 GUARD_WAIT_HEARTBEATS = 3
@@ -126,6 +128,12 @@ async def started(
             if not options.amqp_urls:
                 embedded = SqliteBroker(database)
         own_secrets = options.secrets or (kept_secret(options.data_dir),)  # a cluster has configured secrets
+        if is_first and any(len(secret) < STRONG_SECRET_BYTES_MIN for secret in own_secrets):
+            _log.warning(
+                "a secret is short, so clients could guess it from their receipt handles: 'popgate secrets new FILE' "
+                "makes a strong one",
+                extra={"bytes_min": STRONG_SECRET_BYTES_MIN},
+            )
         broker = embedded or _rabbit_broker(options, state.cluster, own_secrets)
         bound = await state.bound()
         if bound is not None and (bound == EMBEDDED) != (embedded is not None):

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from math import inf
-from typing import Any, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
+
+from popgate.auth.keys import without_keys
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # pyright: ignore[reportPrivateUsage]  # no public name
 Command: TypeAlias = Callable[[argparse.Namespace], int]
@@ -32,6 +34,10 @@ class Parser(argparse.ArgumentParser):
     """
 
     _reads_flags = False
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error without API keys, which a user may have given in the wrong place. Exit."""
+        super().error(without_keys(message))
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  # one signature for its overloads
         self, args: Iterable[str] | None = None, namespace: Any = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from popgate import config
+from popgate.auth.keys import without_keys
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Command, Commands, Parser
 from popgate.cli.printing import Column, JsonObject, Printer, complain, field, json_line, wants_table
@@ -185,7 +186,6 @@ def add(arguments: argparse.Namespace) -> int:
 def _new_principal(name: str, roles: Sequence[str], patterns: dict[str, list[str]]) -> "NewPrincipal":
     from popgate.auth.key_file import PRINCIPAL_NAME
     from popgate.auth.key_file_edits import NewPrincipal
-    from popgate.auth.keys import without_keys
     from popgate.auth.roles import ROLES
 
     if PRINCIPAL_NAME.fullmatch(name) is None or without_keys(name) != name:
@@ -254,7 +254,8 @@ def show(arguments: argparse.Namespace) -> int:
             expires = None if key.expires is None else shown_time(key.expires)
             state = "valid" if key.expires is None or key.expires > now else "expired"
             times = {"created": shown_time(key.created), "expires": expires}
-            rows.append({"key": key.id, **head, **times, "state": state, "note": key.note})
+            note = None if key.note is None else without_keys(key.note)
+            rows.append({"key": key.id, **head, **times, "state": state, "note": note})
     Printer(COLUMNS, as_table=wants_table(arguments)).print(rows)
     return ExitCode.OK
 
@@ -364,6 +365,8 @@ def _names(text: str) -> list[str]:
 def _note(text: str) -> str:
     if not text or not text.isprintable():
         raise argparse.ArgumentTypeError("must be printable characters")
+    if without_keys(text) != text:
+        raise argparse.ArgumentTypeError("must not contain a key, because the file and 'popgate keys list' show it")
     return text
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from popgate.auth.keys import without_keys
+
 JsonObject: TypeAlias = Mapping[str, Any]
 
 CELL_LENGTH_MAX = 60
@@ -120,5 +122,5 @@ def reader_gone() -> bool:
 
 
 def complain(line: str) -> None:
-    """Print one line on standard error, with the prefix ``popgate: ``."""
-    print(f"popgate: {line}", file=sys.stderr)
+    """Print one line on standard error, with the prefix ``popgate: ``. An API key in it is not shown."""
+    print(f"popgate: {without_keys(line)}", file=sys.stderr)

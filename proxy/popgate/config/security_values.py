@@ -8,8 +8,7 @@ import re
 from typing import cast
 from urllib.parse import urlsplit
 
-from popgate.config.values import file_path, text
-from popgate.domain.receipt import SECRET_BYTES_MIN
+from popgate.config.values import file_path, secret_problem, text
 
 SECRETS_MAX = 8
 """Maximum number of secrets in a file. Every handle and tag of another proxy may have to be checked with each."""
@@ -36,8 +35,8 @@ def secrets_in(content: bytes) -> tuple[bytes, ...]:
     for number, line in enumerate(lines, 1):
         if not line or line.startswith(b"#"):
             continue
-        if len(line) < SECRET_BYTES_MIN:
-            raise ValueError(f"line {number} must be at least {SECRET_BYTES_MIN} bytes long")
+        if problem := secret_problem(line):
+            raise ValueError(f"line {number} {problem}")
         if line in found:
             raise ValueError(f"lines {found[line]} and {number} must be different secrets")
         found[line] = number

@@ -16,6 +16,8 @@ from popgate.domain.hosts import ANY_HOST
 from popgate.domain.receipt import SECRET_BYTES_MIN
 
 PORT_MAX = 65_535
+SECRET_CHARACTERS_MIN = 8
+"""Minimum number of different bytes in a secret. With fewer, it is no random text."""
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 
 _HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
@@ -189,9 +191,18 @@ def plain_name(raw: object) -> str:
 
 def secret_text(raw: object) -> str:
     secret = hidden_text(raw)
-    if len(secret.encode()) < SECRET_BYTES_MIN:
-        raise ValueError(f"must be at least {SECRET_BYTES_MIN} bytes long")
+    if problem := secret_problem(secret.encode()):
+        raise ValueError(problem)
     return secret
+
+
+def secret_problem(secret: bytes) -> str:
+    """Return why a secret can't be used, without the secret, or an empty text."""
+    if len(secret) < SECRET_BYTES_MIN:
+        return f"must be at least {SECRET_BYTES_MIN} bytes long"
+    if len(set(secret)) < SECRET_CHARACTERS_MIN:
+        return f"must be a text with at least {SECRET_CHARACTERS_MIN} different characters"
+    return ""
 
 
 def one_of(*words: str) -> Callable[[object], str]:

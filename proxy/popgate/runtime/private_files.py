@@ -3,9 +3,11 @@
 A file is private if it belongs to the user of this process or to root, and if no other user may read it. A file of root
 may also be readable by its group, if this process runs as another user: Kubernetes mounts a secret this way.
 
-Symbolic links are followed, because Kubernetes also uses links to change a secret.
+Symbolic links are followed, because Kubernetes also uses links to change a secret. But root creates no file through a
+link of another user.
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -23,6 +25,8 @@ LOCK_SECONDS_MAX = 10.0
 """Maximum seconds to wait while another process changes the same file."""
 
 _LOCK_LOOK_SECONDS = 0.05
+_LINKS_MAX = 40
+"""Maximum number of links on the way to a file, as in Linux."""
 
 
 class PrivateFileError(ValueError):
@@ -118,37 +122,123 @@ def _replace(target: Path, content: bytes) -> None:
 
 @contextmanager
 def locked_private(file: Path) -> Generator[None]:
-    """Within the context, no other process is in this context for a file of the same folder.
+    """Within the context, no other process is in this context for the same file.
 
-    So two processes that read, change and replace the file don't lose a change. The lock is on the folder, which exists
-    even if the file doesn't. It ends with the process. Raises: PrivateFileError if another process keeps the lock.
+    So two processes that read, change and replace the file don't lose a change. The lock is on a file beside it, which
+    exists only meanwhile, and which only its owner and root can open. A lock on the folder could be held by any user
+    who can read the folder. The lock ends with the process. Raises: PrivateFileError if another process keeps the lock.
     """
     try:
-        folder = _target(file).parent
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        target = _target(file)
+        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise PrivateFileError(f"the folder of {file} can't be opened ({error.strerror}); create it") from error
     try:
-        until = time.monotonic() + LOCK_SECONDS_MAX
-        while not _try_lock(file, descriptor):
-            if time.monotonic() > until:
-                raise PrivateFileError(f"another process is changing a file in {folder}; try again later")
-            time.sleep(_LOCK_LOOK_SECONDS)
-        yield
+        lock = target.with_name(f".{target.name}.lock")
+        descriptor = _locked(file, lock, folder)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                os.unlink(lock.name, dir_fd=folder)  # before the lock ends: no other process removes this file
+            os.close(descriptor)
     finally:
-        os.close(descriptor)
+        os.close(folder)
 
 
-def _try_lock(file: Path, descriptor: int) -> bool:
+def _locked(file: Path, lock: Path, folder: int) -> int:
+    """Wait for the lock, and return the open lock file. ``folder`` is the open folder. Raises: PrivateFileError."""
+    until = time.monotonic() + LOCK_SECONDS_MAX
+    while True:
+        try:
+            descriptor = _try_lock(lock, folder)
+        except OSError as error:
+            raise PrivateFileError(f"{file} can't be locked: {lock} can't be opened ({error.strerror})") from error
+        if descriptor is not None:
+            return descriptor
+        if time.monotonic() > until:
+            raise PrivateFileError(f"another process is changing {file}; try again later")
+        time.sleep(_LOCK_LOOK_SECONDS)
+
+
+def _try_lock(lock: Path, folder: int) -> int | None:
+    """Return the open lock file, which is locked, or None if it can't be locked now. Raises: OSError."""
+    descriptor = _open_lock(lock, folder)
+    if descriptor is None:
+        return None
+    is_locked = False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        raise PrivateFileError(f"the folder of {file} can't be locked ({error.strerror})") from error
-    return True
+        own = os.fstat(descriptor)
+        owners = {os.geteuid()} if os.geteuid() else {0, os.fstat(folder).st_uid}
+        if not stat.S_ISREG(own.st_mode) or own.st_uid not in owners or own.st_mode & 0o077:
+            raise PrivateFileError(f"{lock} is not private, so other users could keep the lock; remove {lock}")
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            there = os.stat(lock.name, dir_fd=folder, follow_symlinks=False)
+            # the process that had the lock before may have removed the file that is locked now
+            is_locked = (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
+    finally:
+        if not is_locked:
+            os.close(descriptor)
+    return descriptor if is_locked else None
+
+
+def _open_lock(lock: Path, folder: int) -> int | None:
+    """Open the lock file, which is created if it is missing. Return None if it was removed meanwhile.
+
+    A file that root creates belongs to the owner of the folder, so that this user can wait for the lock, and can use a
+    file that a killed process left. An existing file keeps its owner: it may be a hard link to another file.
+    """
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+    try:
+        descriptor = os.open(lock.name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+    except FileExistsError:
+        try:
+            return os.open(lock.name, flags, dir_fd=folder)
+        except FileNotFoundError:
+            return None
+    if os.geteuid() == 0:
+        owner = os.fstat(folder)
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    return descriptor
 
 
 def _target(file: Path) -> Path:
-    """Return the path of the file to which all symbolic links lead. Raises: OSError."""
-    return Path(os.path.realpath(file))
+    """Return the path of the file to which all symbolic links lead.
+
+    If this process is root, and the file does not exist, all links must belong to root. Otherwise another user could
+    choose where root creates a file. Raises: OSError, PrivateFileError.
+    """
+    target = Path(os.path.realpath(file))
+    if os.geteuid() == 0 and not target.exists() and (link := _foreign_link(file)) is not None:
+        raise PrivateFileError(
+            f"{link} is a link of another user (uid {link.lstat().st_uid}), which root does not follow to create a "
+            f"file; name the file itself: {target}"
+        )
+    return target
+
+
+def _foreign_link(file: Path) -> Path | None:
+    """Return the first link on the way to a file that does not belong to root. Raises: OSError."""
+    place, rest, links = Path("/"), [*reversed(file.absolute().parts[1:])], 0
+    while rest:
+        name = rest.pop()
+        if name == "..":
+            place = place.parent
+            continue
+        try:
+            status = (place / name).lstat()
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISLNK(status.st_mode):
+            place /= name
+            continue
+        if status.st_uid != 0:
+            return place / name
+        links += 1
+        if links > _LINKS_MAX:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(file))
+        to = (place / name).readlink()
+        rest += reversed(to.parts[1:] if to.is_absolute() else to.parts)
+        place = Path("/") if to.is_absolute() else place
+    return None

@@ -11,6 +11,10 @@ same as over plain TCP.
         |                 '--close_notify arrived--> SHUT
         '--failed, abort--> GONE
 
+TLS 1.3 lets the other side send control records without content, even before it has authenticated. A KeyUpdate costs
+this process much more time than it costs the sender. A connection that receives ``BARREN_BYTES_MAX`` without content is
+ended.
+
 A program that closes its socket without having read everything sends close_notify first and then a reset. So the end
 that a close_notify announces is reported when the connection ends, or after ``EOF_SECONDS``: until then, the reset can
 still arrive.
@@ -30,6 +34,9 @@ SLICE_BYTES = 64 << 10
 direction."""
 RECORD_BYTES_MAX = 16 << 10
 """Maximum size of the content of a TLS record (RFC 8446)."""
+BARREN_BYTES_MAX = 64 << 10
+"""Maximum number of encrypted bytes that may arrive after the handshake without any content. Each record with content
+is smaller (about 16.6 KiB), so only a client that floods the connection with control records exceeds this."""
 EOF_SECONDS = 0.25
 """Seconds from a close_notify until the end is reported, if the connection does not end before."""
 
@@ -75,6 +82,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._is_writing_paused = False
         self._end_timer: asyncio.TimerHandle | None = None
         self._is_end_reported = False
+        self._barren_bytes = 0
+        """Number of encrypted bytes that arrived since the last content."""
         self.wire_bytes = 0
         """Number of encrypted bytes, with those of the handshake, that were passed to the inner transport."""
         self.acknowledged_before = 0
@@ -98,11 +107,16 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             view = memoryview(data)
             for start in range(0, len(view), SLICE_BYTES):
                 self._incoming.write(view[start : start + SLICE_BYTES])
-                if self._stage is Stage.HANDSHAKE and not self._shake():
-                    continue
+                if self._stage is Stage.HANDSHAKE:
+                    if not self._shake():
+                        continue
+                else:
+                    self._barren_bytes += min(SLICE_BYTES, len(view) - start)
                 is_ended = self._read(parts)
                 if is_ended:
                     break
+                if self._barren_bytes >= BARREN_BYTES_MAX:
+                    raise ssl.SSLError("too many records without content")
         except (ssl.SSLError, ConnectionError) as error:
             self._deliver(parts)
             self._fail(error)
@@ -171,6 +185,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             if not part:
                 return True
             parts.append(part)
+            self._barren_bytes = 0
         return False
 
     def _deliver(self, parts: list[bytes]) -> None:
