@@ -50,8 +50,8 @@ SERVICES = (
     Slip("api/browsers.py", "if len(self._remembered) < REMEMBERED_MAX:", "if True:", ("unit/test_api_browsers.py",)),
     Slip(
         "api/connection_limiter.py",
-        "        self._unread.pop(connection, None)\n        self._forget_body(connection)\n",
-        "        self._unread.pop(connection, None)\n",
+        "        self._farewells.pop(connection, None)\n        self._forget_body(connection)\n",
+        "        self._farewells.pop(connection, None)\n",
         ("contract/test_http_limits.py",),
     ),
     Slip(

@@ -7,6 +7,13 @@ are found without a search. Only the bodies, which are few, are checked one by o
       | idle_seconds    | head_seconds            |                       | idle_seconds
       v                 v                         |                       v
     closed             408                        +--in several reads--> bodies --too slow--> 408
+                                                                           |
+                                              idle <--rest of the body-- farewells --FAREWELL_SECONDS--> closed
+
+A connection enters ``farewells`` when its request is answered or refused before the whole body has arrived, for example
+because the credential is wrong. The rest of the body is discarded. If it arrives soon, the connection stays usable.
+Otherwise the connection ends, because a body that nobody wants may not hold a connection. A connection that is ending
+stays in ``farewells`` until it has ended.
 
 A TLS handshake in progress counts as a partial head. When it is complete, the connection is silent.
 
@@ -15,11 +22,12 @@ answer is written, or until the connection is aborted because the client makes n
 body arrive in one read costs one entry in ``idle``, and no timer.
 
 If there are more connections than allowed, one connection that waits for its client is closed to make room. The first
-connection that exists in the following order is closed: (1) the connection that has waited longest with a partial head
-or without any request, (2) the connection that has been idle longest, (3) a connection whose body is too slow, even
-within its grace period, (4) the oldest connection of the first kind, even if it is new. New connections are not
-considered in (1) and (2). If all connections are being served, or were served less than ``NEW_SECONDS`` ago, the new
-connection is answered with 503. If ``room`` becomes 0, no further connection is accepted until another one has ended.
+connection that exists in the following order is closed: (1) the oldest in ``farewells``, even if it is new, (2) the
+connection that has waited longest with a partial head or without any request, (3) the connection that has been idle
+longest, (4) a connection whose body is too slow, even within its grace period, (5) the oldest connection of the second
+kind, even if it is new. New connections are not considered in (2) and (3). If all connections are being served, or were
+served less than ``NEW_SECONDS`` ago, the new connection is answered with 503. If ``room`` becomes 0, no further
+connection is accepted until another one has ended.
 
 If bodies take too much memory, the incomplete body with the highest product of memory and age is refused with 503.
 Bodies that arrive fast are spared, because they are complete soon.
@@ -46,6 +54,8 @@ SWEEP_SECONDS = 0.5
 REFUSED_MAX = 64
 """Maximum number of open connections beyond ``connections_max``, which are accepted only to be refused with 503. At
 most an eighth of ``connections_max``."""
+FAREWELL_SECONDS = 3.0
+"""Seconds for which the rest of a body may arrive after the answer. Then the connection ends."""
 NEW_SECONDS = 0.5
 """Seconds for which a waiting connection counts as new. Most clients send their next request sooner."""
 WARN_SECONDS = 60.0
@@ -88,8 +98,8 @@ class LimitedConnection(Protocol):
         ...
 
     def retire(self) -> bool:
-        """Close the idle connection. Return False if it must stay open because its client is still reading an
-        answer."""
+        """Close the connection, which is idle or in its farewell. Return False if it must stay open because its client
+        is still reading an answer. Without effect if the connection is already ending."""
         ...
 
     def is_stuck(self) -> bool:
@@ -132,6 +142,7 @@ class ConnectionLimiter:
         self._heads: OrderedDict[LimitedConnection, float] = OrderedDict()
         self._idle: OrderedDict[LimitedConnection, float] = OrderedDict()
         self._unread: OrderedDict[LimitedConnection, float] = OrderedDict()
+        self._farewells: OrderedDict[LimitedConnection, float] = OrderedDict()
         self._bodies: dict[LimitedConnection, Body] = {}
         self._bodies_bytes = 0
         self._is_sweeping = False
@@ -168,6 +179,7 @@ class ConnectionLimiter:
         self._present -= 1
         self.is_served(connection)
         self._unread.pop(connection, None)
+        self._farewells.pop(connection, None)
         self._forget_body(connection)
         self.on_left()
 
@@ -194,18 +206,16 @@ class ConnectionLimiter:
         """Record that all written bytes have been passed to the kernel."""
         self._unread.pop(connection, None)
 
-    def body_grew(self, connection: LimitedConnection, size: int, *, is_kept: bool) -> None:
-        """Record that ``size`` bytes of an incomplete body have arrived. ``is_kept`` is False if these bytes were
-        discarded."""
+    def body_grew(self, connection: LimitedConnection, size: int) -> None:
+        """Record that ``size`` bytes of an incomplete body have arrived. Its request has not been answered."""
         body = connection.body
         if body is None:
             connection.body = body = self._bodies[connection] = Body(self._loop.time())
         body.received += size
-        if is_kept:
-            body.held += size
-            self._bodies_bytes += size
-            while self._bodies_bytes > self.limits.bodies_bytes_max and self._shed():
-                pass
+        body.held += size
+        self._bodies_bytes += size
+        while self._bodies_bytes > self.limits.bodies_bytes_max and self._shed():
+            pass
 
     def body_ended(self, connection: LimitedConnection) -> None:
         """Record that the body is complete. Its bytes count as memory until ``body_answered``, because processing the
@@ -213,13 +223,23 @@ class ConnectionLimiter:
         self._bodies.pop(connection, None)
 
     def body_answered(self, connection: LimitedConnection) -> None:
-        """Record that the request was answered, so its body is no longer in memory. If the body is incomplete, its rate
-        is still checked."""
+        """Record that a request was answered, so its body is no longer in memory. An incomplete body is that of a later
+        request, or is reported with ``says_farewell``."""
         if connection.body is not None:
             self._bodies_bytes -= connection.body.held
             connection.body.held = 0
             if connection not in self._bodies:
                 connection.body = None
+
+    def says_farewell(self, connection: LimitedConnection) -> None:
+        """Record that the request was answered or refused, but its body is incomplete. Idempotent."""
+        self._forget_body(connection)
+        self._farewells.setdefault(connection, self._loop.time())
+
+    def discarded_rest(self, connection: LimitedConnection) -> None:
+        """Record that the rest of the body has arrived, so the connection can be used for another request."""
+        if self._farewells.pop(connection, None) is not None:
+            self.is_idle(connection)
 
     # -- room -------------------------------------------------------------------------------------------------------
 
@@ -232,6 +252,7 @@ class ConnectionLimiter:
         waiting = [*unproven, *([next(iter(self._idle.items()))] if self._idle else [])]
         connection = next(
             chain(
+                self._farewells,
                 (one for one, since in waiting if since < before),
                 (one for one, body in self._bodies.items() if self._is_slow(body)),
                 (one for one, _ in unproven),
@@ -241,6 +262,7 @@ class ConnectionLimiter:
         if connection is None:
             return False
         self.is_served(connection)
+        self._farewells.pop(connection, None)
         connection.abort()
         return True
 
@@ -277,6 +299,9 @@ class ConnectionLimiter:
             for connection in _due(waiting, now - limits.connection_idle_seconds):
                 if not connection.retire():
                     waiting[connection] = now
+        for connection in _due(self._farewells, now - FAREWELL_SECONDS):
+            connection.retire()
+            self._farewells[connection] = now
         for connection in _due(self._unread, now - limits.connection_idle_seconds):
             if connection.is_stuck():
                 connection.abort()

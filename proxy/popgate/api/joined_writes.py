@@ -19,7 +19,7 @@ class JoinedWrites:
     The head and the body of an answer are written with one system call instead of two.
     """
 
-    __slots__ = ("_head", "_tls", "_written", "inner", "is_corked", "is_ending")
+    __slots__ = ("_head", "_tls", "_written", "inner", "is_corked", "is_ending", "is_receiving")
 
     def __init__(self, inner: asyncio.Transport) -> None:
         self.inner = inner
@@ -29,6 +29,8 @@ class JoinedWrites:
         """Set to True before the head of an answer is written. The head is then held back until the body is written."""
         self.is_ending = False
         """Whether FIN was sent and incoming data is discarded."""
+        self.is_receiving = False
+        """Set to True while a request's body is incomplete. ``close`` then lets the client read the answer."""
         self._head = b""
 
     @property
@@ -58,6 +60,10 @@ class JoinedWrites:
             self.inner.write(head)
 
     def close(self) -> None:
+        """Close the connection after the written bytes. If a body is incomplete, do so as ``end``."""
+        if self.is_receiving:
+            self.end()
+            return
         self.uncork()
         self.inner.close()
 

@@ -8,6 +8,10 @@ Theory of operation. uvicorn's parser calls methods of the protocol. Between the
 Limits are checked once for each slice of data and once for each head, never for each header. A request that exceeds a
 limit is answered with a problem document, and the connection ends.
 
+If a request is answered in the stage BODY, the rest of its body is discarded (the *farewell*). The connection stays
+usable if the rest arrives within ``FAREWELL_SECONDS`` and has at most ``FAREWELL_BYTES_MAX`` bytes. Otherwise the
+connection ends after the answer, in such a way that the client can still read it (``JoinedWrites.end``).
+
 Received data is passed to the parser in slices. While a request waits for the answer to an earlier one, no data is
 passed, because each waiting request takes a hundred times the memory of its bytes. The remaining data is kept in
 ``_held``, and reading stops.
@@ -35,6 +39,10 @@ from popgate.domain.errors import PopgateError
 SLICE_BYTES = 1024
 """Maximum number of bytes that are passed to the parser at once, because they may contain many requests. If the length
 of a body is known, all of its remaining bytes are passed at once."""
+
+FAREWELL_BYTES_MAX = 1 << 20
+"""Maximum number of bytes of a body that are discarded after the answer before the connection ends. It bounds what a
+client without a credential can make the proxy read, and lets a body through that was on its way."""
 
 
 class Stage(IntEnum):
@@ -99,6 +107,8 @@ class WatchedProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         """Upper bound for the number of received bytes of the current body."""
         self._trailer_bytes = 0
+        self._discarded_bytes = 0
+        """Number of bytes that arrived in this farewell."""
         self._held = b""
         self._refusal: PopgateError | None = None
         self._declined = b""
@@ -203,7 +213,12 @@ class WatchedProtocol(HttpToolsProtocol):
 
     def _note_unfinished(self, size: int) -> None:
         if self._stage is _BODY:
-            self._limiter.body_grew(self, size, is_kept=not self.cycle.response_complete)
+            if not self.cycle.response_complete:
+                self._limiter.body_grew(self, size)
+                return
+            self._discarded_bytes += size
+            if self._discarded_bytes > FAREWELL_BYTES_MAX:
+                self._connection.transport.end()
         elif self._stage is _HEAD and not self._is_answering():
             self._limiter.began_head(self)
 
@@ -235,16 +250,20 @@ class WatchedProtocol(HttpToolsProtocol):
             self._declined = b"\r\n".join([start, *lines, b"", b""])
             return
         super().on_headers_complete()
-        self._head_bytes = self._body_bytes = self._trailer_bytes = 0
+        self._head_bytes = self._body_bytes = self._trailer_bytes = self._discarded_bytes = 0
         self._stage = _BODY
+        self._connection.transport.is_receiving = True
         self._limiter.is_served(self)
 
     def on_message_complete(self) -> None:
         if self._declined:
             return
         self._stage = _BETWEEN
+        self._connection.transport.is_receiving = False
         if self.body is not None:
             self._limiter.body_ended(self)
+        if self.cycle.response_complete:
+            self._limiter.discarded_rest(self)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -254,6 +273,8 @@ class WatchedProtocol(HttpToolsProtocol):
         if self.body is not None:
             self._limiter.body_answered(self)
         if self.transport.is_closing():
+            if self._stage is _BODY and not self._is_answering():
+                self._limiter.says_farewell(self)
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -267,6 +288,8 @@ class WatchedProtocol(HttpToolsProtocol):
             self._limiter.is_idle(self)
         elif self._stage is _HEAD:
             self._limiter.began_head(self)
+        else:
+            self._limiter.says_farewell(self)
 
     def _is_answering(self) -> bool:
         cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first head
@@ -309,10 +332,11 @@ class WatchedProtocol(HttpToolsProtocol):
         head = b"".join([STATUS_LINE[answer.status], *(b"%b: %b\r\n" % header for header in headers), b"\r\n"])
         self.transport.write(head + answer.body)
         self._connection.transport.end()
+        if self._stage is _BODY:
+            self._limiter.says_farewell(self)
 
     def retire(self) -> bool:
-        """Close the connection, unless the client is still reading an answer."""
-        if self._connection.unsent_bytes():
+        if self._stage is not _BODY and self._connection.unsent_bytes():
             return False
         self.transport.close()
         return True
