@@ -8,7 +8,6 @@ import inspect
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeAlias
@@ -23,8 +22,9 @@ TOKEN_VARIABLE = "POPGATE_TOKEN"
 TOKEN_FILE_VARIABLE = "POPGATE_TOKEN_FILE"
 FILE_BYTES_MAX = 64 * 1024
 WARNED_HOSTS_MAX = 64
-"""Number of hosts of which the warning about http is remembered, so that each is warned of once."""
+"""Maximum number of hosts about which the client warns, once for each."""
 _REFUSED = 401
+_warned_hosts: set[str] = set()
 
 TokenSource: TypeAlias = str | Callable[[], str]
 """A token, or a function that returns the token of the moment. It is called for each request, so it must be fast: it
@@ -171,9 +171,11 @@ def checked(token: object) -> str:
     return token
 
 
-@lru_cache(maxsize=WARNED_HOSTS_MAX)
 def _warn_of_clear_text(host: str) -> None:
     """Log once for each host: a Spark task or a web request may make a client of its own."""
+    if host in _warned_hosts or len(_warned_hosts) >= WARNED_HOSTS_MAX:
+        return
+    _warned_hosts.add(host)
     _log.warning("the token is sent without encryption, because the URL begins with http", extra={"host": host})
 
 
