@@ -297,7 +297,7 @@ def test_a_redirect_does_not_carry_the_token_away(guarded: Guarded) -> None:
 async def test_neither_logs_nor_errors_contain_the_token(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
     wrong = "pg_wrong1_" + "s3cret" * 7 + "a"
     shown: list[str] = []
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, logger="httpx"):  # which a test may have muted
         for url in (guarded.url, "http://127.0.0.1:1"):
             with Client(url, token=wrong, retry_seconds_max=0) as client:
                 with pytest.raises((Unauthorized, ServerUnreachable)) as refused:

@@ -36,6 +36,7 @@ def test_the_page_about_http_tells_every_code_with_its_status() -> None:
         told |= set(zip(numbers if len(numbers) > 1 else numbers * len(named), named, strict=True))
     of_http = [
         problems.NotFound("/x"),
+        problems.ProxyNotFound("x"),
         problems.MethodNotAllowed("GET"),
         problems.UnsupportedMediaType("x"),
         problems.InternalError(),

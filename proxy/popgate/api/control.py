@@ -223,7 +223,9 @@ def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics, offered: C
 
     text = {"description": "Prometheus text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
 
-    @app.get("/metrics", tags=["server"], response_class=Response, responses={200: text, **problem_responses(400, 503)})
+    @app.get(
+        "/metrics", tags=["server"], response_class=Response, responses={200: text, **problem_responses(400, 404, 503)}
+    )
     async def scrape(
         request: Request,
         proxy: Annotated[

@@ -17,8 +17,7 @@ from starlette.types import Scope
 
 from popgate import __version__
 from popgate.api.asked import query_values
-from popgate.api.complaints import QUOTED_LENGTH_MAX
-from popgate.domain.errors import InvalidRequest
+from popgate.api.problems import ProxyNotFound
 from popgate.domain.names import InstanceId, Subscription
 from popgate.domain.replica_plan import Verdict
 from popgate.engine.engine import Engine, SubscriptionGauges
@@ -36,7 +35,7 @@ _PROXY = "proxy"
 def metrics_proxy(engine: Engine, scope: Scope) -> InstanceId | None:
     """Return the other proxy whose metrics ``GET /metrics?proxy=ID`` requests, or None for this proxy.
 
-    Workers share one port, so a scraper names the worker. Raises: InvalidRequest if there is no such proxy.
+    Workers share one port, so a scraper names the worker. Raises: ProxyNotFound; InvalidRequest.
     """
     proxy = query_values(scope["query_string"], _PROXY).get(_PROXY)
     if proxy is None:
@@ -45,10 +44,7 @@ def metrics_proxy(engine: Engine, scope: Scope) -> InstanceId | None:
     if proxy == status.me:
         return None
     if proxy not in {member.instance for member in status.members}:
-        shown = proxy[:QUOTED_LENGTH_MAX]
-        raise InvalidRequest(
-            f"proxy: {shown!r} is no member of the cluster; GET /v1/admin/cluster lists them", field=_PROXY
-        )
+        raise ProxyNotFound(proxy)
     return InstanceId(proxy)
 
 

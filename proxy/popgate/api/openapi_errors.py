@@ -8,7 +8,7 @@ from popgate.api.problems import CONTENT_TYPE
 _ERRORS = {
     400: "invalid_request: a field is missing, unknown or has a wrong value",
     404: "topic_not_found, group_not_found, lease_group_not_found, lock_not_found, dead_letter_not_found, "
-    "redrive_not_found",
+    "redrive_not_found, proxy_not_found",
     409: "conflict, quota_exceeded with the setting, wrong_mode with the current mode, fenced, lease_group_expired, "
     "or lock_lost",
     410: "lease_group_acked: the epoch was acked, for good",

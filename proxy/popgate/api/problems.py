@@ -94,6 +94,13 @@ class NotFound(HttpError):
         super().__init__(404, "not_found", f"there is nothing at {path[:200]!r}; GET /v1 and /docs list what exists")
 
 
+class ProxyNotFound(HttpError):
+    def __init__(self, proxy: str) -> None:
+        shown = proxy[:QUOTED_LENGTH_MAX]
+        detail = f"{shown!r} is no member of the cluster; GET /v1/admin/cluster lists them"
+        super().__init__(404, "proxy_not_found", detail)
+
+
 class MethodNotAllowed(HttpError):
     def __init__(self, allow: str) -> None:
         super().__init__(405, "method_not_allowed", f"this path accepts {allow}", allow=allow)
@@ -180,6 +187,7 @@ TABLE: dict[type[PopgateError], _Kind] = {
     RequestTimeout: _Kind(408, "The request arrived too slowly"),
     HeadTooLarge: _Kind(431, "The head of the request is too large"),
     NotFound: _Kind(404, "There is nothing at this path"),
+    ProxyNotFound: _Kind(404, "The proxy is not a member of the cluster"),
     MethodNotAllowed: _Kind(405, "This path does not support the method"),
     UnsupportedMediaType: _Kind(415, "The content type is not supported"),
     HostNotAllowed: _Kind(403, "The host is not a name of this proxy"),
