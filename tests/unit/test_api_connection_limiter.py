@@ -85,7 +85,11 @@ async def test_answered_connections_whose_bodies_are_incomplete_make_room_first(
         known.body_answered(client)
         known.says_farewell(client)
     newcomers = [Client() for _ in range(3)]
-    expected = [([], ["aborted"], []), ([], ["aborted"], ["aborted"]), (["aborted"], ["aborted"], ["aborted"])]
+    expected: list[tuple[list[str], list[str], list[str]]] = [
+        ([], ["aborted"], []),
+        ([], ["aborted"], ["aborted"]),
+        (["aborted"], ["aborted"], ["aborted"]),
+    ]
     for newcomer, ended in zip(newcomers, expected, strict=True):
         known.arrived(newcomer)
         assert (silent.ended, early.ended, later.ended) == ended

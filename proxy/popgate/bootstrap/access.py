@@ -61,4 +61,3 @@ async def access_control(
         tokens = token_verifier(options, background)
         credentials = None if keys is None and tokens is None else Credentials(keys, tokens)
         yield AccessControl(credentials=credentials, keys=keys, audit=audit)
-
