@@ -8,7 +8,7 @@ topics list --url X`` mean the same.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Any, NoReturn, TypeAlias, cast
@@ -97,17 +97,23 @@ def _not_required(things: Iterable[Any]) -> Generator[None]:
 def add_command(commands: Commands, name: str, run: Command, *, help: str, epilog: str) -> Parser:
     """Add a client command with the common flags, and return its parser. The command's help begins with ``help`` and
     ends with ``epilog``."""
-    parser = commands.add_parser(
+    parser = add_plain_command(commands, name, help, epilog, [_common_flags()])
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_plain_command(commands: Commands, name: str, help: str, epilog: str, parents: Sequence[Parser] = ()) -> Parser:
+    """Add a command with the flags of ``parents``, and return its parser. The command's help begins with ``help`` and
+    ends with ``epilog``."""
+    return commands.add_parser(
         name,
         help=help,
         description=help[0].upper() + help[1:] + ".",
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        parents=[_common_flags()],
+        parents=parents,
     )
-    parser.set_defaults(run=run)
-    return parser
 
 
 def _common_flags() -> Parser:

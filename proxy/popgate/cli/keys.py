@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from popgate import config
 from popgate.auth.keys import without_keys
 from popgate.cli.endings import CommandFailed, ExitCode
-from popgate.cli.flags import Command, Commands, Parser
+from popgate.cli.flags import Command, Commands, Parser, add_plain_command
 from popgate.cli.printing import Column, JsonObject, Printer, complain, field, json_line, wants_table
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ COLUMNS = (
 
 
 def add_parser(commands: Commands) -> None:
-    parser = _parser(commands, "keys", "add, list, rotate and revoke API keys", EPILOG)
+    parser = add_plain_command(commands, "keys", "add, list, rotate and revoke API keys", EPILOG)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     one = _action(actions, "add", add, "add a key, and its principal if it is new", ADD_EPILOG)
@@ -127,21 +127,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def _action(actions: Commands, name: str, run: Command, help: str, epilog: str) -> Parser:
-    parser = _parser(actions, name, help, epilog)
+    parser = add_plain_command(actions, name, help, epilog)
     parser.add_argument("--file", type=Path, metavar="FILE", help="the key file (default: POPGATE_KEYS_FILE)")
     parser.set_defaults(run=run)
     return parser
-
-
-def _parser(commands: Commands, name: str, help: str, epilog: str) -> Parser:
-    return commands.add_parser(
-        name,
-        help=help,
-        description=help[0].upper() + help[1:] + ".",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
 
 
 def _add_key_flags(parser: Parser) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from popgate.cli.configured import options_of
 from popgate.cli.endings import CommandFailed, ExitCode, Terminated
-from popgate.cli.flags import TOKEN_FILE_HELP, Command, Commands, Parser
+from popgate.cli.flags import TOKEN_FILE_HELP, Command, Commands, Parser, add_plain_command
 from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
 from popgate.cli.serve import add_setting
 from popgate.config.options import REPLICA_SETTINGS, SETTINGS
@@ -107,7 +107,7 @@ NODE_COLUMNS = (
 
 def add_parser(commands: Commands) -> None:
     help_text = "show, plan and maintain the replicas of RabbitMQ's queues"
-    parser = _parser(commands, "replicas", help_text, EPILOG)
+    parser = add_plain_command(commands, "replicas", help_text, EPILOG)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     status = _action(actions, "status", status_of, "show the present and wanted replicas of each queue", STATUS_EPILOG)
     status.add_argument("--nodes", action="store_true", help="show the nodes instead of the queues")
@@ -116,19 +116,8 @@ def add_parser(commands: Commands) -> None:
     _action(actions, "watch", watch, "maintain the replicas until it is stopped", WATCH_EPILOG)
 
 
-def _parser(commands: Commands, name: str, help: str, epilog: str) -> Parser:
-    return commands.add_parser(
-        name,
-        help=help,
-        description=help[0].upper() + help[1:] + ".",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-
 def _action(actions: Commands, name: str, run: Command, help: str, epilog: str) -> Parser:
-    parser = _parser(actions, name, help, epilog)
+    parser = add_plain_command(actions, name, help, epilog)
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings (POPGATE_CONFIG)")
     for setting in _settings():
         add_setting(parser, _flag(setting), setting)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from popgate.cli.endings import CommandFailed
-from popgate.cli.flags import Commands, Parser
+from popgate.cli.flags import Commands, add_plain_command
 from popgate.cli.printing import Column, Printer, complain, field, wants_table
 from popgate.config.security_values import SECRETS_MAX, secrets_in
 from popgate.domain.derived_keys import key_id
@@ -72,7 +72,9 @@ COLUMNS = (
 
 
 def add_parser(commands: Commands) -> None:
-    parser = _parser(commands, "secrets", "create and change the secrets that the proxies of a cluster share", EPILOG)
+    parser = add_plain_command(
+        commands, "secrets", "create and change the secrets that the proxies of a cluster share", EPILOG
+    )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name, run, help, epilog in (
         ("new", new, "create the file with one secret", NEW_EPILOG),
@@ -81,24 +83,13 @@ def add_parser(commands: Commands) -> None:
         ("drop", drop, "remove the last secret", DROP_EPILOG),
         ("list", show, "show the ids of the secrets, and which one signs", LIST_EPILOG),
     ):
-        action = _parser(actions, name, help, epilog)
+        action = add_plain_command(actions, name, help, epilog)
         action.add_argument("file", metavar="FILE", type=Path, help="file of secrets, one in each line")
         if name == "list":
             action.add_argument(
                 "--output", choices=("json", "table"), help="JSON lines or a table (as for other commands)"
             )
         action.set_defaults(run=run)
-
-
-def _parser(commands: Commands, name: str, help: str, epilog: str) -> Parser:
-    return commands.add_parser(
-        name,
-        help=help,
-        description=help[0].upper() + help[1:] + ".",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
 
 
 def new(arguments: argparse.Namespace) -> int:
