@@ -19,6 +19,7 @@ import pytest
 
 from contract.http_server import Topic, put
 from support.certificates import MemoryAuthority, write
+from support.key_files import KeyFile, everything
 from support.processes import wait_until
 from support.proxy import ProxyProcess
 
@@ -421,3 +422,29 @@ def test_many_connections_at_once_are_served(proxy: TlsProxy) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+# -- what other machines can reach -------------------------------------------------------------------------------------
+
+
+def test_a_proxy_that_other_machines_can_reach_requires_https_and_a_key(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys.toml")
+    admin = keys.principal("admin", everything())
+    with TlsProxy(tmp_path / "proxy", "--host", "0.0.0.0", "--keys-file", str(keys.path)) as proxy:
+        assert "https://" in proxy.output
+        other = f"https://127.0.0.2:{proxy.port}"  # another address of this machine, as a stranger's would be
+        with httpx.Client(verify=False, trust_env=False) as client:  # its name is not in the certificate
+            assert client.get(f"{other}/v1").status_code == 401
+            assert client.get(f"{other}/v1", headers=admin.headers).status_code == 200
+            plain = client.get(f"http://127.0.0.2:{proxy.port}/v1", headers=admin.headers)
+        assert (plain.status_code, plain.json()["code"]) == (400, "https_required")
+        metrics = proxy.client.get("/metrics", headers=admin.headers).text
+        assert "popgate_insecure 0.0" in metrics
+        assert "popgate_tls_stale 0.0" in metrics
+
+
+def test_an_insecure_proxy_says_so_in_its_log_and_its_metrics(tmp_path: Path) -> None:
+    with ProxyProcess(tmp_path, "--host", "0.0.0.0", "--insecure") as proxy:
+        assert httpx.get(f"http://127.0.0.2:{proxy.port}/v1", trust_env=False).status_code == 200
+        assert "popgate_insecure 1.0" in proxy.client.get("/metrics").text
+        assert "--insecure: other machines can reach this proxy" in proxy.output
