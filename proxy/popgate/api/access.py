@@ -90,7 +90,7 @@ def _rows() -> Iterator[tuple[str, str, Access]]:
 
     yield row("GET", "/v1/admin/topics", "topics_list", Action.INSPECT, None)
     yield row("GET", admin_topic, "topic_get", Action.INSPECT, _topic)
-    # Changing what exists, and adopting, need more: the engine checks this while nobody else can change the topic.
+    # Changing what exists, and adopting, need more: the engine checks this while no other request can change the topic.
     yield row("PUT", admin_topic, "topic_put", Action.CREATE, _topic, is_change=True)
     yield row("DELETE", admin_topic, "topic_delete", Action.ADMIN, _whole_topic, is_change=True)
     yield row("GET", admin_group, "group_get", Action.INSPECT, _group)

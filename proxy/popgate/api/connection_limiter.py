@@ -12,7 +12,7 @@ are found without a search. Only the bodies, which are few, are checked one by o
 
 A connection enters ``farewells`` when its request is answered or refused before the whole body has arrived, for example
 because the credential is wrong. The rest of the body is discarded. If it arrives soon, the connection stays usable.
-Otherwise the connection ends, because a body that nobody wants may not hold a connection. A connection that is ending
+Otherwise the connection ends, because an unwanted body may not hold a connection. A connection that is ending
 stays in ``farewells`` until it has ended.
 
 A TLS handshake in progress counts as a partial head. When it is complete, the connection is silent.

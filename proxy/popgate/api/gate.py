@@ -291,7 +291,9 @@ def _authorised(
 ) -> _Pass:
     """Return the decision about a known caller. Raises: Unauthenticated, Forbidden, NotFound, MethodNotAllowed."""
     if caller is None:
-        raise Unauthenticated("the proxy that has forwarded this request authenticates nobody; give it the same keys")
+        raise Unauthenticated(
+            "the proxy that has forwarded this request does not authenticate callers; give it the same keys"
+        )
     if access is None:
         assert unknown is not None, "an operation is known or not"
         raise unknown

@@ -23,7 +23,7 @@ class Call(NamedTuple):
     contains one), or the lock. ``query`` contains the values in the query that the route reads.
 
     In a cluster, ``forwarding`` is set if another proxy has forwarded the request. ``scope`` is set if this proxy may
-    forward the request. ``visit`` is None if this proxy authenticates nobody.
+    forward the request. ``visit`` is None if this proxy does not authenticate callers.
     """
 
     path: tuple[str, ...]

@@ -7,7 +7,7 @@ from popgate.domain.names import ClientId, InstanceId
 from popgate.domain.permissions import Caller
 
 CALLER = "popgate.caller"
-"""The ``Caller`` of the request. Missing if this proxy authenticates nobody."""
+"""The ``Caller`` of the request. Missing if this proxy does not authenticate callers."""
 VISIT = "popgate.visit"
 """The ``Visit`` of the request, if this proxy authenticates callers."""
 FORWARDING = "popgate.forwarding"

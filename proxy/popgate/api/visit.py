@@ -90,7 +90,7 @@ class Visit:
 
 
 def visit_of(scope: Mapping[str, Any]) -> Visit | None:
-    """Return the visit of a request, or None if this proxy authenticates nobody."""
+    """Return the visit of a request, or None if this proxy does not authenticate callers."""
     visit: Visit | None = scope.get(VISIT)
     return visit
 

@@ -1,7 +1,7 @@
 """Defines API keys: ``pg_<id>_<secret>``.
 
 The id is public: lists, logs and the audit log name a key by it. The secret has 256 random bits. popgate stores only
-the SHA-256 of the whole key. A hash without salt and without delay is enough, because nobody can guess 256 random bits.
+the SHA-256 of the whole key. A hash without salt and without delay is enough, because 256 random bits can't be guessed.
 """
 
 import re

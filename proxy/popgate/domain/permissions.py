@@ -141,7 +141,7 @@ Permit: TypeAlias = Callable[[Action, Resource], None]
 
 
 def permit_all(action: Action, resource: Resource) -> None:
-    """The ``Permit`` of a proxy that authenticates nobody."""
+    """The ``Permit`` of a proxy that does not authenticate callers."""
 
 
 def forbidden(principal: Principal, action: Action, resource: Resource) -> Forbidden:

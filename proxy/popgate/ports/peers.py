@@ -170,7 +170,7 @@ class ForwardedRequest(NamedTuple):
     """A client's HTTP request, unchanged, for the proxy that can answer it. Names in ``headers`` are in lower case.
 
     ``client_id`` is the id of a pop's client. If it is set, the body does not contain it. ``caller`` is None if this
-    proxy authenticates nobody.
+    proxy does not authenticate callers.
     """
 
     method: str
