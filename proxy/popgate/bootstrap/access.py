@@ -17,8 +17,11 @@ from popgate.runtime.background import Background
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessControl:
-    """What proves callers and records their changes. ``credentials`` is None if the proxy does not authenticate callers.
-    ``keys`` and ``audit`` are None if there is no keys file, and no audit log, respectively."""
+    """What proves who callers are, and records their changes.
+
+    ``credentials`` is None if the proxy does not authenticate callers. ``keys`` and ``audit`` are None if there is no
+    keys file, and no audit log, respectively.
+    """
 
     credentials: Credentials | None
     keys: WatchedKeys | None
