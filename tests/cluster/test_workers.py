@@ -4,6 +4,7 @@ ends.
 
 import itertools
 import os
+import re
 import secrets
 import signal
 import socket
@@ -141,6 +142,12 @@ def test_the_workers_are_members_of_one_cluster_and_each_has_an_address_of_its_o
     status = cluster(proxy.client)
     assert len({member["instance"] for member in status["members"]}) == WORKERS
     assert len(children(proxy.pid)) == WORKERS
+    started: set[str] = set()
+    for member in status["members"]:  # the common port leads to each of them
+        metrics = proxy.client.get("/metrics", params={"proxy": member["instance"]}).text
+        assert "popgate_build_info" in metrics
+        started |= set(re.findall(r"^process_start_time_seconds (.+)$", metrics, re.MULTILINE))
+    assert len(started) == WORKERS
     addresses = {member["address"] for member in status["members"]}
     assert len(addresses) == WORKERS
     for address in addresses:  # only proxies of the cluster are served there

@@ -32,7 +32,7 @@ PublicKey: TypeAlias = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderKey:
-    """A key that verifies tokens. ``thumbprint`` identifies the key itself, whatever its id is (after RFC 7638)."""
+    """A key that verifies tokens. ``thumbprint`` identifies the key itself, independent of its id (RFC 7638)."""
 
     algorithm: str
     public_key: PublicKey

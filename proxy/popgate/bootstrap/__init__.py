@@ -117,16 +117,7 @@ async def started(
     async with contextlib.AsyncExitStack() as stack:
         access = await stack.enter_async_context(access_control(options, background, records_keys=is_first))
         make_folder(options.data_dir)
-        embedded: SqliteBroker | None = None
-        if options.redis_url is not None:
-            state = await redis_state(options, options.redis_url, stack, background)
-        else:
-            database = Database(options.data_dir / DATABASE_FILE, clock)
-            stack.push_async_callback(database.close)
-            await database.open()
-            state = sqlite_state(options, database)
-            if not options.amqp_urls:
-                embedded = SqliteBroker(database)
+        state, embedded = await _stores(options, clock, stack, background)
         own_secrets = options.secrets or (kept_secret(options.data_dir),)  # a cluster has configured secrets
         if is_first and any(len(secret) < STRONG_SECRET_BYTES_MIN for secret in own_secrets):
             _log.warning(
@@ -171,6 +162,18 @@ async def started(
             membership=place,
             replicas=replicas,
         )
+
+
+async def _stores(
+    options: ServeOptions, clock: SystemClock, stack: contextlib.AsyncExitStack, background: Background
+) -> tuple[State, SqliteBroker | None]:
+    """Open the state, and the embedded broker if it is used. Raises: StartupError."""
+    if options.redis_url is not None:
+        return await redis_state(options, options.redis_url, stack, background), None
+    database = Database(options.data_dir / DATABASE_FILE, clock)
+    stack.push_async_callback(database.close)
+    await database.open()
+    return sqlite_state(options, database), None if options.amqp_urls else SqliteBroker(database)
 
 
 @contextlib.asynccontextmanager
