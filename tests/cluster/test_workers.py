@@ -138,16 +138,20 @@ class OneOfEach:
 # ---------------------------------------------------------------- one port
 
 
+def scraped(proxy: ProxyProcess, instance: str) -> int:
+    """Return how often the metrics of this worker have been read, as its metrics say."""
+    metrics = proxy.client.get("/metrics", params={"proxy": instance}).text
+    found = re.search(r'^popgate_http_requests_total{operation="metrics",status="200"} (.+)$', metrics, re.MULTILINE)
+    return 0 if found is None else int(float(found[1]))
+
+
 def test_the_workers_are_members_of_one_cluster_and_each_has_an_address_of_its_own(proxy: ProxyProcess) -> None:
     status = cluster(proxy.client)
     assert len({member["instance"] for member in status["members"]}) == WORKERS
     assert len(children(proxy.pid)) == WORKERS
-    started: set[str] = set()
-    for member in status["members"]:  # the common port leads to each of them
-        metrics = proxy.client.get("/metrics", params={"proxy": member["instance"]}).text
-        assert "popgate_build_info" in metrics
-        started |= set(re.findall(r"^process_start_time_seconds (.+)$", metrics, re.MULTILINE))
-    assert len(started) == WORKERS
+    scrapes = [[scraped(proxy, member["instance"]) for member in status["members"]] for _ in range(2)]
+    # The worker with this client's connection also counts the requests that it passes on.
+    assert sorted(later - earlier for earlier, later in zip(*scrapes, strict=True)) == [*[1] * (WORKERS - 1), WORKERS]
     addresses = {member["address"] for member in status["members"]}
     assert len(addresses) == WORKERS
     for address in addresses:  # only proxies of the cluster are served there
