@@ -14,6 +14,7 @@ from popgate.auth.watched_keys import WatchedKeys
 from support.command_line import CommandLine, Done
 
 KEY = re.compile(r"pg_[a-z2-7]{10}_[A-Za-z0-9_-]{43}\n")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
 WORKER = ("--role", "worker", "--topics", "orders.*,returns", "--groups", "billing")
 
 
@@ -130,6 +131,29 @@ def test_a_key_that_could_not_be_printed_is_named_for_a_revocation(keys: Keys) -
     match = re.search(r"revoke it with: popgate keys revoke ([a-z2-7]+)", done.err)
     assert match is not None
     assert keys("revoke", match[1]).code == 0
+
+
+@pytest.mark.parametrize("arguments", [["add", "app"], ["rotate", "app"]])
+def test_without_standard_output_no_key_is_added(keys: Keys, arguments: list[str]) -> None:
+    keys.add("app", *WORKER)
+    before = keys.file.read_bytes()
+    done = keys.command.shell(f"popgate keys {' '.join(arguments)} >&-")
+    assert (done.code, keys.file.read_bytes()) == (1, before)
+    assert "standard output is closed" in done.err
+
+
+@pytest.mark.parametrize(
+    "content", ["", "\n", "# the keys of the shop\n", "[principals]\n", "principals = {}\n"], ids=repr
+)
+def test_the_first_key_can_be_added_to_a_file_without_principals(keys: Keys, content: str) -> None:
+    keys.file.write_text(content)
+    keys.file.chmod(0o600)
+    for arguments in (["list"], ["rotate", "app"], ["revoke", "--all", "app"]):
+        assert "add one with: popgate keys add" in keys(*arguments).err
+    assert keys.file.read_text() == content
+    key = keys.add("app", *WORKER)
+    assert keys.principal_of(key) == "app"
+    assert "# the keys of the shop" in keys.file.read_text() or not content.startswith("#")
 
 
 # ---------------------------------------------------------------- listing
@@ -265,6 +289,21 @@ def test_a_missing_folder_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     done = Keys(tmp_path / "none" / "keys.toml")("add", "app", *WORKER)
     assert (done.code, done.out) == (1, "")
     assert "create it" in done.err
+
+
+def test_the_documented_commands_work_one_after_the_other(
+    keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = re.findall(r"popgate keys (?:add|rotate|revoke) [^`\n]+", DOCUMENT.read_text())
+    assert [command.split()[2] for command in commands] == ["add", "rotate", "revoke"]
+    del keys.command.environment["POPGATE_KEYS_FILE"]
+    monkeypatch.chdir(tmp_path)
+    key = ""
+    for command in commands:
+        done = keys.command.shell(command.replace("KEY_ID", id_of(key) if key else ""))
+        assert done.code == 0, done.err
+        key = done.out.strip() or key
+    assert keys.principal_of(key) is None
 
 
 # ---------------------------------------------------------------- keys in the wrong place

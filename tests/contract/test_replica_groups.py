@@ -12,6 +12,7 @@ import pytest
 from popgate.adapters.replicas.proxy_groups import ProxyReplicaGroups
 from popgate.domain.errors import PeerUnavailable
 from popgate.replicas.group_memory import RememberedGroups
+from support.command_line import CommandLine
 
 NOBODY = "http://127.0.0.1:1"
 CREDENTIALS: list[str | None] = []
@@ -67,6 +68,28 @@ async def test_each_reading_uses_the_token_of_the_moment(status: int, says: str)
         await groups.close()
         await asyncio.to_thread(stranger.shutdown)
     assert CREDENTIALS == ["Bearer first", "Bearer second"]
+
+
+@pytest.mark.parametrize("command", ["status", "watch"])
+@pytest.mark.parametrize(
+    ("urls", "token", "hosts"),
+    [
+        ("http://popgate.example.org,http://popgate.example.org:1,http://192.0.2.1", "s3cret", 2),
+        ("http://user:s3cret@popgate.example.org", "", 1),
+        ("http://popgate.example.org", "", 0),
+        ("https://popgate.example.org,http://127.0.0.1:1,http://localhost:1,http://[::1]:1", "s3cret", 0),
+    ],
+)
+def test_a_command_warns_once_for_each_host_that_gets_a_credential_without_encryption(
+    command: str, urls: str, token: str, hosts: int
+) -> None:
+    popgate = CommandLine("http://127.0.0.1:1")
+    popgate.environment["POPGATE_TOKEN"] = token
+    done = popgate("replicas", command, "--amqp-url", "amqp://127.0.0.1:1/", "--groups-url", urls)
+    assert done.code == 3
+    assert done.err.count("without encryption") == hosts
+    assert hosts == 0 or "popgate.example.org" in done.err
+    assert "s3cret" not in done.err
 
 
 async def test_before_the_first_answer_nothing_is_taken_for_known() -> None:

@@ -108,7 +108,8 @@ def test_what_clients_may_take_is_limited_by_default() -> None:
 
 
 def test_every_option_has_its_setting_and_the_other_way_round() -> None:
-    assert {setting.option_name for setting in SETTINGS} == {field.name for field in fields(ServeOptions)} - {"secrets"}
+    derived = {"secrets", "exposed_files"}
+    assert {setting.option_name for setting in SETTINGS} == {field.name for field in fields(ServeOptions)} - derived
 
 
 # ---------------------------------------------------------------- what is wrong

@@ -9,6 +9,8 @@ import pytest
 
 from popgate.cli.credential_flags import without_values
 from popgate.config.options import SETTINGS
+from popgate_spark import credential_flags as pipeline
+from support.processes import wait_until
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,32 @@ def test_a_process_and_its_forks_show_no_credential_and_still_use_it() -> None:
         assert "hunter2" not in shown
         assert used == "hunter2" * 9
     assert len(done.stdout.splitlines()) == 2
+
+
+def test_the_pipeline_hides_the_same_words() -> None:
+    words = ["advice", "--url", "--apply", "--journal=s3://k:s@b", "--topic", "t", "--state", "s", "--out"]
+    shown = ["advice", "--url", "***", "--journal=***", "--topic", "t", "--state", "***", "--out"]
+    assert pipeline.without_values(words) == shown
+
+
+def test_the_pipeline_hides_its_credentials(tmp_path: Path) -> None:
+    """Without Java, the process ends after its imports, which take longer than a look at it."""
+    words = ["advice", "--apply", "--url", "http://user:hunter2@127.0.0.1:1", "--journal=s3a://key:hunter2@bucket/j"]
+    words += ["--out", "s3a://key:hunter2@bucket/out"]
+    program = Path(sys.executable).with_name("popgate-pipeline")
+    environment = {**os.environ, "PATH": str(tmp_path), "JAVA_HOME": str(tmp_path)}
+    with subprocess.Popen([program, *words], env=environment, stderr=subprocess.PIPE, text=True) as process:
+        shown: list[bytes] = []
+
+        def is_hidden() -> bool:
+            shown.append(Path(f"/proc/{process.pid}/cmdline").read_bytes())
+            return b"***" in shown[-1] or process.poll() is not None
+
+        wait_until(is_hidden, timeout_seconds=20, what="the credentials to be hidden")
+        said = process.communicate(timeout=60)[1]
+    assert b"popgate-pipeline advice --apply --url *** --journal=*** --out ***" in shown[-1]
+    assert b"hunter2" not in shown[-1]
+    assert (process.returncode, "Java" in said, "hunter2" in said) == (2, True, False)
 
 
 def test_popgate_hides_its_flags_before_it_does_anything_else(tmp_path: Path) -> None:

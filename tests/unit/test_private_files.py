@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from popgate.runtime import private_files
-from popgate.runtime.private_files import PrivateFileError, locked_private, read_private, replace_private
+from popgate.runtime.private_files import PrivateFileError, exposure, locked_private, read_private, replace_private
 
 NOBODY = 65_534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
@@ -92,6 +92,31 @@ def test_a_file_that_this_user_can_not_read_is_refused_with_the_remedy(file: Pat
 def test_a_file_of_another_user_is_refused(file: Path) -> None:
     os.chown(file, NOBODY, NOBODY)
     assert "chown 0" in problem(file)
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("owner", "mode", "remedy"),
+    [
+        (NOBODY, 0o700, None),
+        (NOBODY, 0o750, "chmod 700"),
+        (NOBODY, 0o701, "chmod 700"),
+        (0, 0o2770, None),
+        (0, 0o2775, "chmod 770"),
+        (1, 0o700, f"chown {NOBODY}"),
+    ],
+)
+def test_a_folder_is_private_if_no_other_user_can_use_it(
+    tmp_path: Path, owner: int, mode: int, remedy: str | None
+) -> None:
+    """Kubernetes mounts a volume as a folder of root and of the pod's group."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    os.chown(folder, owner, -1)
+    folder.chmod(mode)
+    with another_user(tmp_path):
+        said = exposure(folder, folder.stat())
+    assert said is None if remedy is None else said is not None and f"{remedy} {folder}" in said
 
 
 @as_root

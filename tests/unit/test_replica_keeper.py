@@ -317,6 +317,18 @@ async def test_tools_read_and_write_utf_8_in_any_locale_or_are_not_believed(
         await tools.run_json(latin, "list_queues")
 
 
+async def test_a_tool_gets_no_credential_of_popgate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ssh`` and ``kubectl`` may pass variables on to other machines."""
+    for name in ("SECRET", "AMQP_URL", "TOKEN", "PORT"):
+        monkeypatch.setenv(f"POPGATE_{name}", "hunter2")
+    monkeypatch.setenv("RABBITMQ_NODENAME", "rabbit@here")
+    shows = program(tmp_path, "shows", "env")
+    said = (await BrokerTools([""]).run(shows)).decode()
+    assert "RABBITMQ_NODENAME=rabbit@here" in said
+    assert "PATH=" in said
+    assert "POPGATE_" not in said
+
+
 async def test_the_next_way_is_tried_where_one_leads_nowhere(tmp_path: Path) -> None:
     down = program(tmp_path, "down", 'echo "Error: unable to perform an operation on node a" >&2; exit 69')
     works = program(tmp_path, "works", "echo '[1]'")

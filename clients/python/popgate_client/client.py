@@ -90,7 +90,7 @@ class Client(PullCalls):
         503, or answers that a limit is exceeded, counted from the first failure; 0 turns repeats off.
     ssl_context: how to verify the server, and the client's certificate. None: the machine's certificate authorities, or
         only those in the file that SSL_CERT_FILE names.
-    transport: another httpx transport, for tests.
+    transport: another httpx transport, for tests or for a proxy. No proxy of the environment (HTTP_PROXY) is used.
 
     Every call may raise RequestInvalid (fix the request), Unauthorized or Forbidden, RetryLater (after the repeats)
     and ServerFault. Calls that take a list accept any length, split it into requests of at most 256 entries, and

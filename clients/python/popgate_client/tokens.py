@@ -33,28 +33,37 @@ AsyncTokenSource: TypeAlias = str | Callable[[], str | Awaitable[str]]
 """The same for the asyncio client, whose function may be `async`."""
 
 
-_Mark: TypeAlias = tuple[int, int, int, int]
-"""Device, inode, time of the change in nanoseconds, and size of a file."""
+_Mark: TypeAlias = tuple[int, ...]
+"""Device, inode, size, and the times in nanoseconds at which the content and the status of a file changed. Tools may
+restore the first time, but not the second one."""
 
 
 def token_in(path: str | Path) -> Callable[[], str]:
-    """Return a function that returns the token in a file. The file is read again only if it has changed.
+    """Return a function that returns the token in a file. The file is read again only if it has changed, or if popgate
+    has answered 401.
 
     Tools such as Kubernetes replace the file when they renew the token. White space around the token is ignored. The
     function raises RequestInvalid if the file has no token. Once it has had one, the function keeps returning that
     token and logs a warning instead, because a tool may remove the file and create it anew.
     """
-    return _TokenFile(Path(path)).read
+    return _TokenFile(Path(path))
 
 
 class _TokenFile:
+    """A function that returns the token in a file."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         # One attribute, because several threads may call `read`: a token must not get the mark of another content.
-        self._last: tuple[_Mark, str] | None = None
+        self._last: tuple[_Mark | None, str] | None = None
         self._complaint = ""
 
-    def read(self) -> str:
+    def doubt(self) -> None:
+        """Read the file again at the next call. Some file systems count the times of changes in coarse steps."""
+        if self._last is not None:
+            self._last = None, self._last[1]
+
+    def __call__(self) -> str:
         last = self._last
         try:
             mark = self._mark()
@@ -77,7 +86,7 @@ class _TokenFile:
             raise self._unreadable(error) from error
         if status.st_size > FILE_BYTES_MAX:
             raise _unusable(f"the token file {self._path} is larger than {FILE_BYTES_MAX} bytes")
-        return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def _content(self) -> str:
         try:
@@ -121,14 +130,20 @@ class BearerAuth(httpx.Auth):
     def sync_auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         token = self._now()
         response = yield _with_token(request, token)
-        if response.status_code == _REFUSED and (fresh := self._now()) != token:
+        if self._is_refused(response) and (fresh := self._now()) != token:
             yield _with_token(request, fresh)
 
     async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
         token = await self._soon()
         response = yield _with_token(request, token)
-        if response.status_code == _REFUSED and (fresh := await self._soon()) != token:
+        if self._is_refused(response) and (fresh := await self._soon()) != token:
             yield _with_token(request, fresh)
+
+    def _is_refused(self, response: httpx.Response) -> bool:
+        """Return whether popgate refused the token. If it is from a file, the file is read again at the next use."""
+        if response.status_code == _REFUSED and isinstance(self._source, _TokenFile):
+            self._source.doubt()
+        return response.status_code == _REFUSED
 
     def _now(self) -> str:
         try:

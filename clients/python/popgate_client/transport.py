@@ -40,15 +40,25 @@ def connection(
         max_keepalive_connections=CONNECTIONS_MAX,
         keepalive_expiry=KEEPALIVE_SECONDS,
     )
+    arguments = {**private_connection(url, ssl_context), "headers": headers, "limits": limits}
+    if (bearer := bearer_auth(token, url)) is not None:
+        arguments["auth"] = bearer
+    return arguments
+
+
+def private_connection(url: httpx.URL, ssl_context: ssl.SSLContext | None = None) -> dict[str, Any]:
+    """Return the arguments for an httpx client that sends the user and the password in `url` to its server only.
+
+    They go into a header, because httpx logs the URLs of its requests. No proxy of the environment is used, because a
+    proxy that HTTP_PROXY names could read them. Raises: RequestInvalid if SSL_CERT_FILE can't be read.
+    """
     # Without TLS no certificates are needed, and reading the machine's takes longer than most calls. This context has
     # none, so it would trust no server.
     verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if url.scheme == "https":
         verify = ssl_context or _trusting_context()
-    # User and password go only into the header, because httpx logs the URLs of its requests.
-    auth = bearer_auth(token, url) or (httpx.BasicAuth(url.username, url.password) if url.userinfo else None)
-    base = url.copy_with(userinfo=b"")
-    return {"base_url": base, "auth": auth, "headers": headers, "limits": limits, "verify": verify}
+    auth = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
+    return {"base_url": url.copy_with(userinfo=b""), "auth": auth, "verify": verify, "trust_env": False}
 
 
 def _trusting_context() -> ssl.SSLContext:

@@ -14,13 +14,17 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from popgate_spark.credential_flags import hide_credentials
+
 UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 INSTALL_HINT = "popgate-pipeline: pyspark is not installed: pip install 'popgate[spark]'"
 MASTER_HELP = "where Spark runs: local[*] (default), local[2], spark://host:7077, yarn, k8s://..."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code."""
+    """Run the command line; return the exit code. None: the flags of this process. Their credentials are hidden."""
+    if arguments is None:
+        hide_credentials()  # before the slower imports
     parsed = parser().parse_args(arguments)
     try:
         from popgate_spark.running import run

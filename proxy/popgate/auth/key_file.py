@@ -97,10 +97,14 @@ class KnownPrincipal:
     keys: tuple[StoredKey, ...] = ()
 
 
-def parse_key_file(content: bytes) -> tuple[KnownPrincipal, ...]:
-    """Return the principals in a file, in the order of the file. Raises: KeyFileError."""
+def parse_key_file(content: bytes, *, may_be_empty: bool = False) -> tuple[KnownPrincipal, ...]:
+    """Return the principals in a file, in the order of the file. Raises: KeyFileError.
+
+    A file without principals is wrong unless it ``may_be_empty``. So a file that is being written again, and is empty
+    for a moment, revokes no key.
+    """
     problems = Problems()
-    known = _parse_principals(_parse_toml(content), problems)
+    known = _parse_principals(_parse_toml(content), problems, may_be_empty=may_be_empty)
     _check_whole(known, problems)
     if problems.found:
         raise KeyFileError([_without_secrets(problem) for problem in problems.found])
@@ -130,11 +134,13 @@ def _parse_toml(content: bytes) -> dict[str, object]:
         raise KeyFileError([f"the file has a value that is not possible: {str(error)[:80]}"]) from None
 
 
-def _parse_principals(document: dict[str, object], problems: Problems) -> tuple[KnownPrincipal, ...]:
+def _parse_principals(
+    document: dict[str, object], problems: Problems, *, may_be_empty: bool
+) -> tuple[KnownPrincipal, ...]:
     whole = Fields(document, "", problems, known=("principals",))
     principals = whole.table("principals")
-    if not principals:  # so a file that is being written again, and is empty for a moment, revokes no key
-        if not problems.found:
+    if not principals:
+        if not problems.found and not may_be_empty:
             problems.add("", "principals", "must have at least one principal; add one with: popgate keys add")
         return ()
     if len(principals) > PRINCIPALS_MAX:

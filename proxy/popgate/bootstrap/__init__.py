@@ -25,24 +25,23 @@ from popgate.bootstrap.acceptor import Acceptor
 from popgate.bootstrap.access import AccessControl, access_control
 from popgate.bootstrap.banner import banner
 from popgate.bootstrap.cluster import Membership, membership
+from popgate.bootstrap.credential_warnings import warn_of_credentials
 from popgate.bootstrap.descriptors import raise_limit, within
 from popgate.bootstrap.endings import end_in_time, ending_on_signals, stop_in_time
 from popgate.bootstrap.http import GRACE_SECONDS, http_server
 from popgate.bootstrap.journal import started_journal
-from popgate.bootstrap.listening import listening_for_clients
+from popgate.bootstrap.listening import is_open, listening_for_clients
 from popgate.bootstrap.policies import watch_policies
 from popgate.bootstrap.state import State, redis_state, sqlite_state
 from popgate.config import ServeOptions
 from popgate.domain.errors import (
     BrokerUnavailable,
     Conflict,
-    NoCommonVersion,
     PopgateError,
     StartupError,
     StateUnavailable,
 )
 from popgate.domain.features import Feature
-from popgate.domain.hosts import is_loopback
 from popgate.domain.identity import IdentityKeys
 from popgate.domain.names import InstanceId
 from popgate.domain.topics import ConsumeMode
@@ -62,6 +61,7 @@ from popgate.runtime.clocks import SystemClock
 from popgate.runtime.data_folder import kept_secret, make_folder
 from popgate.runtime.faults import Faults
 from popgate.runtime.logs import configure_logging
+from popgate.runtime.memory import give_back_large_blocks
 
 if TYPE_CHECKING:
     from popgate.adapters.rabbitmq.broker import RabbitBroker
@@ -72,8 +72,6 @@ _log = logging.getLogger(__name__)
 
 DATABASE_FILE = "popgate.db"
 EMBEDDED = "embedded"
-STRONG_SECRET_BYTES_MIN = 32
-"""Minimum length of a secret without a warning: 128 random bits as hexadecimal digits."""
 COLLECTOR_THRESHOLDS = (20_000, 20, 100)
 """Thresholds for ``gc.set_threshold``."""
 GUARD_WAIT_HEARTBEATS = 3
@@ -119,12 +117,8 @@ async def started(
         make_folder(options.data_dir)
         state, embedded = await _stores(options, clock, stack, background)
         own_secrets = options.secrets or (kept_secret(options.data_dir),)  # a cluster has configured secrets
-        if is_first and any(len(secret) < STRONG_SECRET_BYTES_MIN for secret in own_secrets):
-            _log.warning(
-                "a secret is short, so clients could guess it from their receipt handles: 'popgate secrets new FILE' "
-                "makes a strong one",
-                extra={"bytes_min": STRONG_SECRET_BYTES_MIN},
-            )
+        if is_first:
+            warn_of_credentials(options, own_secrets)
         broker = embedded or _rabbit_broker(options, state.cluster, own_secrets)
         bound = await state.bound()
         if bound is not None and (bound == EMBEDDED) != (embedded is not None):
@@ -315,6 +309,7 @@ def _why_not_bound(options: ServeOptions, place: str, bound: str | None) -> str:
 async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
     """Run a proxy until it is stopped, alone or as one of several workers. Return the exit code."""
     configure_logging(options.log_level, worker=None if worker is None else worker.number)
+    give_back_large_blocks()
     # If RabbitMQ can't be reached, the adapter logs the reason in one line. aiormq would log the reason again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     options, peers_max = within(options, raise_limit())
@@ -323,8 +318,8 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
     stop = asyncio.Event()
 
     def failed(error: BaseException) -> None:
-        """Stop the proxy after ``NoCommonVersion`` or an error that is not an ``Exception``. Count any other error."""
-        if isinstance(error, Exception) and not isinstance(error, NoCommonVersion):
+        """Count the error. If it is not an ``Exception``, stop the proxy."""
+        if isinstance(error, Exception):
             faults.task_failed()
         else:
             failures.append(error)
@@ -338,7 +333,8 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
 
     listening = listening_for_clients(options) if worker is None else worker.listening(stop)
     with ending_on_signals(stop), listening as listener:
-        if options.insecure and not is_loopback(options.host):
+        is_insecure = is_open(listener, options)
+        if is_insecure:
             _log.warning("--insecure: other machines can reach this proxy without authentication or without TLS")
         async with contextlib.AsyncExitStack() as stack:
             background, is_first = Background(failed), worker is None or worker.number == 1
@@ -350,7 +346,7 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
             except PopgateError as error:  # the broker or the store became unavailable during the start
                 raise StartupError(error.detail) from error
             if proxy is not None:
-                server = http_server(proxy, options, peers_max, background)
+                server = http_server(proxy, options, peers_max, background, is_insecure=is_insecure)
                 running = asyncio.create_task(server.serve(), name="http server")
                 _collect_rarely()
                 turns = None if worker is None else worker.turns

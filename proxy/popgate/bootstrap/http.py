@@ -21,7 +21,6 @@ from popgate.bootstrap.acceptor import Acceptor
 from popgate.bootstrap.cluster import UntrustedPeers
 from popgate.bootstrap.tls import server_tls
 from popgate.config import ServeOptions
-from popgate.domain.hosts import is_loopback
 from popgate.replicas.view import CachedReplicaView
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
@@ -92,9 +91,13 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets=[])
 
 
-def http_server(proxy: "Proxy", options: ServeOptions, peers_max: int, background: Background) -> Server:
-    """Return the HTTP server of a started proxy. It accepts at most ``peers_max`` connections of other proxies. Raises:
-    StartupError."""
+def http_server(
+    proxy: "Proxy", options: ServeOptions, peers_max: int, background: Background, *, is_insecure: bool
+) -> Server:
+    """Return the HTTP server of a started proxy. It accepts at most ``peers_max`` connections of other proxies.
+
+    ``is_insecure``: other machines can reach the server without authentication or without TLS. Raises: StartupError.
+    """
     tls = server_tls(options)
     if tls is not None:
         background.keep(tls.run, name="watch the TLS files")
@@ -110,7 +113,7 @@ def http_server(proxy: "Proxy", options: ServeOptions, peers_max: int, backgroun
         requests=requests,
         journal=proxy.journal_figures,
         replicas=None if proxy.replicas is None else CachedReplicaView(proxy.replicas, SystemClock()),
-        access=access.figures(tls, is_insecure=options.insecure and not is_loopback(options.host)),
+        access=access.figures(tls, is_insecure=is_insecure),
     )
     if access.credentials is not None:
         topics = proxy.engine.topics

@@ -9,6 +9,7 @@ from functools import partial
 
 from popgate.config import ServeOptions
 from popgate.domain.errors import StartupError
+from popgate.domain.hosts import is_loopback
 
 LISTEN_BACKLOG = 4_096
 
@@ -17,7 +18,8 @@ LISTEN_BACKLOG = 4_096
 def listening(host: str, port: int, why_not: Callable[[OSError], str]) -> Generator[socket.socket]:
     """Yield a socket that listens on ``host`` and ``port`` (0: any free port).
 
-    Raises: StartupError if the socket can't listen. ``why_not`` converts the system's error to the text.
+    Raises: StartupError if the socket can't listen, or if ``host`` is a name of this machine that leads to an address
+    which other machines can reach. ``why_not`` converts the system's error to the text.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # If the protocol is specified, asyncio disables Nagle's algorithm on accepted connections. Otherwise every answer
@@ -26,11 +28,18 @@ def listening(host: str, port: int, why_not: Callable[[OSError], str]) -> Genera
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
+            _check_loopback(host, listener)
             listener.listen(LISTEN_BACKLOG)
         except OSError as error:
             raise StartupError(why_not(error)) from error
         listener.setblocking(False)
         yield listener
+
+
+def is_open(listener: socket.socket, options: ServeOptions) -> bool:
+    """Return whether other machines can reach the ``listener`` for clients without authentication or without TLS."""
+    authenticates = options.keys_file is not None or options.oidc_issuer is not None
+    return not is_loopback(_address(listener)) and not (authenticates and options.tls_certificate_file is not None)
 
 
 def listening_for_clients(options: ServeOptions) -> contextlib.AbstractContextManager[socket.socket]:
@@ -45,3 +54,18 @@ def _why_not_for_clients(options: ServeOptions, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"not allowed to listen on {where}; choose a port above 1023 with --port"
     return f"can't listen on {where}: {error.strerror or error}; check --host and --port"
+
+
+def _check_loopback(host: str, listener: socket.socket) -> None:
+    """Check that a name which stands for this machine has led to a loopback address. The resolver decides where a name
+    leads, and without keys, the proxy relies on the name. Raises: StartupError."""
+    if is_loopback(host) and not is_loopback(_address(listener)):
+        raise StartupError(
+            f"{host} leads to {_address(listener)} on this machine, which other machines can reach; name the address "
+            "to listen on, such as 127.0.0.1, or correct /etc/hosts"
+        )
+
+
+def _address(listener: socket.socket) -> str:
+    address: str = listener.getsockname()[0]
+    return address

@@ -5,6 +5,7 @@ The commands change a file only. They don't talk to a proxy. A running proxy not
 
 import argparse
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ examples:
 """
 ADD_EPILOG = """\
 Prints the key on standard output. It is shown only now: the file contains its hash. If the principal exists, it gets
-another key, and its permissions stay. The file is created if it is missing.
+another key, and its permissions stay. The file is created if it is missing, and may be empty.
 
 In a pattern, * matches any characters. Without --topics and --groups, a role applies to all of them. With one of them,
 a role applies only to the locks in --locks.
@@ -259,14 +260,14 @@ def _file(arguments: argparse.Namespace) -> Path:
     return Path(named).expanduser().absolute()
 
 
-def _read(arguments: argparse.Namespace) -> "tuple[bytes, Sequence[KnownPrincipal]]":
+def _read(arguments: argparse.Namespace, *, may_be_empty: bool = False) -> "tuple[bytes, Sequence[KnownPrincipal]]":
     from popgate.auth.key_file import FILE_BYTES_MAX, KeyFileError, parse_key_file
     from popgate.runtime.private_files import PrivateFileError, read_private
 
     file = _file(arguments)
     try:
         content = read_private(file, bytes_max=FILE_BYTES_MAX, as_administrator=True)
-        return content, parse_key_file(content)
+        return content, parse_key_file(content, may_be_empty=may_be_empty)
     except PrivateFileError as error:
         raise CommandFailed(str(error)) from error
     except KeyFileError as error:
@@ -281,7 +282,7 @@ def _change(
 ) -> None:
     """Let ``change`` return the new content of the file, and write it, while no other command changes it.
 
-    Raises: CommandFailed.
+    If it ``may_create`` principals, the file may be missing or without principals. Raises: CommandFailed.
     """
     from popgate.auth.key_file import KeyFileError
     from popgate.runtime.private_files import PrivateFileError, locked_private, replace_private
@@ -290,7 +291,7 @@ def _change(
     try:
         with locked_private(file):
             is_new = may_create and not file.exists()
-            content, known = (b"", ()) if is_new else _read(arguments)
+            content, known = (b"", ()) if is_new else _read(arguments, may_be_empty=may_create)
             changed = change(content, known)
             if changed != content:
                 replace_private(file, changed)
@@ -315,9 +316,12 @@ def _require(arguments: argparse.Namespace, name: str, known: "Sequence[KnownPri
 
 
 def _new_key(arguments: argparse.Namespace) -> "KeyToAdd":
+    """Return a key that can be printed later. Raises: CommandFailed."""
     from popgate.auth.key_file_edits import KeyToAdd
     from popgate.auth.keys import new_key
 
+    if sys.__stdout__ is None:  # the shell has closed it, and `commands` has replaced it by a null device
+        raise CommandFailed("standard output is closed, so the key can't be printed; nothing was changed")
     now = float(int(time.time()))
     expires = None if arguments.expires is None else now + arguments.expires
     return KeyToAdd(new_key(), now, expires, arguments.note)

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from popgate.cli.configured import options_of
 from popgate.cli.endings import CommandFailed, ExitCode, Terminated
@@ -16,6 +17,7 @@ from popgate.cli.printing import Column, JsonObject, Printer, complain, duration
 from popgate.cli.serve import add_setting
 from popgate.config.options import REPLICA_SETTINGS, SETTINGS
 from popgate.config.setting import Setting
+from popgate.domain.hosts import is_loopback
 from popgate_client import RequestInvalid, token_in
 from popgate_client.tokens import current_token, token_of_environment
 
@@ -245,6 +247,17 @@ def _token(arguments: argparse.Namespace) -> Callable[[], str] | None:
     return token
 
 
+def _warn_of_clear_text(urls: Sequence[str], *, has_token: bool) -> None:
+    """Warn about each other machine that gets a token or a password over http, once."""
+    hosts: dict[str, None] = {}
+    for parts in map(urlsplit, urls):
+        if parts.scheme == "http" and (has_token or parts.username is not None) and parts.hostname is not None:
+            hosts[parts.hostname] = None
+    for host in hosts:
+        if not is_loopback(host):
+            complain(f"--groups-url: the token or password for {host} is sent without encryption; use https")
+
+
 def _run_with(
     options: "ServeOptions",
     token: Callable[[], str] | None,
@@ -255,6 +268,7 @@ def _run_with(
     from popgate.bootstrap.replicas import proxy_groups, replica_keeper
     from popgate.domain.errors import BrokerUnavailable, LockUnavailable, PeerUnavailable, PopgateError, StartupError
 
+    _warn_of_clear_text(options.replica_groups_urls, has_token=token is not None)
     rabbit = rabbit_options(options)
 
     async def working() -> T:

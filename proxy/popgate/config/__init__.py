@@ -7,6 +7,7 @@ the default. All wrong settings are reported together. No other part of popgate 
 
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -20,7 +21,7 @@ from popgate.config.replica_values import management_urls_of
 from popgate.config.security_values import secrets_in
 from popgate.domain.errors import StartupError
 from popgate.domain.hosts import ANY_HOST, is_loopback
-from popgate.runtime.private_files import PrivateFileError, read_private
+from popgate.runtime.private_files import PrivateFileError, exposure, read_private
 
 __all__ = ["ServeOptions", "environment", "serve_options"]
 
@@ -43,7 +44,8 @@ def serve_options(
     """
     environment = _without_service_links(environment)
     problems: list[str] = []
-    from_file = _read_file(file, problems) if file is not None else {}
+    exposed: list[str] = []
+    from_file = _read_file(file, problems, exposed) if file is not None else {}
     by_variable = {setting.variable: setting for setting in SETTINGS}
     for variable in environment:
         if variable.startswith("POPGATE_") and variable not in by_variable and variable not in CLIENT_VARIABLES:
@@ -74,7 +76,7 @@ def serve_options(
     if not values["management_url"]:
         values["management_url"] = management_urls_of(values["amqp_url"])
     options = {setting.option_name: values[setting.name] for setting in SETTINGS}
-    return ServeOptions(**options, secrets=values["secrets"])
+    return ServeOptions(**options, secrets=values["secrets"], exposed_files=tuple(exposed))
 
 
 def _read_files(values: dict[str, Any], sources: Mapping[str, str], problems: list[str], *, serves: bool) -> None:
@@ -141,10 +143,13 @@ def _without_service_links(environment: Mapping[str, str]) -> Mapping[str, str]:
     }
 
 
-def _read_file(file: Path, problems: list[str]) -> dict[str, object]:
+def _read_file(file: Path, problems: list[str], exposed: list[str]) -> dict[str, object]:
+    """Return the content of the configuration file. Add to ``problems`` what is wrong, and to ``exposed`` why other
+    users can read a credential in the file."""
     try:
         with file.open("rb") as stream:
             content = tomllib.load(stream)
+            status = os.fstat(stream.fileno())
     except OSError as error:
         problems.append(f"--config {file}: can't be read ({error.strerror})")
         return {}
@@ -155,6 +160,10 @@ def _read_file(file: Path, problems: list[str]) -> dict[str, object]:
     for key in content:
         if key not in names:
             problems.append(f"{key} in {file}: no such setting{_suggestion(key, names)}")
+    hidden = [setting.name for setting in SETTINGS if setting.hidden and setting.name in content]
+    # A pipe is not readable for others; a shell makes one for `--config <(command)`.
+    if hidden and stat.S_ISREG(status.st_mode) and (reason := exposure(file, status)) is not None:
+        exposed.append(f"{reason} (it sets {', '.join(hidden)})")
     return content
 
 

@@ -123,6 +123,9 @@ class SecurityOptions:
     secrets: tuple[bytes, ...] = field(default=(), repr=False)
     """The value of ``secret``, or the secrets in ``secret_file``: the first signs, and all are accepted. It is empty if
     neither is given: then the secret of the data folder applies. This is no setting."""
+    exposed_files: tuple[str, ...] = ()
+    """Why files with credentials, from which these options were read, are not private, with the remedies. This is no
+    setting."""
 
     @property
     def has_tls(self) -> bool:

@@ -58,20 +58,31 @@ def read_private(file: Path, *, bytes_max: int = BYTES_MAX, as_administrator: bo
 
 
 def _check(file: Path, status: os.stat_result, bytes_max: int, *, as_administrator: bool) -> None:
-    user, owner, mode = os.geteuid(), status.st_uid, stat.S_IMODE(status.st_mode)
     if not stat.S_ISREG(status.st_mode):
         raise PrivateFileError(f"{file} is not a file; name a file")
     if status.st_size > bytes_max:
         raise PrivateFileError(_too_large(file, bytes_max))
+    if (problem := exposure(file, status, as_administrator=as_administrator)) is not None:
+        raise PrivateFileError(problem)
+
+
+def exposure(place: Path, status: os.stat_result, *, as_administrator: bool = False) -> str | None:
+    """Return why a file or a folder is not private, with the remedy; None if it is private.
+
+    A folder of root may also be changed by its group if this process runs as another user, which needs that.
+    ``as_administrator`` as for ``read_private``.
+    """
+    user, owner, mode = os.geteuid(), status.st_uid, stat.S_IMODE(status.st_mode)
+    is_folder = stat.S_ISDIR(status.st_mode)
     by_root = as_administrator and user == 0
     if owner not in (user, 0) and not by_root:
-        raise PrivateFileError(
-            f"{file} belongs to another user (uid {owner}), who can read and change it; run: chown {user} {file}"
-        )
+        return f"{place} belongs to another user (uid {owner}), who can read and change it; run: chown {user} {place}"
     for_group = owner == 0 and (user != 0 or by_root)
-    if mode & (0o037 if for_group else 0o077):
-        remedy = f"chmod 640 {file}" if owner == 0 != user else f"chmod 600 {file}"
-        raise PrivateFileError(f"{file} can be read or changed by other users (mode {mode:04o}); run: {remedy}")
+    if not mode & ((0o007 if is_folder else 0o037) if for_group else 0o077):
+        return None
+    to_owner, to_group = (0o700, 0o770) if is_folder else (0o600, 0o640)
+    remedy = f"chmod {to_group if owner == 0 != user else to_owner:o} {place}"
+    return f"{place} can be read or changed by other users (mode {mode:04o}); run: {remedy}"
 
 
 def _not_opened(file: Path, error: OSError | ValueError) -> str:

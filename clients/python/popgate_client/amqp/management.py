@@ -13,6 +13,7 @@ import httpx
 
 from popgate_client.amqp.balance import QueueView, Waiting
 from popgate_client.amqp.roster import GroupView
+from popgate_client.transport import private_connection
 
 TIMEOUT_SECONDS = 5.0
 COLUMNS = "queue.name,consumer_tag,active,arguments,channel_details.name"
@@ -43,11 +44,14 @@ class _Row(NamedTuple):
 
 
 class Management:
-    """Reads the management interface at `url`, which includes credentials: `http://user:password@host:15672`."""
+    """Reads the management interface at `url`, which includes credentials: `http://user:password@host:15672`.
+
+    Raises: RequestInvalid if the file that SSL_CERT_FILE names can't be read.
+    """
 
     def __init__(self, url: str, vhost: str) -> None:
         self._path = f"/api/consumers/{quote(vhost, safe='')}"
-        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_SECONDS)
+        self._http = httpx.AsyncClient(**private_connection(httpx.URL(url)), timeout=TIMEOUT_SECONDS)
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -96,7 +96,7 @@ class BrokerTools:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
-                    env={**os.environ, **UTF_8},
+                    env=_environment(),
                     start_new_session=True,  # a Ctrl-C then reaches only popgate, which kills the tool
                 )
             except OSError as error:
@@ -117,6 +117,12 @@ class BrokerTools:
         if process.returncode in REFUSALS and not any(sign in said for sign in _UNREACHABLE):
             raise ReplicaRefused(f"{tool} {arguments[0]}: {said}")
         raise BrokerUnavailable(f"{' '.join([*prefix, tool])} ended with {process.returncode}: {said}")
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a tool. It contains no settings of popgate, because they may contain credentials, and
+    ``ssh`` may pass variables on to another machine."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("POPGATE_")} | UTF_8
 
 
 def _words(text: bytes) -> str:

@@ -1,0 +1,32 @@
+"""Warns at the start of a proxy about credentials that other users can read or guess. They do not prevent the start."""
+
+import logging
+from collections.abc import Sequence
+
+from popgate.config import ServeOptions
+from popgate.runtime.data_folder import SECRET_FILE
+from popgate.runtime.private_files import exposure
+
+_log = logging.getLogger(__name__)
+
+STRONG_SECRET_BYTES_MIN = 32
+"""Minimum length of a secret without a warning: 128 random bits as hexadecimal digits."""
+
+
+def warn_of_credentials(options: ServeOptions, secrets: Sequence[bytes]) -> None:
+    """Log a warning for each file or folder with credentials that is not private, and one if a secret is short.
+
+    ``secrets`` are the secrets that this proxy uses. The data folder exists, and so does its secret if it is used.
+    """
+    if any(len(secret) < STRONG_SECRET_BYTES_MIN for secret in secrets):
+        _log.warning(
+            "a secret is short, so clients could guess it from their receipt handles: 'popgate secrets new FILE' "
+            "makes a strong one",
+            extra={"bytes_min": STRONG_SECRET_BYTES_MIN},
+        )
+    folder = options.data_dir
+    places = [folder] if options.secrets else [folder, folder / SECRET_FILE]
+    found = [exposure(place, place.stat()) for place in places]
+    for reason in [*options.exposed_files, *found]:
+        if reason is not None:
+            _log.warning("other users can read credentials", extra={"reason": reason})
