@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeAlias
 
 import httpx
@@ -410,3 +411,147 @@ def _patiently(ask: Callable[[], httpx.Response]) -> list[Json]:
     while (response := ask()).status_code == 503 and time.monotonic() < deadline:
         time.sleep(0.2)
     return list(answer(response)["messages"])
+
+
+# ---------------------------------------------------------------- another program writes to it
+
+
+STRANGER = '["https://127.0.0.1:1",[99,99],true]'
+"""The entry of a member that speaks other versions of the peer protocol."""
+
+
+class Writer:
+    """A program that writes to the cluster's keys. ``close`` takes back what it has put into hashes."""
+
+    def __init__(self, cluster: ProxyCluster, redis: RedisServer) -> None:
+        self._redis, self._prefix = redis, f"popgate:{cluster.vhost}:"
+        self._written: list[tuple[str, str]] = []
+
+    def put(self, key: str, field: str, value: str) -> None:
+        self._written.append((key, field))
+        self.ask("HSET", key, field, value)
+
+    def close(self) -> None:
+        for key, field in self._written:
+            self.ask("HDEL", key, field)
+        self.announce("view", "changes")
+        self.announce("catalog", "catalog_changes")
+
+    def ask(self, command: str, key: str, *words: str) -> Any:
+        return self._redis.ask(command, self._prefix + key, *words)
+
+    def announce(self, version: str, channel: str) -> None:
+        self.ask("INCR", version)
+        self.ask("PUBLISH", channel, "x")
+
+    def change_members(self, *, owner: str | None = None, **members: str) -> None:
+        """Write members, which own all queues if they are the ``owner``."""
+        for name, says in members.items():
+            self.put("members", name, says)
+        if owner is not None:
+            for queue in self.ask("HKEYS", "owners"):
+                self.ask("HSET", "owners", queue.decode(), owner)
+        self.announce("view", "changes")
+
+
+@pytest.fixture
+def writer(cluster: ProxyCluster, redis_alone: RedisServer) -> Iterator[Writer]:
+    writer = Writer(cluster, redis_alone)
+    yield writer
+    writer.close()
+
+
+def test_entries_of_the_catalog_beyond_all_bounds_are_ignored(cluster: ProxyCluster, writer: Writer) -> None:
+    group = writer.ask("HGET", "topic_groups", "t/g").decode()
+    for name, spec in (("big", '{"queue_count":2000}'), ("less", '{"queue_count":-1}'), ('no"\nname', "{}")):
+        writer.put("topics", name, spec)
+        writer.put("topic_groups", f"{name}/default", group)
+    writer.put("topic_groups", "nowhere/default", group)
+    writer.put("topic_groups", "t/bad", '{"policy":{"retry":{"nosuch":1}}}')
+    writer.announce("catalog", "catalog_changes")
+    client = cluster.proxies[0].client
+    for name in ("one", "other"):
+        answer(client.put(f"/v1/admin/topics/{name}", json={"queues": 1}), 201)
+
+    def shown(proxy: ProxyProcess) -> list[tuple[str, list[str]]]:
+        topics = answer(proxy.client.get("/v1/admin/topics"))["topics"]
+        return sorted((one["topic"], one["groups"]) for one in topics)
+
+    good: list[tuple[str, list[str]]] = [("one", []), ("other", []), ("t", ["g"])]
+
+    def shows(proxy: ProxyProcess) -> bool:
+        return shown(proxy) == good
+
+    for proxy in cluster.proxies:
+        wait_until(partial(shows, proxy), timeout_seconds=20, what="the others to be there")
+        for entry in ("topic big", "topic less", "group bad of topic t", "group default of topic nowhere"):
+            assert proxy.output.count(f"entry='{entry}'") == 1
+    publish(cluster.proxies[1], ["m"])
+    assert drained(cluster, 1) == ["m"]
+    cluster.proxies[2].restart()
+    assert shown(cluster.proxies[2]) == good
+    for name in ("one", "other"):
+        answer(client.delete(f"/v1/admin/topics/{name}"), 204)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        *('["https://' + "a" * 70 + '.example:1",[1,1],true]', '["https://a\\u0000b:1",[1,1],true]'),
+        *('["https://[::1",[1,1],true]', "[5,[1,1],true]", "not json", "5"),
+    ],
+)
+def test_a_member_that_can_not_be_reached_is_no_error_and_is_soon_gone(
+    cluster: ProxyCluster, writer: Writer, says: str
+) -> None:
+    def sees_owner(proxy: ProxyProcess) -> bool:
+        return set(owners(proxy).values()) == {"evil"}
+
+    writer.change_members(evil=says, owner="evil")
+    for proxy in cluster.proxies:
+        wait_until(partial(sees_owner, proxy), timeout_seconds=5, what="the owner to be seen")
+        assert proxy.client.get(GROUP).status_code in (200, 503)
+        assert proxy.client.post(f"{GROUP}/pop", json={"wait_seconds": 0}).status_code in (200, 503)
+    wait_until(lambda: is_balanced(cluster), timeout_seconds=GONE_SECONDS + 10, what="the member to be gone")
+    publish(cluster.proxies[0], ["m"])
+    assert drained(cluster, 1) == ["m"]
+
+
+def test_no_proxy_ends_because_of_a_member_of_another_version(cluster: ProxyCluster, writer: Writer) -> None:
+    publish(cluster.proxies[0], ["m"])
+    for member in writer.ask("HKEYS", "members"):
+        writer.ask("HDEL", "members", member.decode())
+    writer.ask("ZADD", "beats", str(2**52), "evil")
+    writer.change_members(evil=STRANGER)
+    for proxy in cluster.proxies:
+        wait_until(partial(is_unready, proxy), timeout_seconds=GONE_SECONDS, what="a proxy not to be ready")
+        assert proxy.client.get("/readyz").json()["code"] == "not_ready"
+        assert "ERROR" in proxy.output
+    wait_until(
+        lambda: all(map(is_ready, cluster.proxies)), timeout_seconds=GONE_SECONDS + 10, what="all to be ready again"
+    )
+    wait_until(lambda: is_balanced(cluster), timeout_seconds=20, what="all to own queues again")
+    assert drained(cluster, 1) == ["m"]
+
+
+def test_a_proxy_starts_when_a_member_of_another_version_is_silent(cluster: ProxyCluster, writer: Writer) -> None:
+    new = cluster.add()
+    cluster.proxies.remove(new)
+    try:
+        writer.ask("ZADD", "beats", str(2**52), "evil")
+        writer.change_members(evil=STRANGER)
+        new.start()
+        assert is_ready(new)
+        assert all(map(is_ready, cluster.proxies))
+        assert not writer.ask("HEXISTS", "members", "evil")
+    finally:
+        new.close()
+    wait_until(lambda: is_balanced(cluster), timeout_seconds=20, what="the queues to be balanced again")
+
+
+def is_ready(proxy: ProxyProcess) -> bool:
+    return proxy.client.get("/readyz").is_success
+
+
+def is_unready(proxy: ProxyProcess) -> bool:
+    return not is_ready(proxy)

@@ -1,6 +1,7 @@
 """The contract of the catalog, over every adapter; an adapter joins by a function to open it."""
 
 import asyncio
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,6 +91,7 @@ async def test_put_replaces(opener: Opener, tmp_path: Path) -> None:
 async def test_a_group_is_changed_only_where_what_was_read_still_stands(opener: Opener, tmp_path: Path) -> None:
     async with opener(tmp_path) as catalog:
         name = DEFAULTS.subscription
+        await catalog.put_topic(PLAIN)
         assert await catalog.group(name) is None
         assert not await catalog.change_group(DEFAULTS, DRAINING)
         assert await catalog.change_group(None, DEFAULTS)
@@ -217,5 +219,98 @@ async def test_a_version_does_not_come_again_when_the_data_were_lost(redis_serve
             await catalog.put_topic(PLAIN)
         await catalog.put_topic(PLAIN)
         assert await catalog.version() > known
+    finally:
+        await connection.close()
+
+
+# ---------------------------------------------------------------- entries of another program
+
+
+BAD_TOPICS = {
+    "large": '{"queue_count":257}',
+    "huge": '{"queue_count":1000000,"adopted":[],"unique_message_ids":false}',
+    "none": '{"queue_count":0}',
+    "negative": '{"queue_count":-1}',
+    "text": '{"queue_count":"4"}',
+    "missing": "{}",
+    "unknown-field": '{"queue_count":1,"colour":"red"}',
+    "adopts-many": '{"queue_count":1,"adopted":[' + ",".join(f'"q{number}"' for number in range(257)) + "]}",
+    "adopts-own": '{"queue_count":1,"adopted":["popgate:orders:default:0"]}',
+    "adopts-twice": '{"queue_count":2,"adopted":["q","q"]}',
+    "no-json": "{",
+    "deep": "[" * 100_000,
+    'no name"\n': '{"queue_count":1}',
+    "x" * 65: '{"queue_count":1}',
+}
+BAD_GROUPS = {
+    "number": "5",
+    "unknown-field": '{"colour":"red"}',
+    "unknown-policy": '{"policy":{"retry":{"nosuch":1}}}',
+    "eternal": '{"policy":{"invisibility_seconds":1e300}}',
+    "negative": '{"policy":{"max_lease_seconds":-1}}',
+    "no-deliveries": '{"policy":{"max_deliveries":0}}',
+    "growing": '{"policy":{"retry":{"multiplier":1e9}}}',
+    "replicas": '{"policy":{"min_replicas":1000000}}',
+    "no-mode": '{"mode":"nosuch"}',
+    "late": '{"mode_generation":9007199254740993}',
+    "half-drain": '{"mode":"draining"}',
+    "drain": '{"drain":{"to":"pull","ends_at":1}}',
+    "no group": "{}",
+}
+
+
+async def write_raw(catalog: Catalog, topic: str, group: str | None, text: str) -> None:
+    """Write an entry as another program would."""
+    if isinstance(catalog, RedisCatalog):
+        redis = catalog._redis  # pyright: ignore[reportPrivateUsage]
+        name, field = ("topics", topic) if group is None else ("topic_groups", f"{topic}/{group}")
+        await redis.run("put_spec", name, field, text)
+        return
+    assert isinstance(catalog, SqliteCatalog)
+    table, row = ("topic", (topic, text)) if group is None else ("topic_group", (topic, group, text))
+    places = ", ".join("?" * len(row))
+    await catalog._write(  # pyright: ignore[reportPrivateUsage]
+        lambda connection: connection.execute(f"REPLACE INTO {table} VALUES ({places})", row)
+    )
+
+
+async def test_entries_beyond_the_bounds_of_requests_are_left_out_and_logged_once(
+    opener: Opener, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opener(tmp_path) as catalog:
+        await catalog.put_topic(PLAIN)
+        assert await catalog.change_group(None, DEFAULTS)
+        for name, text in BAD_TOPICS.items():
+            await write_raw(catalog, name, None, text)
+        for name, text in BAD_GROUPS.items():
+            await write_raw(catalog, ORDERS, name, text)
+        for topic in ("huge", "nowhere"):
+            await write_raw(catalog, topic, "default", "{}")
+        for _ in range(3):
+            assert await catalog.topics() == [PLAIN]
+            assert await catalog.groups() == [DEFAULTS]
+    entries = [vars(record)["entry"] for record in caplog.records if record.levelno == logging.WARNING]
+    wanted = [f"topic {name}" for name in BAD_TOPICS] + [f"group {name} of topic orders" for name in BAD_GROUPS]
+    wanted += [f"group default of topic {topic}" for topic in ("huge", "nowhere")]
+    assert sorted(entries) == sorted(wanted)
+
+
+async def test_a_group_that_can_not_be_read_can_be_created_again(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as catalog:
+        await catalog.put_topic(PLAIN)
+        await write_raw(catalog, *DEFAULTS.subscription, '{"policy":{"max_deliveries":0}}')
+        assert await catalog.group(DEFAULTS.subscription) is None
+        assert await catalog.change_group(None, DEFAULTS)
+        assert await catalog.groups() == [DEFAULTS]
+
+
+async def test_an_entry_that_is_no_text_hides_no_other(redis_server: RedisServer, tmp_path: Path) -> None:
+    connection = RedisConnection(parse_address(redis_server.url(DATABASE)), tmp_path.name)
+    catalog = RedisCatalog(connection)
+    try:
+        await catalog.put_topic(PLAIN)
+        await connection.command("HSET", f"{connection.prefix}topics", b"\xff", '{"queue_count":1}')
+        await connection.command("HSET", f"{connection.prefix}topics", "x", b"\xff")
+        assert await catalog.topics() == [PLAIN]
     finally:
         await connection.close()

@@ -1,6 +1,7 @@
 """The claims of a cluster, on a real Redis."""
 
 import asyncio
+import logging
 import random
 import secrets
 import time
@@ -283,3 +284,67 @@ async def test_a_call_that_is_cancelled_ends(claims: RedisClaims) -> None:
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=5)
         assert done
+
+
+# ---------------------------------------------------------------- entries of another program
+
+
+DAMAGED = {
+    "no-json": "not json",
+    "number": "5",
+    "short": '["https://x:1"]',
+    "no-address": "[5,[1,2],true]",
+    "no-versions": '["https://x:1",["a","b"],true]',
+    "no-range": '["https://x:1",[1],true]',
+    "far": '["https://x:1",[1,99999999999999999999999],true]',
+    "long": '["https://' + "x" * 1_000 + '",[1,2],true]',
+    "deep": "[" * 5_000 + "]" * 5_000,
+    "no name": '["https://x:1",[1,2],true]',
+}
+
+
+async def test_members_that_can_not_be_read_are_left_out_and_logged_once(
+    claims: RedisClaims, redis: RedisConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    await claims.join(A)
+    for name, says in DAMAGED.items():
+        await redis.command("HSET", f"{redis.prefix}members", name, says)
+    await redis.command("HSET", f"{redis.prefix}members", b"\xff", b"\xff")
+    for _ in range(3):
+        view = await claims.beat(A.instance, -1)
+        assert view is not None
+        assert view.members == {A.instance: A}
+    assert (await claims.join(B)).members == {A.instance: A, B.instance: B}
+    entries = [vars(record)["entry"] for record in caplog.records if record.levelno == logging.WARNING]
+    assert sorted(entries) == sorted(["a name", *(f"member {name}" for name in DAMAGED)])
+
+
+async def test_a_member_whose_own_entry_was_damaged_joins_again(claims: RedisClaims, redis: RedisConnection) -> None:
+    await claims.join(A)
+    await redis.command("HSET", f"{redis.prefix}members", A.instance, "not json")
+    with pytest.raises(NotAMember):
+        await claims.beat(A.instance, -1)
+    assert (await claims.join(A)).members == {A.instance: A}
+
+
+@pytest.mark.parametrize("beat", ["future", "infinite", "missing"])
+async def test_a_member_without_a_heartbeat_of_its_own_is_soon_silent(
+    claims: RedisClaims, redis: RedisConnection, beat: str
+) -> None:
+    view = await claims.join(A)
+    await redis.command("HSET", f"{redis.prefix}members", "evil", '["https://127.0.0.1:1",[9,9],true]')
+    await redis.command("HSET", f"{redis.prefix}owners", Q1, "evil")
+    if beat != "missing":
+        score = "inf" if beat == "infinite" else (time.time_ns() // 1_000) + 10**12
+        await redis.command("ZADD", f"{redis.prefix}beats", score, "evil")
+        await redis.command("SET", f"{redis.prefix}heard", (time.time_ns() // 1_000) + 10**12)
+    assert B.instance not in (await claims.join(B)).members, "it may be alive"
+    began = monotonic()
+    async with asyncio.timeout(5):
+        while B.instance not in view.members:
+            await asyncio.sleep(GONE_SECONDS / 5)
+            await claims.beat(A.instance, 0)
+            view = await claims.join(B)
+    assert monotonic() - began < 3 * GONE_SECONDS
+    assert view.members == {A.instance: A, B.instance: B}
+    assert view.owners == {}

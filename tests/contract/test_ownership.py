@@ -3,6 +3,7 @@ need.
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -128,21 +129,55 @@ async def test_one_that_waits_for_those_in_its_way_to_be_gone_is_let_in_then(clu
     await several.settled()
 
 
-async def test_one_that_was_taken_for_dead_while_the_others_were_upgraded_beyond_it_ends(
-    cluster: Callable[[int], Cluster],
+async def test_one_that_was_taken_for_dead_while_the_others_were_upgraded_beyond_it_keeps_trying(
+    cluster: Callable[[int], Cluster], caplog: pytest.LogCaptureFixture
 ) -> None:
     several = cluster(30)
     hung = await several.join(protocols=(1, 1))
     await several.settled()
     for queue in hung.hosts.served():  # RabbitMQ has closed its connection
         del several.consumed.by[queue]
+    assert hung.ownership.unready_reason() is None
     await hung.claims.remove(hung.me)
     await several.join(protocols=(2, 2))
-    await until(lambda: bool(hung.failures), timeout_seconds=SETTLED_SECONDS, what="the process to be told")
-    assert [type(failure) for failure in hung.failures] == [NoCommonVersion]
-    hung.failures.clear()
+    await until(
+        lambda: hung.ownership.unready_reason() is not None,
+        timeout_seconds=SETTLED_SECONDS,
+        what="the proxy not to be ready",
+    )
+    assert "version 1 of the peer protocol, but the cluster has" in str(hung.ownership.unready_reason())
     several.proxies.remove(hung)
     await several.settled()
+    await asyncio.sleep(2 * GONE_SECONDS)
+    assert hung.failures == []
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors == ["the cluster does not accept this proxy any more: trying again"]
+    await several.proxies.pop().stop()
+    several.proxies.append(hung)
+    await several.settled()
+    assert hung.ownership.unready_reason() is None
+
+
+async def test_one_that_is_refused_after_a_loss_of_data_keeps_trying_until_the_stranger_is_silent(
+    cluster: Callable[[int], Cluster],
+) -> None:
+    several = cluster(30)
+    one = await several.join()
+    await several.settled()
+    several.redis.on_data_loss(one.ownership.data_lost)
+    await several.redis.command("FLUSHDB")
+    stranger = '["https://127.0.0.1:1",[9,9],true]'
+    await several.redis.command("HSET", f"{several.redis.prefix}members", "stranger", stranger)
+    await until(
+        lambda: one.ownership.unready_reason() is not None,
+        timeout_seconds=SETTLED_SECONDS,
+        what="the proxy not to be ready",
+    )
+    await until(
+        lambda: one.ownership.unready_reason() is None, timeout_seconds=SETTLED_SECONDS, what="the stranger's silence"
+    )
+    await several.settled()
+    assert one.failures == []
 
 
 async def test_queues_come_and_go(cluster: Callable[[int], Cluster]) -> None:

@@ -77,6 +77,19 @@ def posted(path: str, body: object, *headers: tuple[bytes, bytes]) -> ForwardedR
     return ForwardedRequest("POST", path, b"", [*JSON_HEADERS, *headers], json.dumps(body).encode())
 
 
+# ---------------------------------------------------------------- addresses
+
+
+@pytest.mark.parametrize("host", ["a" * 70 + ".example", "a..b", "a\0b", "[::1", "-", "x.invalid"])
+async def test_a_peer_whose_address_leads_nowhere_is_unavailable(host: str) -> None:
+    peers = peers_at(f"https://{host}:1")
+    with pytest.raises(PeerUnavailable, match=r"can't be reached|does not answer in time"):
+        await peers.ask(B, COUNT)
+    with pytest.raises(PeerUnavailable, match=r"can't be reached|does not answer in time"):
+        await peers.forward(B, posted(f"{GROUP}/pop", {}), wait_seconds=0)
+    peers.close()
+
+
 # ---------------------------------------------------------------- messages
 
 

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from popgate.cli.commands import run
 from popgate.config import serve_options
 from popgate.domain.derived_keys import key_id
+from popgate.domain.errors import StartupError
 from popgate.domain.identity import IdentityKeys
 from popgate.domain.names import BrokerQueue
 from support.proxy import popgate_command
@@ -86,6 +88,19 @@ def test_a_file_that_is_absent_damaged_or_public_is_refused(
     assert "line 1 must be at least 16 bytes long" in said
     assert "hunter2" not in said
     assert file.read_text() == "hunter2"
+
+
+@pytest.mark.parametrize("before", [b"", b"# ours\n"])
+def test_a_byte_order_mark_is_refused(before: bytes, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An editor writes one, and another proxy, whose file has none, would have another secret."""
+    (secret,) = secrets_of(file)
+    file.write_bytes(before + BOM_UTF8 + secret + b"\n")
+    for action in ("list", "add"):
+        said = failure(capsys, action, file)
+        assert f"line {len(before.splitlines()) + 1} must not begin with a byte order mark" in said
+        assert secret.decode() not in said
+    with pytest.raises(StartupError, match="must not begin with a byte order mark"):
+        secrets_of(file)
 
 
 def test_no_command_prints_a_secret_and_list_prints_ids(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

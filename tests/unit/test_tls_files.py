@@ -1,7 +1,9 @@
 """The files of a server's certificate: what is refused at the start, and what happens when they change."""
 
+import asyncio
 import logging
 import ssl
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -179,3 +181,20 @@ def test_a_name_of_one_kind_does_not_count_as_one_of_another_kind(tmp_path: Path
     found = certificate_at_server(tmp_path, AUTHORITY.issue(*crossed, *own))
     assert found is not None
     assert set(found.names) == {"billing.example", "spiffe://example/billing", "ann@example", "popgate:instance:a"}
+
+
+async def test_changed_files_do_not_wait_for_the_threads_of_other_work(tmp_path: Path) -> None:
+    """asyncio's threads look up host names, and a name server that does not answer keeps all of them waiting."""
+    tls, release = ServerTls(files(tmp_path)), threading.Event()
+    before, loop = tls.context(), asyncio.get_running_loop()
+    lookups = [loop.run_in_executor(None, release.wait) for _ in range(64)]
+    watching = asyncio.create_task(tls.run())
+    try:
+        files(tmp_path)
+        async with asyncio.timeout(5):
+            while tls.context() is before:  # noqa: ASYNC110 - the files change without an event
+                await asyncio.sleep(0.05)
+    finally:
+        watching.cancel()
+        release.set()
+        await asyncio.gather(*lookups)

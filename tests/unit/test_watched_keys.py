@@ -339,3 +339,25 @@ async def test_a_file_system_that_hangs_does_not_hold_the_event_loop(watch: Watc
     assert not look.done()
     released.set()
     await look
+
+
+# ---------------------------------------------------------------- the thread
+
+
+async def test_a_revoked_key_does_not_wait_for_the_threads_of_other_work(
+    tmp_path: Path, old: NewKey, new: NewKey
+) -> None:
+    """asyncio's threads look up host names, and a name server that does not answer keeps all of them waiting."""
+    watch, release = Watch(tmp_path / "keys.toml", old), threading.Event()
+    loop = asyncio.get_running_loop()
+    lookups = [loop.run_in_executor(None, release.wait) for _ in range(64)]
+    watching = asyncio.create_task(watch.keys.run())
+    try:
+        watch.replace(content(new))
+        async with asyncio.timeout(5):
+            while watch.knows(old) or not watch.knows(new):  # noqa: ASYNC110 - the file changes without an event
+                await asyncio.sleep(0.05)
+    finally:
+        watching.cancel()
+        release.set()
+        await asyncio.gather(*lookups)

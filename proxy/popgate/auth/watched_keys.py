@@ -1,7 +1,8 @@
 """Keeps the principals of the key file in memory, and reads the file again when it changes.
 
-Theory of operation. Look-ups are dict look-ups. ``run`` looks at the file several times a second, in a thread. A file
-that is wrong or missing changes nothing: the known keys remain valid, until the file is right again. Otherwise a
+Theory of operation. Look-ups are dict look-ups. ``run`` looks at the file several times a second, in a thread of its
+own. asyncio's threads also look up host names, and a revoked key must not stay valid while a name server is silent. A
+file that is wrong or missing changes nothing: the known keys remain valid, until the file is right again. Otherwise a
 mistake in the file would lock out every client.
 
     --changed--> read in a thread --right--> all look-ups use the new keys, and ``version`` grows
@@ -15,6 +16,7 @@ a difference in its time. So it is read again until its last change is a few sec
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
@@ -88,6 +90,7 @@ class WatchedKeys:
     ) -> None:
         self._file = file
         self._clock = SystemClock() if clock is None else clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="keys file")
         self._changed = changed
         self._known = _Known({}, {})
         self._seal = b""
@@ -153,7 +156,7 @@ class WatchedKeys:
 
     async def look(self) -> None:
         """Read the file if it has changed, and report the keys that have expired. Never fails."""
-        look = await asyncio.to_thread(self._read_if_changed)
+        look = await asyncio.get_running_loop().run_in_executor(self._thread, self._read_if_changed)
         if look is not None and look.seal != self._seal:
             self._seal = look.seal
             if look.known is None:

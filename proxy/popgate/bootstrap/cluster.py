@@ -145,7 +145,7 @@ async def membership(
         listener=listener,
         context=tls.server,
         face=PeerFace(me, _Answers(engine.peering, locks), codec.CODEC),
-        cluster=ClusterFace(peers, lock_peers),
+        cluster=ClusterFace(peers, lock_peers, ownership.unready_reason),
         ownership=ownership,
     )
 

@@ -122,6 +122,10 @@ class Handshake(asyncio.Protocol):
     def is_stuck(self) -> bool:
         return True
 
+    @property
+    def unsent_bytes(self) -> int:
+        return 0
+
     def abort(self) -> None:
         if self._inner is not None:
             self._inner.abort()

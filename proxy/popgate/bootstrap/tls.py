@@ -1,9 +1,10 @@
 """Provides TLS for the socket for clients, and reads its certificate again when the files change.
 
-Theory of operation. ``run`` looks at the files twice a second. Files that have changed are read when they have stayed
-the same between two looks, because a certificate and its key are seldom replaced at the same moment. If they are
-right, new connections use them, and existing connections stay as they are. If they are wrong, the known ones stay in
-use, and one warning says why.
+Theory of operation. ``run`` looks at the files twice a second, in a thread of its own, so that it does not wait for
+slow look-ups of host names in asyncio's threads. Files that have changed are read when they have stayed the same
+between two looks, because a certificate and its key are seldom replaced at the same moment. If they are right, new
+connections use them, and existing connections stay as they are. If they are wrong, the known ones stay in use, and one
+warning says why.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import logging
 import os
 import ssl
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -55,6 +57,7 @@ class ServerTls:
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="TLS files")
         self._mark = _mark(files)
         self._unsettled: _Mark | None = None
         self.is_stale = False
@@ -72,7 +75,7 @@ class ServerTls:
         """Follow the files until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await asyncio.to_thread(self.look)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self.look)
 
     def look(self) -> None:
         """Look once. Read the files if they have changed, and have been the same at the last two looks."""

@@ -7,6 +7,9 @@ the round makes no plan. For each queue that the plan moves away from this proxy
 Until this task is done, all other members still see this proxy as the owner. These tasks do not wait for each other.
 While the store is unavailable, no round makes a plan, and the owners keep their queues.
 
+A proxy that starts gives up if live members speak no version of its protocol. A running proxy that can't rejoin for
+this reason owns no queues and is not ready, but keeps trying: what the store says about members proves nothing.
+
 A store that has lost its data contains no members and no owners. Each member then rejoins, and reclaims the queues that
 it still serves. When a member has reclaimed a queue, it writes the queue's records back to the store. For a while, it
 does not claim queues of members that have not rejoined yet.
@@ -70,6 +73,8 @@ class Ownership:
         """The owner of each queue when the store lost its data. Until ``_former_until``, this proxy does not claim a
         queue whose former owner has not rejoined."""
         self._former_until = float("-inf")
+        self._refusal: str | None = None
+        """Why the cluster does not accept this proxy any more."""
         self._stopping = False
         self._loop: asyncio.Task[None] | None = None
         self._hearing: asyncio.Task[None] | None = None
@@ -86,13 +91,17 @@ class Ownership:
         moves = plan(owners, views) if owners else {}
         return {queue: InstanceId(to) for queue, to in moves.items()}
 
+    def unready_reason(self) -> str | None:
+        """Return why this proxy, which is running, can't be a member of the cluster now, or None if it is one."""
+        return self._refusal
+
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Join the cluster, and start to claim and release queues.
 
         Raises: StateUnavailable; NoCommonVersion if incompatible members remain after the time in which dead members
-        are removed.
+        are removed. After the start, this no longer ends the process.
         """
         pause = min(AGAIN_SECONDS, self._beat_seconds)
         gone_at = asyncio.get_running_loop().time() + self._gone_seconds + pause
@@ -170,20 +179,42 @@ class Ownership:
                 await self._look()
                 await self._act()
             except NotAMember as error:
-                if self._data_lost:
+                if self._data_lost or await self._rejoined(error):
                     continue
-                _log.warning("removed from the cluster: joining again", extra={"reason": error.detail})
-                self._lose(self._held())
-                with contextlib.suppress(StateUnavailable):
-                    self._see(await self._joined())
-                    self._version_min = 0  # the store may have lost its data and restarted its version count
-                    continue
+                if self._refusal is not None:
+                    pause = self._again_seconds()
+            except NoCommonVersion as error:
+                self._refuse(error)
+                pause = self._again_seconds()
             except StateUnavailable as error:
                 _log.warning("the store can't be reached: owners keep their queues", extra={"reason": error.detail})
-                pause = min(pause, AGAIN_SECONDS * random.uniform(0.8, 1.2))
+                pause = self._again_seconds()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
+
+    def _again_seconds(self) -> float:
+        return min(self._beat_seconds, AGAIN_SECONDS * random.uniform(0.8, 1.2))
+
+    async def _rejoined(self, why: NotAMember) -> bool:
+        """Give up all queues, join the cluster again, and return whether this succeeded."""
+        if self._refusal is None:
+            _log.warning("removed from the cluster: joining again", extra={"reason": why.detail})
+        self._lose(self._held())
+        try:
+            self._see(await self._joined())
+        except NoCommonVersion as error:
+            self._refuse(error)
+            return False
+        except StateUnavailable:
+            return False
+        self._version_min = 0  # the store may have lost its data and restarted its version count
+        return True
+
+    def _refuse(self, error: NoCommonVersion) -> None:
+        if self._refusal is None:
+            _log.error("the cluster does not accept this proxy any more: trying again", extra={"reason": error.detail})
+        self._refusal = error.detail
 
     async def _join_again(self) -> None:
         """Rejoin the cluster after a loss of the store's data, and reclaim the queues that have no new owner yet.
@@ -193,7 +224,7 @@ class Ownership:
         self._data_lost = False
         try:
             view = await self._joined(sorted(self._held()))
-        except StateUnavailable:
+        except (StateUnavailable, NoCommonVersion):
             self._data_lost = True
             raise
         self._version_min = 0
@@ -202,12 +233,17 @@ class Ownership:
     async def _joined(self, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
         """Join the cluster, claim the queues of ``keeps`` that have no owner, and return the view.
 
-        Raises: StateUnavailable; NoCommonVersion, which ends a running process. NoCommonVersion is raised in a running
-        process if the other members considered this process dead and were upgraded to versions that it does not speak.
+        Raises: StateUnavailable; NoCommonVersion. The latter is raised in a running process if the other members
+        considered this process dead and were upgraded to versions that it does not speak, or if another program has
+        written such a member to the store.
         """
         view = await self._claims.join(self._member, keeps)
         if self._me not in view.members:
             common_version(self._member.protocols, view.members.values())
+            raise NoCommonVersion("the store contains a member whose entry this proxy can't read")
+        if self._refusal is not None:
+            self._refusal = None
+            _log.info("the cluster accepts this proxy again")
         return view
 
     def _held(self) -> set[BrokerQueue]:

@@ -95,7 +95,9 @@ class ServeOptions(SecurityOptions):
         (1, 1 << 30),
     )
     bodies_bytes_max: int = _size(
-        "memory of each process for large requests that are not answered yet", 256 << 20, (64 << 20, 1 << 40)
+        "memory of each process for large requests that are not answered yet, and for answers that are not read",
+        256 << 20,
+        (64 << 20, 1 << 40),
     )
     parked_pops_max: int = _number(
         ("maximum number of pops that wait for a message in each process; at most three quarters of its connections"),

@@ -5,6 +5,7 @@ text never contains a credential.
 """
 
 import re
+from codecs import BOM_UTF8
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -35,6 +36,8 @@ def secrets_in(content: bytes) -> tuple[bytes, ...]:
     for number, line in enumerate(lines, 1):
         if not line or line.startswith(b"#"):
             continue
+        if line.startswith(BOM_UTF8):
+            raise ValueError(f"line {number} must not begin with a byte order mark (BOM): save the file without one")
         if problem := secret_problem(line):
             raise ValueError(f"line {number} {problem}")
         if line in found:

@@ -7,6 +7,10 @@ credentials are never logged.
 import logging
 import sys
 
+WARNINGS_MAX = 1_000
+"""Maximum number of entries of which one ``OnceLogger`` warns."""
+ENTRY_LENGTH_MAX, REASON_LENGTH_MAX = 200, 300
+"""Maximum characters of a name and of a reason in such a warning."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
 
 
@@ -34,3 +38,20 @@ def configure_logging(level: str, *, worker: int | None = None) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for library in ("aio_pika", "aiormq", "asyncio", "httpx", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)
+
+
+class OnceLogger:
+    """Warns of each entry of a store that can't be used, but only once. ``message`` is the constant text."""
+
+    def __init__(self, log: logging.Logger, message: str) -> None:
+        self._log = log
+        self._message = message
+        self._known: set[tuple[str, str]] = set()
+
+    def warn(self, entry: str, reason: str) -> None:
+        """Warn that ``entry`` can't be used because of ``reason``, unless that was said before."""
+        known = (entry[:ENTRY_LENGTH_MAX], reason[:REASON_LENGTH_MAX])
+        if known in self._known or len(self._known) >= WARNINGS_MAX:
+            return
+        self._known.add(known)
+        self._log.warning(self._message, extra={"entry": known[0], "reason": known[1]})

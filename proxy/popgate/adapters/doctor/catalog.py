@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from popgate.adapters.redis.connection import RedisConnection
-from popgate.adapters.spec_json import read_topic
+from popgate.adapters.spec_json import SpecReader
 from popgate.adapters.sqlite.folder_lock import FolderLock
 from popgate.doctor.facts import Owner
 from popgate.domain.names import GroupName, Subscription, TopicName
+from popgate.domain.topics import TopicSpec
 
 LOCK_WAIT_SECONDS = 1.0
 
@@ -57,12 +58,12 @@ def folder_catalog(file: Path) -> list[CatalogQueue]:
 
 async def _texts(redis: RedisConnection, name: str) -> list[tuple[str, str]]:
     flat: list[bytes] = await redis.command("HGETALL", f"{redis.prefix}{name}")
-    texts = [text.decode() for text in flat]
+    texts = [text.decode(errors="replace") for text in flat]  # no entry with a replaced character is used
     return sorted(zip(texts[::2], texts[1::2], strict=True))
 
 
 def _queues(topics: Sequence[tuple[str, str]], groups: Sequence[tuple[str, str]]) -> list[CatalogQueue]:
-    specs = {name: read_topic(name, text) for name, text in topics}
+    specs: dict[str, TopicSpec] = {spec.topic: spec for spec in SpecReader().topics(topics)}
     found: dict[str, Owner] = {queue: Owner.ADOPTED for spec in specs.values() for queue in spec.adopted}
     for topic, group in groups:
         if (spec := specs.get(topic)) is None:

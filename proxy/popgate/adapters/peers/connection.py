@@ -178,7 +178,7 @@ async def connect(
     tls = TlsTransport(context, server_side=False, on_open=opening.open, on_failed=opening.fail)
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            await asyncio.get_running_loop().create_connection(partial(_same, tls), host, port)
+            await _open(tls, host, port)
             return await opening.connected
     except BaseException:
         opening.connected.cancel()
@@ -186,6 +186,14 @@ async def connect(
         raise
     finally:
         del opening, tls  # an error refers to this frame, so that they would wait for the collector
+
+
+async def _open(tls: TlsTransport, host: str, port: int) -> None:
+    """Connect ``tls`` to ``host``. Raises: OSError."""
+    try:
+        await asyncio.get_running_loop().create_connection(partial(_same, tls), host, port)
+    except ValueError as error:  # UnicodeError: a part of the name is too long to be looked up
+        raise OSError(f"its host name can't be used ({error})") from error
 
 
 class _Opening:

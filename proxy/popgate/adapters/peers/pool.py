@@ -8,8 +8,8 @@ before, and no byte of an answer arrived. A request that failed on a new connect
 """
 
 import asyncio
+import re
 import ssl
-from urllib.parse import urlsplit
 
 from popgate.adapters.peers.connection import PeerConnection, connect
 from popgate.domain.names import InstanceId
@@ -18,18 +18,23 @@ from popgate.ports.peers import ForwardedAnswer
 IDLE_SECONDS_MAX = 30.0
 CONNECTIONS_MAX = 512
 """Maximum number of simultaneous requests to one peer. Further requests wait."""
-HTTPS_PORT = 443
+SHOWN_LENGTH_MAX = 100
+"""Maximum characters of a wrong address that an error shows."""
+HTTPS_PORT, PORT_MAX = 443, 65_535
+_ADDRESS = re.compile(r"https://((?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?)/?")
 
 
 def address_parts(address: str) -> tuple[str, int, bytes]:
     """Split the URL of a peer into its host, its port, and the value for the ``host`` header.
 
-    Raises: ValueError if ``address`` is not a peer's URL.
+    Members publish their addresses in the store, into which another program may have written anything. Raises:
+    ValueError if ``address`` is not a peer's URL.
     """
-    parts = urlsplit(address)
-    if parts.scheme != "https" or not parts.hostname:
-        raise ValueError(f"{address} is not a peer's address, which looks like https://host:port")
-    return parts.hostname, parts.port or HTTPS_PORT, parts.netloc.rpartition("@")[2].encode()
+    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None  # type: ignore[redundant-expr]
+    port = HTTPS_PORT if match is None or match[4] is None else int(match[4])
+    if match is None or not 0 < port <= PORT_MAX:
+        raise ValueError(f"{str(address)[:SHOWN_LENGTH_MAX]!r} is not a peer's address, such as https://host:port")
+    return match[2] or match[3], port, match[1].encode()
 
 
 class PeerPool:

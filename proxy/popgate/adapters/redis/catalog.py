@@ -7,8 +7,8 @@ which changes with either hash.
 from popgate.adapters.redis.change_signals import ChangeSignal
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.records import MICROSECONDS, subscription_key
-from popgate.adapters.spec_json import group_json, read_group, read_topic, topic_json
-from popgate.domain.names import GroupName, Subscription, TopicName
+from popgate.adapters.spec_json import SpecReader, group_json, topic_json
+from popgate.domain.names import Subscription, TopicName
 from popgate.domain.topics import GroupSpec, TopicSpec
 from popgate.ports.catalog import Catalog
 
@@ -23,17 +23,17 @@ class RedisCatalog:
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis
+        self._reader = SpecReader()
         self.signal = ChangeSignal("catalog_changes")
 
     async def topics(self) -> list[TopicSpec]:
-        return [read_topic(name, text) for name, text in await self._redis.read_hash(_TOPICS)]
+        return self._reader.topics(await self._redis.read_hash(_TOPICS))
 
     async def groups(self) -> list[GroupSpec]:
-        found: list[GroupSpec] = []
-        for key, text in await self._redis.read_hash(_GROUPS):
-            topic, _, group = key.partition("/")
-            found.append(read_group(Subscription(TopicName(topic), GroupName(group)), text))
-        return found
+        entries = await self._redis.read_hash(_GROUPS)
+        topics = await self.topics()
+        keys = [(key.partition("/"), text) for key, text in entries]
+        return self._reader.groups([(topic, group, text) for (topic, _, group), text in keys], topics)
 
     async def put_topic(self, spec: TopicSpec) -> None:
         await self._redis.run("put_spec", _TOPICS, spec.topic, topic_json(spec))
@@ -44,12 +44,11 @@ class RedisCatalog:
         self._redis.forget_field(_TOPICS, topic)
 
     async def group(self, subscription: Subscription) -> GroupSpec | None:
-        text = await self._text(subscription)
-        return None if text is None else read_group(subscription, text)
+        return self._reader.group(subscription, await self._text(subscription))
 
     async def change_group(self, before: GroupSpec | None, after: GroupSpec) -> bool:
         present = await self._text(after.subscription)
-        if before != (None if present is None else read_group(after.subscription, present)):
+        if before != self._reader.group(after.subscription, present):
             return False
         key, text = subscription_key(after.subscription), group_json(after)
         # The script compares the stored text with ``present``, not with the text of ``before``: another release of

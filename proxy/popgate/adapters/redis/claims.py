@@ -1,17 +1,44 @@
 """Implements the claims port on Redis. Each call runs one script, and a pub/sub channel announces changes."""
 
+import logging
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, TypeAlias
 
+import msgspec
 import orjson
+from msgspec import Meta
 
 from popgate.adapters.redis.change_signals import ChangeSignal, listen_for_changes
 from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.texts import read_pairs
 from popgate.domain.errors import NotAMember
-from popgate.domain.names import BrokerQueue, InstanceId
+from popgate.domain.names import NAME_PATTERN, BrokerQueue, InstanceId
 from popgate.ports.claims import GONE_SECONDS, Claims, ClusterView, Member
+from popgate.runtime.logs import OnceLogger
 
+_log = logging.getLogger(__name__)
+
+ADDRESS_LENGTH_MAX = 300
+"""Maximum length of a member's address. A host name has at most 253 characters."""
+VERSION_MAX = 1_000_000
+"""Maximum number of a protocol version in a member's entry."""
 _NO_MEMBER, _THE_SAME = "no member", "the same"
+_PackedView: TypeAlias = tuple[int, msgspec.Raw, msgspec.Raw]
+"""The version of the view, the hash of the members, and the hash of the owners."""
+_Version: TypeAlias = Annotated[int, Meta(ge=0, le=VERSION_MAX)]
+
+
+class _Entry(msgspec.Struct, array_like=True, frozen=True):
+    """What a member says about itself. A member of an older version says less, and one of a newer version may say
+    more."""
+
+    address: Annotated[str, Meta(max_length=ADDRESS_LENGTH_MAX)]
+    protocols: tuple[_Version, _Version]
+    owns: bool = True
+
+
+_read_entry = msgspec.json.Decoder(_Entry).decode
 
 
 class RedisClaims:
@@ -24,6 +51,7 @@ class RedisClaims:
     def __init__(self, redis: RedisConnection, *, gone_seconds: float = GONE_SECONDS) -> None:
         self._redis = redis
         self._gone_seconds = gone_seconds
+        self._unreadable = OnceLogger(_log, "an entry of the cluster in Redis can't be read; it is ignored")
         self.signal = ChangeSignal("changes")
 
     async def listen(self) -> None:
@@ -32,13 +60,24 @@ class RedisClaims:
 
     async def join(self, member: Member, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
         says = orjson.dumps([member.address, member.protocols, member.owns]).decode()
-        return _view(await self._redis.run("join", member.instance, self._gone_seconds, says, keeps))
+        answer = await self._redis.run(
+            "join", member.instance, self._gone_seconds, says, keeps, answer_type=_PackedView
+        )
+        return self._view(answer)
 
     async def beat(self, instance: InstanceId, known: int) -> ClusterView | None:
-        answer = await self._redis.run("beat", instance, self._gone_seconds, known)
+        answer: str | _PackedView = await self._redis.run(
+            "beat", instance, self._gone_seconds, known, answer_type=str | _PackedView
+        )
         if answer == _NO_MEMBER:
             raise _no_member(instance)
-        return None if answer == _THE_SAME else _view(answer)
+        if isinstance(answer, str):
+            assert answer == _THE_SAME, "the script has no other answers"
+            return None
+        view = self._view(answer)
+        if instance not in view.members:  # its entry was damaged: joining again replaces the entry
+            raise _no_member(instance)
+        return view
 
     async def claim(self, instance: InstanceId, queues: Sequence[BrokerQueue]) -> tuple[list[BrokerQueue], int]:
         answer = await self._redis.run("own", instance, queues)
@@ -57,18 +96,25 @@ class RedisClaims:
     async def changed(self) -> None:
         await self.signal.wait()
 
+    def _view(self, answer: _PackedView) -> ClusterView:
+        """Return the view without the members whose entries can't be read."""
+        version, members, owners = answer
+        by_instance: dict[InstanceId, Member] = {}
+        for instance, says in sorted(read_pairs(members, self._unreadable)):
+            try:
+                by_instance[InstanceId(instance)] = _member(instance, says)
+            except (ValueError, RecursionError) as error:
+                self._unreadable.warn(f"member {instance}", str(error))
+        pairs = read_pairs(owners, self._unreadable)
+        return ClusterView(version, by_instance, {BrokerQueue(name): InstanceId(owner) for name, owner in pairs})
 
-def _view(answer: Sequence[Any]) -> ClusterView:
-    version, members, owners = answer
-    by_instance: dict[InstanceId, Member] = {}
-    for instance, says in sorted(_pairs(members)):
-        address, (lowest, highest), *owns = orjson.loads(says)  # a proxy of an older version sends only the first two
-        by_instance[InstanceId(instance)] = Member(InstanceId(instance), address, (lowest, highest), *owns[:1])
-    return ClusterView(version, by_instance, {BrokerQueue(name): InstanceId(owner) for name, owner in _pairs(owners)})
 
-
-def _pairs(flat: Sequence[str]) -> list[tuple[str, str]]:
-    return list(zip(flat[::2], flat[1::2], strict=True))
+def _member(instance: str, says: str) -> Member:
+    """Return a member from its entry. Raises: ValueError, RecursionError."""
+    if re.fullmatch(NAME_PATTERN, instance) is None:
+        raise ValueError("it is no name of an instance")
+    entry = _read_entry(says)
+    return Member(InstanceId(instance), entry.address, entry.protocols, entry.owns)
 
 
 def _no_member(instance: InstanceId) -> NotAMember:

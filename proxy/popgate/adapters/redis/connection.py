@@ -23,7 +23,9 @@ from popgate.adapters.redis.address import RedisAddress
 from popgate.adapters.redis.failures import RETRY_AFTER_SECONDS, state_failure
 from popgate.adapters.redis.pipelined_connection import PipelinedConnection
 from popgate.adapters.redis.scripts import script
+from popgate.adapters.redis.texts import read_pairs
 from popgate.domain.errors import StateUnavailable
+from popgate.runtime.logs import OnceLogger
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class RedisConnection:
         self._kept_hashes: dict[str, dict[str, str]] = {}
         """Fields of hashes that the first script after a loss of Redis's data writes back, like the values in
         ``_kept``."""
+        self._unreadable = OnceLogger(_log, "an entry in Redis is not UTF-8; it is ignored")
         self._failure: str | None = None
         self._lost: list[Callable[[], None]] = []
 
@@ -67,8 +70,8 @@ class RedisConnection:
         """The incarnation of the data that this process uses, or None if the next call of ``run`` must read it."""
         return self._incarnation
 
-    async def run(self, name: str, *request: object) -> Any:
-        """Run the script ``name`` with the arguments ``request``, and return its answer.
+    async def run(self, name: str, *request: object, answer_type: Any = Any) -> Any:
+        """Run the script ``name`` with the arguments ``request``, and return its answer as ``answer_type``.
 
         Redis runs a script completely or not at all.
 
@@ -89,16 +92,17 @@ class RedisConnection:
                 detail = f"Redis at {self.place} has lost its data, and the owner of a queue has yet to write them back"
                 raise StateUnavailable(detail, retry_after_seconds=RETRY_AFTER_SECONDS) from error
             raise
-        return msgspec.msgpack.decode(answer)
+        return msgspec.msgpack.decode(answer, type=answer_type)
 
     async def read_hash(self, name: str) -> list[tuple[str, str]]:
         """Return the fields and values of a small hash of texts, sorted by field. Raises: StateUnavailable.
 
+        Entries that are not UTF-8 are left out.
+
         Every process that has read the hash remembers its fields, and writes them back if Redis loses its data. If a
         process does not learn that another process has deleted a field, it writes this field back, too.
         """
-        flat: list[str] = await self.run("read", name)
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        fields = dict(read_pairs(await self.run("read", name, answer_type=msgspec.Raw), self._unreadable))
         self._kept_hashes[name] = fields
         return sorted(fields.items())
 

@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any
 
-from popgate.adapters.spec_json import group_json, read_group, read_topic, topic_json
+from popgate.adapters.spec_json import SpecReader, group_json, topic_json
 from popgate.adapters.sqlite.database import Database
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.names import Subscription, TopicName
@@ -21,15 +21,15 @@ class SqliteCatalog:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._reader = SpecReader()
         self._version = 0
 
     async def topics(self) -> list[TopicSpec]:
-        rows = await self._read("SELECT name, spec FROM topic ORDER BY name")
-        return [read_topic(name, spec) for name, spec in rows]
+        return self._reader.topics(await self._read("SELECT name, spec FROM topic ORDER BY name"))
 
     async def groups(self) -> list[GroupSpec]:
         rows = await self._read("SELECT topic, name, spec FROM topic_group ORDER BY topic, name")
-        return [read_group(Subscription(topic, name), spec) for topic, name, spec in rows]
+        return self._reader.groups(rows, await self.topics())
 
     async def put_topic(self, spec: TopicSpec) -> None:
         row = (spec.topic, topic_json(spec))
@@ -43,11 +43,11 @@ class SqliteCatalog:
         await self._write(job)
 
     async def group(self, subscription: Subscription) -> GroupSpec | None:
-        return await self._database.read(lambda connection: _group(connection, subscription), StateUnavailable)
+        return await self._database.read(lambda connection: self._group(connection, subscription), StateUnavailable)
 
     async def change_group(self, before: GroupSpec | None, after: GroupSpec) -> bool:
         def job(connection: sqlite3.Connection) -> bool:
-            if _group(connection, after.subscription) != before:
+            if self._group(connection, after.subscription) != before:
                 return False
             row = (*after.subscription, group_json(after))
             connection.execute("REPLACE INTO topic_group VALUES (?, ?, ?)", row)
@@ -78,10 +78,9 @@ class SqliteCatalog:
     async def _read(self, sql: str) -> list[tuple[Any, ...]]:
         return await self._database.read(lambda connection: connection.execute(sql).fetchall(), StateUnavailable)
 
-
-def _group(connection: sqlite3.Connection, subscription: Subscription) -> GroupSpec | None:
-    row = connection.execute("SELECT spec FROM topic_group WHERE topic = ? AND name = ?", subscription).fetchone()
-    return None if row is None else read_group(subscription, row[0])
+    def _group(self, connection: sqlite3.Connection, subscription: Subscription) -> GroupSpec | None:
+        row = connection.execute("SELECT spec FROM topic_group WHERE topic = ? AND name = ?", subscription).fetchone()
+        return self._reader.group(subscription, None if row is None else row[0])
 
 
 _conforms: type[Catalog] = SqliteCatalog

@@ -33,15 +33,29 @@ local function remove(gone)
   announce()
 end
 
+-- Date to now each heartbeat of the future, and that of each member without one. Only a clock that was set back, or
+-- another program, writes such entries. Without this, their members would never be silent.
+local function date_beats()
+  for _, instance in ipairs(redis.call('ZRANGEBYSCORE', beats, '(' .. digits(now), '+inf')) do
+    redis.call('ZADD', beats, now, instance)
+  end
+  for _, instance in ipairs(redis.call('HKEYS', members)) do
+    if not redis.call('ZSCORE', beats, instance) then redis.call('ZADD', beats, now, instance) end
+  end
+end
+
 -- Note a heartbeat, and remove the members that have been silent for too long. If there was no heartbeat at all for
 -- half of that time, Redis itself was away. Then all live members get time to send one; otherwise the first to come
 -- would remove all others.
 local function note_beat(me, silent_seconds)
   local limit = silent_seconds * 1000000
+  date_beats()
   local latest = redis.call('ZREVRANGE', beats, 0, 0, 'WITHSCORES')
   if latest[2] and now - tonumber(latest[2]) > limit / 2 then redis.call('SET', key_of('heard'), digits(now)) end
   redis.call('ZADD', beats, now, me)
-  if now - tonumber(redis.call('GET', key_of('heard')) or 0) < limit then return end
+  local heard = tonumber(redis.call('GET', key_of('heard')) or 0)
+  if heard > now then redis.call('SET', key_of('heard'), digits(now)) end
+  if now - heard < limit then return end
   local silent = redis.call('ZRANGEBYSCORE', beats, '-inf', now - limit)
   if #silent > 0 then remove(silent) end
 end
@@ -57,15 +71,23 @@ local function take(me, queues)
   return mine
 end
 
+-- Return the lowest and the highest version in a member's entry, or nothing if another program has damaged the entry.
+local function versions(says)
+  local is_json, entry = pcall(cjson.decode, says)
+  if not is_json or type(entry) ~= 'table' or type(entry[1]) ~= 'string' or type(entry[2]) ~= 'table' then return end
+  local lowest, highest = unpack(entry[2])
+  if type(lowest) == 'number' and type(highest) == 'number' then return lowest, highest end
+end
+
 -- says: the new entry in members. queues: those that this member owns and keeps. Returns the view, in which the member
 -- is missing if it has no version in common with another one. If every two version ranges overlap, all of them have a
 -- version in common, so comparing with one after the other is enough.
 local function join(me, silent_seconds, says, queues)
   note_beat(me, silent_seconds)
-  local lowest, highest = unpack(cjson.decode(says)[2])
+  local lowest, highest = versions(says)
   for _, other in ipairs(redis.call('HVALS', members)) do
-    local their_lowest, their_highest = unpack(cjson.decode(other)[2])
-    if their_lowest > highest or lowest > their_highest then return view() end
+    local their_lowest, their_highest = versions(other)
+    if their_lowest and (their_lowest > highest or lowest > their_highest) then return view() end
   end
   if redis.call('HSET', members, me, says) == 1 then announce() end
   take(me, queues or {})
