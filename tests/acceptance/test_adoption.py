@@ -212,13 +212,13 @@ def test_a_second_group_is_refused(site: Site) -> None:
     adopted = site.adopt(site.declare("quorum"))
     answer = site.proxy.client.put(f"/v1/admin/topics/{adopted.topic}/groups/second")
     assert "can't be copied to a second group" in refusal((answer.status_code, answer.json()))
-    assert f"already has the group {GROUP!r}" in answer.json()["detail"]
+    assert "already has a group" in answer.json()["detail"]
 
 
 def test_a_queue_is_adopted_once(site: Site) -> None:
     queue, other = site.declare("classic"), site.declare("classic")
     first = site.adopt(queue)
-    assert f"is already adopted by topic {first.topic!r}" in refusal(site.put_topic("second", other, queue))
+    assert "is already adopted by another topic" in refusal(site.put_topic("second", other, queue))
     status, problem = site.put_topic("twice", other, other)
     assert (status, problem["field"]) == (400, "adopt[1]")
     status, problem = site.put_topic("own", f"popgate:{first.topic}:{GROUP}:dead")

@@ -12,16 +12,19 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
 
 from contract.guarded_server import (
     HIDDEN_TOPIC,
+    MESSAGE,
     POP,
     PUBLISH,
     SEEN_TOPIC,
     Guarded,
+    audited,
     connected,
     head_of,
     is_refused,
@@ -32,8 +35,10 @@ from contract.guarded_server import (
 from contract.http_server import problem
 from popgate.api.access import TABLE
 from popgate.domain.permissions import Action
-from support.key_files import Key, everything
+from support.key_files import Key, KeyFile, everything
 from support.processes import wait_until
+from support.proxy import ProxyProcess
+from support.redis import RedisServer
 
 __all__ = ["narrow", "server"]
 
@@ -143,6 +148,39 @@ def test_probes_need_no_key(server: Guarded) -> None:
     for path in ("/healthz", "/readyz"):
         assert server.send("GET", path).status_code == server.send("HEAD", path).status_code == 200
         assert server.send("GET", path, Key.new()).status_code == 200
+
+
+def test_only_known_callers_read_why_a_proxy_is_not_ready(
+    tmp_path: Path, amqp_url: str, redis_server: RedisServer
+) -> None:
+    keys = KeyFile(tmp_path / "keys.toml")
+    readers = [keys.principal(action, {"actions": [action]}) for action in ("metrics", "inspect", "admin")]
+    others: list[Key | None] = [
+        keys.principal("worker", {"actions": ["publish", "consume", "create", "lock"]}),
+        Key.new(),
+        None,
+    ]
+    with RedisServer(tmp_path / "redis") as redis:
+        flags = ["--amqp-url", amqp_url, "--redis-url", redis.url(), "--keys-file", str(keys.path)]
+        with ProxyProcess(tmp_path / "proxy", *flags) as proxy:
+
+            def readyz(key: Key | None, method: str = "GET") -> httpx.Response:
+                return proxy.client.request(method, "/readyz", headers={} if key is None else key.headers)
+
+            assert [readyz(key).status_code for key in (*readers, *others)] == [200] * 6
+            redis.kill()
+            wait_until(lambda: readyz(None).status_code == 503, timeout_seconds=10, what="the loss of Redis")
+            for reader in readers:
+                assert f"Redis at 127.0.0.1:{redis.port}" in problem(readyz(reader), 503, "not_ready")["detail"]
+            for key in others:
+                document = problem(readyz(key), 503, "not_ready")
+                assert document["detail"] == "popgate can't serve requests now; its log says why"
+                assert readyz(key, "HEAD").status_code == 503
+            assert proxy.client.get("/healthz").status_code == 200
+            (line,) = [line for line in proxy.output.splitlines() if "this proxy is not ready" in line]
+            assert f"Redis at 127.0.0.1:{redis.port}" in line
+            redis.start()
+            wait_until(lambda: readyz(None).status_code == 200, timeout_seconds=10, what="the return of Redis")
 
 
 def test_a_caller_is_refused_before_its_body_is_read(server: Guarded) -> None:
@@ -263,6 +301,48 @@ def test_a_redrive_needs_publish_on_its_target(server: Guarded) -> None:
     own = server.new(admin_only, {"actions": ["publish"], "topics": [SEEN_TOPIC]})
     problem(server.send("POST", path, own, body={"target_topic": HIDDEN_TOPIC}), 403, "forbidden")
     assert server.send("POST", path, own, body={"wait_seconds": 5}).is_success
+
+
+def test_a_redrive_to_another_topic_needs_consume_because_it_shows_the_messages(server: Guarded) -> None:
+    path = f"/v1/admin/topics/{HIDDEN_TOPIC}/groups/hidden/dead-letters/redrive"
+    grants = {"actions": ["admin"]}, {"actions": ["publish", "consume"], "topics": [SEEN_TOPIC]}
+    key = server.new(*grants)
+    body = {"target_topic": SEEN_TOPIC, "wait_seconds": 5}
+    document = problem(server.send("POST", path, key, body=body), 403, "forbidden")
+    assert (document["action"], HIDDEN_TOPIC in document["detail"]) == ("consume", True)
+    reader = server.new(*grants, {"actions": ["consume"], "topics": [HIDDEN_TOPIC]})
+    assert server.send("POST", path, reader, body=body).is_success
+
+
+def test_a_refused_target_is_in_the_audit_log_of_the_proxy_that_refuses_it(server: Guarded) -> None:
+    key = server.new({"actions": ["admin"], "topics": [SEEN_TOPIC]})
+    path = f"/v1/admin/topics/{SEEN_TOPIC}/groups/seen/dead-letters/redrive"
+    problem(server.send("POST", path, key, body={"target_topic": HIDDEN_TOPIC}), 403, "forbidden")
+    if server.forwards:
+        return  # the owner in this test writes no audit log
+    found = audited(server, event="denied", key=key.token.split("_")[1], resource=f"topic {HIDDEN_TOPIC}")
+    assert [one["action"] for one in found] == ["publish"]
+
+
+def test_publishing_creates_no_group_that_the_key_does_not_cover(server: Guarded) -> None:
+    key = server.new({"actions": ["publish", "create"], "groups": ["billing"]})
+    path = f"/v1/topics/new-{secrets.token_hex(4)}/messages"
+    document = problem(server.send("POST", path, key, body=MESSAGE), 403, "forbidden")
+    assert (document["action"], "group default" in document["detail"]) == ("create", True)
+
+
+def test_an_attempt_id_is_its_principals_own(server: Guarded) -> None:
+    first, second = server.new(everything()), server.new(everything())
+    group = server.empty_group()
+    topic = group.partition("/groups")[0]
+    for key in (first, second):
+        assert server.send("POST", f"{topic}/messages", key, body=MESSAGE).is_success
+    asked = {"attempt_id": "1", "wait_seconds": 5}
+    handles = [
+        server.send("POST", f"{group}/pop", key, body=asked).json()["messages"][0]["receipt_handle"]
+        for key in (first, second, first, second)
+    ]
+    assert handles[0] == handles[2] != handles[1] == handles[3]
 
 
 def test_a_line_end_in_a_path_leads_to_no_other_operation(server: Guarded) -> None:

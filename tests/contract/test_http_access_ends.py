@@ -81,6 +81,17 @@ def test_a_body_that_is_held_back_does_not_outlive_the_key(server: Guarded, path
         assert status_on(connection) == 401
 
 
+def test_a_body_that_never_arrives_does_not_outlive_the_key(server: Guarded) -> None:
+    key = server.new(everything())
+    with connected(server) as connection:
+        connection.sendall(head_of("POST", PUBLISH, f"authorization: Bearer {key.token}", "content-length: 9") + b"{")
+        time.sleep(0.5)
+        began = time.monotonic()
+        server.keys.revoke(key)
+        assert status_on(connection) == 401
+        assert time.monotonic() - began < 1.5
+
+
 def test_a_lease_outlives_its_key_and_another_key_settles_it(server: Guarded) -> None:
     name = f"p-{secrets.token_hex(4)}"
     first = server.known(server.keys.principal(name, everything()))

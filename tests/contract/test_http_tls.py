@@ -4,6 +4,7 @@ import _ssl
 import contextlib
 import ctypes
 import json
+import os
 import socket
 import ssl
 import struct
@@ -16,8 +17,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.x509.oid import NameOID
 
 from contract.http_server import Topic, put
+from popgate.cli.endings import ExitCode
 from support.certificates import MemoryAuthority, write
 from support.key_files import KeyFile, everything
 from support.processes import wait_until
@@ -174,8 +178,9 @@ def test_a_slow_handshake_does_not_get_more_time(proxy: TlsProxy) -> None:
 KEY_UPDATES = 100_000
 
 
-def test_a_flood_of_key_updates_ends_the_connection(proxy: TlsProxy) -> None:
-    """Python offers no KeyUpdate, so this test calls the OpenSSL library that Python uses."""
+@contextlib.contextmanager
+def openssl(proxy: TlsProxy, *, window: int | None = None) -> Generator[tuple[ctypes.CDLL, ctypes.c_void_p]]:
+    """Connect with the OpenSSL library that Python uses, because Python offers no KeyUpdate."""
     library = ctypes.CDLL(_ssl.__file__)
     if not hasattr(library, "SSL_key_update"):
         pytest.skip("Python's OpenSSL is not a shared library")
@@ -183,17 +188,40 @@ def test_a_flood_of_key_updates_ends_the_connection(proxy: TlsProxy) -> None:
         getattr(library, name).restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.SSL_CTX_new(ctypes.c_void_p(library.TLS_client_method())))
     client = ctypes.c_void_p(library.SSL_new(context))
-    with tcp(proxy) as connection:
+    with tcp(proxy, window=window) as connection:
         connection.settimeout(None)  # OpenSSL uses the descriptor itself
         library.SSL_set_fd(client, connection.fileno())
         assert library.SSL_connect(client) == 1
-        sent = 0
-        while sent < KEY_UPDATES and library.SSL_key_update(client, 1) == 1 and library.SSL_do_handshake(client) == 1:
-            sent += 1
+        yield library, client
     library.SSL_free(client)
     library.SSL_CTX_free(context)
+
+
+@pytest.mark.parametrize("head_bytes_every", [KEY_UPDATES, 1_000], ids=["nothing else", "and a byte of a head"])
+def test_a_flood_of_key_updates_ends_the_connection(proxy: TlsProxy, head_bytes_every: int) -> None:
+    with openssl(proxy) as (library, client):
+        sent = 0
+        while sent < KEY_UPDATES and library.SSL_key_update(client, 0) == 1 and library.SSL_do_handshake(client) == 1:
+            sent += 1
+            if sent % head_bytes_every == 0 and library.SSL_write(client, b"G", 1) != 1:
+                break
     assert 0 < sent < KEY_UPDATES
     wait_until(lambda: open_connections(proxy) == 0, timeout_seconds=5, what="the connection to end")
+
+
+def test_a_client_that_does_not_read_the_answers_to_its_key_updates_is_ended(proxy: TlsProxy) -> None:
+    """Each byte of the body permits more of them."""
+    head = b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n"
+    with openssl(proxy, window=4_096) as (library, client):
+        assert library.SSL_write(client, head, len(head)) == len(head)
+        sent = 0
+        while (
+            sent < 8 * KEY_UPDATES and library.SSL_key_update(client, 1) == 1 and library.SSL_do_handshake(client) == 1
+        ):
+            sent += 1
+            if library.SSL_write(client, b" ", 1) != 1:
+                break
+    assert 0 < sent < 8 * KEY_UPDATES
 
 
 def test_many_tiny_records_are_no_flood(proxy: TlsProxy) -> None:
@@ -329,10 +357,14 @@ def reset(connection: ssl.SSLSocket) -> None:
 ENDS: dict[str, Callable[[ssl.SSLSocket], None]] = {"close_notify": close_notify, "FIN": fin, "RST": reset}
 
 
-def send_pop(connection: ssl.SSLSocket, topic: Topic, **fields: Any) -> None:
+def pop_request(topic: Topic, **fields: Any) -> bytes:
     body = json.dumps(fields).encode()
     head = f"POST {topic.group_path}/pop HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
+    return head.encode() + body
+
+
+def send_pop(connection: ssl.SSLSocket, topic: Topic, **fields: Any) -> None:
+    connection.sendall(pop_request(topic, **fields))
 
 
 def parked_pops(topic: Topic) -> int:
@@ -350,6 +382,25 @@ def test_a_parked_pop_whose_client_has_gone_takes_no_message(proxy: TlsProxy, to
         wait_until(lambda: parked_pops(topic) == 0, timeout_seconds=2, what="the pop to end")
     topic.publish("x")
     assert topic.pop_one()["delivery_count"] == 1
+
+
+def test_leases_are_undone_if_the_client_has_ended_its_side_before_the_answer(proxy: TlsProxy, topic: Topic) -> None:
+    topic.publish("x")
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting(AUTHORITY).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with tcp(proxy) as connection:
+        while True:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                client.do_handshake()
+                break
+            connection.sendall(outgoing.read())
+            incoming.write(connection.recv(65_536))
+        client.write(pop_request(topic))
+        with contextlib.suppress(ssl.SSLWantReadError):
+            client.unwrap()
+        connection.sendall(outgoing.read())  # the request and close_notify together; the socket stays open
+        time.sleep(0.1)
+        assert topic.pop_one(wait_seconds=5)["delivery_count"] == 2
 
 
 @pytest.mark.parametrize("end", ["FIN", "RST"])
@@ -379,6 +430,32 @@ def test_a_client_that_read_its_answer_keeps_its_leases(proxy: TlsProxy, topic: 
 
 
 # ---------------------------------------------------------------- certificates
+
+
+NAMES: dict[str, Callable[[], x509.GeneralName]] = {
+    "a directory": lambda: x509.DirectoryName(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "of a directory")])),
+    "an OID": lambda: x509.RegisteredID(x509.ObjectIdentifier("1.2.3.4")),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_client_certificate_with_an_unusual_name_is_an_unknown_caller_and_keeps_no_place(
+    tmp_path: Path, name: str
+) -> None:
+    keys = KeyFile(tmp_path / "keys.toml")
+    admin = keys.principal("admin", everything())
+    (tmp_path / "ca.pem").write_bytes(AUTHORITY.pem)
+    files = write(tmp_path, *AUTHORITY.issue(NAMES[name](), x509.DNSName("client.example")), name="client")
+    flags = ("--keys-file", str(keys.path), "--tls-client-ca-file", str(tmp_path / "ca.pem"), "--connections-max", "20")
+    context = trusting(AUTHORITY)
+    context.load_cert_chain(*files)
+    with TlsProxy(tmp_path / "proxy", *flags) as guarded:
+        for _ in range(25):
+            with tls(guarded, context) as connection:
+                connection.sendall(b"GET /v1 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                assert connection.recv(12) == b"HTTP/1.1 401"
+        assert guarded.client.get("/v1", headers=admin.headers).status_code == 200
+        assert "Traceback" not in guarded.output
 
 
 def served_serial(proxy: TlsProxy, authority: MemoryAuthority = AUTHORITY) -> str:
@@ -448,3 +525,41 @@ def test_an_insecure_proxy_says_so_in_its_log_and_its_metrics(tmp_path: Path) ->
         assert httpx.get(f"http://127.0.0.2:{proxy.port}/v1", trust_env=False).status_code == 200
         assert "popgate_insecure 1.0" in proxy.client.get("/metrics").text
         assert "--insecure: other machines can reach this proxy" in proxy.output
+
+
+def test_a_proxy_with_keys_and_tls_is_not_insecure_whatever_its_flags_say(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys.toml")
+    admin = keys.principal("admin", everything())
+    flags = ["--host", "0.0.0.0", "--insecure", "--keys-file", str(keys.path)]
+    with TlsProxy(tmp_path / "both", *flags) as proxy:
+        assert "popgate_insecure 0.0" in proxy.client.get("/metrics", headers=admin.headers).text
+        assert "without authentication or without TLS" not in proxy.output
+    with ProxyProcess(tmp_path / "keys", *flags) as proxy:
+        assert "popgate_insecure 1.0" in proxy.client.get("/metrics", headers=admin.headers).text
+        assert "without authentication or without TLS" in proxy.output
+
+
+MISLED = """
+import os, socket
+bind = socket.socket.bind
+socket.socket.bind = lambda self, address: bind(self, (os.environ["LEADS_TO"], address[1]))
+"""
+"""Code that Python runs at startup: every host name leads to one address, as an entry in /etc/hosts may do."""
+
+
+@pytest.mark.parametrize("host", ["localhost", "db.localhost"])
+def test_a_name_of_this_machine_that_leads_elsewhere_is_refused(tmp_path: Path, host: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(MISLED)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {"PYTHONPATH": paths, "LEADS_TO": "0.0.0.0"}
+    proxy = ProxyProcess(tmp_path / "misled", "--host", host, environment=environment)
+    try:
+        proxy.launch()
+        assert proxy.wait(20) == ExitCode.FAILED
+        (line,) = proxy.output.splitlines()
+        assert line.startswith(f"popgate: {host} leads to 0.0.0.0 on this machine, which other machines can reach")
+    finally:
+        proxy.close()
+    environment["LEADS_TO"] = "127.0.0.1"
+    with ProxyProcess(tmp_path / "right", "--host", host, environment=environment) as proxy:
+        assert "popgate_insecure 0.0" in proxy.client.get("/metrics").text

@@ -16,6 +16,8 @@ class Client:
         self.body: Body | None = None
         self.reads = True
         self.ended: list[str] = []
+        self.unsent_bytes = 0
+        self.is_reading_answers = True
 
     def refuse(self, error: PopgateError) -> None:
         self.ended.append(error.code)
@@ -25,7 +27,7 @@ class Client:
         return True
 
     def is_stuck(self) -> bool:
-        return False
+        return not self.is_reading_answers
 
     def abort(self) -> None:
         self.ended.append("aborted")
@@ -113,3 +115,34 @@ async def test_a_body_that_is_discarded_takes_no_memory_and_its_end_makes_the_co
     assert client.ended == ["aborted"]
     for one in (client, next_client, newcomer):
         known.left(one)
+
+
+async def test_answers_that_clients_do_not_read_take_no_more_memory_than_allowed() -> None:
+    known = ConnectionLimiter(HttpLimits(bodies_bytes_max=100))
+    small, large, last = Client(), Client(), Client()
+    for client, size in ((small, 30), (large, 60), (last, 50)):
+        known.arrived(client)
+        known.is_served(client)
+        client.unsent_bytes = size
+        await asyncio.sleep(2 * connection_limiter.UNREAD_CHECK_SECONDS)
+        known.must_wait(client)
+    assert (small.ended, large.ended, last.ended) == ([], ["aborted"], [])
+    for client in (small, large, last):
+        known.left(client)
+
+
+async def test_a_connection_whose_client_does_not_read_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_limiter, "NEW_SECONDS", 0.1)
+    monkeypatch.setattr(connection_limiter, "FAREWELL_SECONDS", 0.1)
+    known = ConnectionLimiter(HttpLimits(connections_max=2))
+    slow, stuck, newcomer = Client(), Client(), Client()
+    stuck.is_reading_answers = False
+    for client in (slow, stuck):
+        known.arrived(client)
+        known.is_served(client)
+        known.must_wait(client)
+    await asyncio.sleep(0.3)
+    known.arrived(newcomer)
+    assert (slow.ended, stuck.ended, newcomer.ended) == ([], ["aborted"], [])
+    for client in (slow, stuck, newcomer):
+        known.left(client)

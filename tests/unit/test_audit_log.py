@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,14 @@ async def test_long_texts_are_cut_and_keys_are_removed(log: AuditLog, file: Path
     (row,) = await appear(file, 1)
     assert len(row["principal"]) == audit_log.TEXT_LENGTH_MAX
     assert (row["resource"], row["address"]) == ("topic pg_...", "pg_...")
+
+
+async def test_a_key_at_the_place_where_a_text_is_cut_is_removed_whole(log: AuditLog, file: Path) -> None:
+    key = new_key().text
+    for length in range(audit_log.TEXT_LENGTH_MAX - len(key), audit_log.TEXT_LENGTH_MAX, 7):
+        log.note(AuditEvent(event=AuditEventKind.ADMIN, principal="a" * length + key, resource="b" * length + key))
+    await log.stop()
+    assert not [row for row in rows(file) if key.split("_")[2][:4] in f"{row}"]
 
 
 async def test_long_lists_of_keys_are_cut(log: AuditLog, file: Path) -> None:
@@ -309,6 +318,15 @@ async def test_refusals_are_limited_and_the_suppressed_ones_are_counted(log: Aud
         ("bob", 100 - DENIALS_PER_SECOND),
         ("10.0.0.1", 100 - DENIALS_PER_SECOND),
     }
+
+
+async def test_changes_that_fail_because_of_a_wrong_request_are_limited(log: AuditLog, file: Path) -> None:
+    for _ in range(100):
+        log.note(replace(ADMIN, outcome=400))
+        log.note(replace(ADMIN, principal="bob", outcome=503))
+    await log.stop()
+    outcomes = [row.get("outcome") for row in rows(file) if row["event"] == "admin"]
+    assert (outcomes.count(400), outcomes.count(503)) == (DENIALS_PER_SECOND, 100)
 
 
 async def test_suppressed_refusals_are_told_although_no_other_follows(

@@ -11,12 +11,12 @@ from popgate.domain.topics import (
     INVISIBILITY_SECONDS_MAX,
     MAX_DELIVERIES_MAX,
     MAX_IN_FLIGHT_MAX,
+    MULTIPLIER_MAX,
     RELEASE_DELAY_SECONDS_MAX,
     Policy,
     RetryPolicy,
 )
 
-MULTIPLIER_MAX = 100
 ADOPTABLE_PATTERN = r"^[A-Za-z0-9_.:@#,/+ -]{1,255}$"
 """Pattern of the names of queues that can be adopted: all names that AMQP client libraries accept. RabbitMQ itself
 accepts any name."""

@@ -33,6 +33,7 @@ from popgate.api.native import Native
 from popgate.api.paths import LOCKS
 from popgate.api.problems import HttpError, internal_problem, problem_answer
 from popgate.api.pulls import PullHandlers
+from popgate.api.readiness import Readiness
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.api.routes import Call, Routes, Streamed
 from popgate.api.scope_keys import forwarding_of
@@ -67,10 +68,12 @@ class ClusterFace(NamedTuple):
     """The objects that connect a proxy with the other proxies of its cluster.
 
     ``peers`` sends requests to the other proxies, and ``locks`` forwards requests about locks that another proxy holds.
+    ``unready_reason`` returns why this proxy can't be a member of the cluster now, or None if it is one.
     """
 
     peers: Peers
     locks: LockPeers | None = None
+    unready_reason: Callable[[], str | None] = lambda: None
 
 
 class PopgateApp:
@@ -106,6 +109,7 @@ class PopgateApp:
             self._requests,
             around=_forwarding(engine, peers),
             peers=peers,
+            readiness=Readiness(engine, None if cluster is None else cluster.unready_reason),
             offered=offered,
             journal=journal,
             replicas=replicas,

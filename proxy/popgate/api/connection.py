@@ -20,7 +20,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from starlette.types import Send
 
@@ -118,7 +118,7 @@ class Connection:
         """Record that the answer has been written. Send the head, which was held back, if no body followed (as for
         HEAD)."""
         self.transport.uncork()
-        if self._unproved and self._unproved[-1].end == math.inf:
+        if self._unproved and self._unproved[-1].end == math.inf and not self.transport.is_lossy:
             self._unproved[-1].end = self.transport.position
 
     # -- called by the protocol -----------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Connection:
     def request_began(self) -> None:
         """Record that the client has begun another request. If its kernel has acknowledged all earlier answers, they
         count as read. Otherwise the client pipelines requests, and the answers stay unproved."""
-        if self._unproved and self._reached() >= self._unproved[-1].end:
+        if self._unproved and self.reached() >= self._unproved[-1].end:
             self._unproved.clear()
 
     def ended(self, *, by_client: bool, abruptly: bool = False, is_cut: bool = False) -> None:
@@ -148,7 +148,7 @@ class Connection:
         if self.presence is not None:
             self.presence.leave()
         if self._unproved and (by_client or is_cut):
-            reached = self._reached() if by_client else self.transport.position - self.unsent_bytes()
+            reached = self.reached() if by_client else self.transport.position - self.unsent_bytes()
             newest = self._unproved[-1]
             is_unread = abruptly and time.monotonic() - newest.written_at < UNREAD_SECONDS
             for answer in self._unproved:
@@ -156,7 +156,7 @@ class Connection:
                     answer.undo()
         self._unproved.clear()
 
-    def _reached(self) -> int:
+    def reached(self) -> int:
         """Return the position up to which the client's kernel has acknowledged the written bytes. If this is unknown,
         return the position up to which they were passed to this machine's kernel."""
         acked = self._bytes_acked()
@@ -170,18 +170,24 @@ class Connection:
 
 def certificate_of(transport: TlsTransport) -> PeerCertificate | None:
     """Return the verified certificate of the other side, or None if it has presented none."""
-    found = transport.ssl_object.getpeercert()
+    try:
+        found = transport.ssl_object.getpeercert()
+    except ValueError:  # a name of the certificate is not valid text, so it names no principal
+        return None
     if not found:
         return None
-    names = cast("Sequence[tuple[str, str]]", found.get("subjectAltName", ()))
+    names = cast("Sequence[tuple[str, Any]]", found.get("subjectAltName", ()))
     return PeerCertificate(
         tuple(name for kind, name in names if _fits(kind, name)),
         float(ssl.cert_time_to_seconds(cast("str", found["notAfter"]))),
     )
 
 
-def _fits(kind: str, name: str) -> bool:
-    """Return whether a name has the form of its kind (see ``PeerCertificate``). Names of other kinds don't count."""
+def _fits(kind: str, name: Any) -> bool:
+    """Return whether a name has the form of its kind (see ``PeerCertificate``). Names of other kinds don't count, such
+    as a directory name, which is no text."""
+    if not isinstance(name, str):
+        return False
     is_uri = "://" in name or name.startswith(INSTANCE_PREFIX)
     if kind == "URI":
         return is_uri

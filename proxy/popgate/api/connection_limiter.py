@@ -30,7 +30,8 @@ served less than ``NEW_SECONDS`` ago, the new connection is answered with 503. I
 connection is accepted until another one has ended.
 
 If bodies take too much memory, the incomplete body with the highest product of memory and age is refused with 503.
-Bodies that arrive fast are spared, because they are complete soon.
+Bodies that arrive fast are spared, because they are complete soon. If answers that clients don't read take as much
+memory, the connection with the highest product of memory and age is ended.
 """
 
 import asyncio
@@ -56,6 +57,8 @@ REFUSED_MAX = 64
 most an eighth of ``connections_max``."""
 FAREWELL_SECONDS = 3.0
 """Seconds for which the rest of a body may arrive after the answer. Then the connection ends."""
+UNREAD_CHECK_SECONDS = 0.1
+"""Minimum seconds between two checks of the memory that unread answers take."""
 NEW_SECONDS = 0.5
 """Seconds for which a waiting connection counts as new. Most clients send their next request sooner."""
 WARN_SECONDS = 60.0
@@ -79,7 +82,8 @@ class HttpLimits:
     body_bytes_per_second_min: int = 1 << 10
     """Minimum average rate of a body, checked after its first ``head_seconds``."""
     bodies_bytes_max: int = 256 << 20
-    """Maximum total size of all unanswered bodies that arrived in several reads."""
+    """Maximum total size of all unanswered bodies that arrived in several reads, and of all answers that clients don't
+    read."""
 
 
 class LimitedConnection(Protocol):
@@ -104,6 +108,11 @@ class LimitedConnection(Protocol):
 
     def is_stuck(self) -> bool:
         """Return whether the connection's client has read nothing of its answer since the last call."""
+        ...
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Number of bytes of answers that are in memory, because the client does not read them."""
         ...
 
     def abort(self) -> None:
@@ -142,6 +151,7 @@ class ConnectionLimiter:
         self._heads: OrderedDict[LimitedConnection, float] = OrderedDict()
         self._idle: OrderedDict[LimitedConnection, float] = OrderedDict()
         self._unread: OrderedDict[LimitedConnection, float] = OrderedDict()
+        self._unread_checked_at = float("-inf")
         self._farewells: OrderedDict[LimitedConnection, float] = OrderedDict()
         self._bodies: dict[LimitedConnection, Body] = {}
         self._bodies_bytes = 0
@@ -201,6 +211,8 @@ class ConnectionLimiter:
     def must_wait(self, connection: LimitedConnection) -> None:
         """Record that the kernel does not accept all written bytes, because the client does not read them."""
         self._unread[connection] = self._loop.time()
+        if self._loop.time() >= self._unread_checked_at + UNREAD_CHECK_SECONDS:
+            self._check_unread()
 
     def was_read(self, connection: LimitedConnection) -> None:
         """Record that all written bytes have been passed to the kernel."""
@@ -255,6 +267,7 @@ class ConnectionLimiter:
                 self._farewells,
                 (one for one, since in waiting if since < before),
                 (one for one, body in self._bodies.items() if self._is_slow(body)),
+                (one for one, since in self._unread.items() if since < before - FAREWELL_SECONDS and one.is_stuck()),
                 (one for one, _ in unproven),
             ),
             None,
@@ -263,6 +276,7 @@ class ConnectionLimiter:
             return False
         self.is_served(connection)
         self._farewells.pop(connection, None)
+        self._unread.pop(connection, None)
         connection.abort()
         return True
 
@@ -278,6 +292,18 @@ class ConnectionLimiter:
         self._forget_body(connection)
         connection.refuse(Overloaded("too many large requests are under way; send less at a time, or try again later"))
         return True
+
+    def _check_unread(self) -> None:
+        """End connections whose clients don't read until the unread answers take no more memory than allowed."""
+        now = self._unread_checked_at = self._loop.time()
+        unsent = {connection: connection.unsent_bytes for connection in self._unread}
+        total = sum(unsent.values())
+        while total > self.limits.bodies_bytes_max:
+            worst = max(unsent, key=lambda one: unsent[one] * (now - self._unread[one] + UNREAD_CHECK_SECONDS))
+            total -= unsent.pop(worst)
+            self._warn("answers that clients don't read take as much memory as allowed: the slowest are cut off")
+            self._unread.pop(worst)
+            worst.abort()
 
     def _forget_body(self, connection: LimitedConnection) -> None:
         self._bodies.pop(connection, None)
@@ -302,6 +328,8 @@ class ConnectionLimiter:
         for connection in _due(self._farewells, now - FAREWELL_SECONDS):
             connection.retire()
             self._farewells[connection] = now
+        if self._unread:
+            self._check_unread()
         for connection in _due(self._unread, now - limits.connection_idle_seconds):
             if connection.is_stuck():
                 connection.abort()

@@ -31,12 +31,12 @@ from popgate.api.problems import (
     HttpError,
     MethodNotAllowed,
     NotFound,
-    NotReady,
     ProblemAnswer,
     UnsupportedMediaType,
     internal_problem,
     problem_answer,
 )
+from popgate.api.readiness import Readiness
 from popgate.api.replicas import replicas_router
 from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
@@ -84,6 +84,7 @@ class ControlPlane:
         *,
         around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
         peers: Peers | None = None,
+        readiness: Readiness | None = None,
         offered: Collection[Feature] = ALL_FEATURES,
         journal: Callable[[], JournalFigures] | None = None,
         replicas: CachedReplicaView | None = None,
@@ -99,7 +100,7 @@ class ControlPlane:
         framework.include_router(replicas_router(engine, replicas))
         keeper = None if replicas is None else replicas.keeper
         metrics = Metrics(engine, locks, counters, requests, journal, keeper, access)
-        _add_small_routes(framework, engine, metrics, offered)
+        _add_small_routes(framework, engine, readiness or Readiness(engine), metrics, offered)
         add_documentation(framework)
         self._app = around(framework)
 
@@ -188,7 +189,9 @@ async def _send_problem(answer: ProblemAnswer, send: Send) -> None:
 # -- small routes -----------------------------------------------------------------------------------------------------
 
 
-def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics, offered: Collection[Feature]) -> None:
+def _add_small_routes(
+    app: FastAPI, engine: Engine, readiness: Readiness, metrics: Metrics, offered: Collection[Feature]
+) -> None:
     @app.get("/v1", tags=["server"], responses=problem_responses())
     async def index() -> IndexAnswer:
         """Describe this server and its features. A client checks here whether the server supports a feature before
@@ -214,11 +217,10 @@ def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics, offered: C
 
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", tags=["server"], responses=problem_responses(503))
-    async def readyz() -> HealthAnswer:
-        """Return 200 while messages can be published and consumed. Otherwise return 503 with the reason."""
-        reason = engine.unready_reason()
-        if reason is not None:
-            raise NotReady(reason)
+    async def readyz(request: Request) -> HealthAnswer:
+        """Return 200 while messages can be published and consumed. Otherwise return 503. If the proxy has keys, only a
+        caller with the permission metrics, inspect or admin sees the reason."""
+        await readiness.check(request.scope)
         return HealthAnswer(status="ok")
 
     text = {"description": "Prometheus text format", "content": {"text/plain": {"schema": {"type": "string"}}}}

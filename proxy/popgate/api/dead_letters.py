@@ -8,6 +8,7 @@ import contextlib
 import logging
 from base64 import b64encode
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
@@ -38,6 +39,7 @@ from popgate.engine.dead_letters.dead_letters import DeadLetters
 from popgate.engine.dead_letters.dead_pages import ListedLetter, PageRequest
 from popgate.engine.dead_letters.redriving import LetterChoice, Redrive, RedriveOrder
 from popgate.engine.engine import Engine
+from popgate.runtime.timeouts import expire_now
 
 _log = logging.getLogger(__name__)
 
@@ -125,6 +127,8 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
         request = request or RedriveRequest()
         target = request.target_topic
         sight.permit(Action.PUBLISH, Resource(topic=target or topic))
+        if target not in (None, topic):  # the caller may be able to read them there
+            sight.permit(Action.CONSUME, Resource(topic=topic, group=group))
         order = RedriveOrder(
             choice=_choice(request.ids, request.message_ids),
             max_messages=request.max_messages,
@@ -155,8 +159,8 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
 async def _ended(redrive: Redrive, seconds: float, sight: Sight) -> None:
     """Wait until the redrive has ended, or the time is over. Raises: the errors of ``Sight.waiting``. The redrive then
     goes on."""
-    loop, over = asyncio.get_running_loop(), asyncio.timeout(seconds)
-    with sight.waiting(lambda: over.reschedule(loop.time())), contextlib.suppress(TimeoutError):
+    over = asyncio.timeout(seconds)
+    with sight.waiting(partial(expire_now, over)), contextlib.suppress(TimeoutError):
         async with over:
             await redrive.ended.wait()
 

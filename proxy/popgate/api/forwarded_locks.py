@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from popgate.api.connection import Connection
 from popgate.api.forwarding import forward_request, forwarded_request
+from popgate.api.visit import visit_of
 from popgate.domain.names import InstanceId
 from popgate.locks.hosted_grants import holder_of
 from popgate.ports.peers import ForwardedAnswer, Peers
@@ -42,4 +43,6 @@ class LockPeers:
             return None
         self.sent(holder)
         request = forwarded_request(scope, body, scope["headers"])
-        return await forward_request(self.peers, holder, request, wait_seconds=0.0, connection=connection)
+        return await forward_request(
+            self.peers, holder, request, wait_seconds=0.0, connection=connection, visit=visit_of(scope)
+        )

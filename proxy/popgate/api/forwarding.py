@@ -16,11 +16,13 @@ from popgate.api.connection import EXTENSION, Connection, send_answer
 from popgate.api.problems import problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.api.scope_keys import caller_of, forwarding_of
-from popgate.domain.errors import PeerUnavailable, PopgateError, Unauthenticated
+from popgate.api.visit import Visit, visit_of
+from popgate.domain.errors import PeerUnavailable, PopgateError
 from popgate.domain.names import InstanceId
 from popgate.engine.context.routing import while_owners_change
 from popgate.engine.lease.pop_request import Presence
 from popgate.ports.peers import ForwardedAnswer, ForwardedRequest, Peers
+from popgate.runtime.timeouts import expire_now
 
 _UNAVAILABLE = 503
 
@@ -52,27 +54,27 @@ async def forward_request(
     *,
     wait_seconds: float | None = None,
     connection: Connection | None = None,
+    visit: Visit | None = None,
 ) -> ForwardedAnswer:
-    """Send the request to the proxy ``to``, and return its answer. If the client disconnects, cancel the request
-    immediately.
+    """Send the request to the proxy ``to``, and return its answer. If the client disconnects, or its ``visit`` ends,
+    cancel the request immediately.
 
-    Raises: PeerUnavailable; ClientGone if the client has disconnected; Unauthenticated if its credential was revoked.
+    Raises: PeerUnavailable; ClientGone if the client has disconnected; the errors of ``Visit.check``.
     """
     if connection is None:
         return await peers.forward(to, request, wait_seconds=wait_seconds)
     if connection.gone:
         raise ClientGone
-    loop = asyncio.get_running_loop()
     leaving = asyncio.timeout(None)
     try:
         async with leaving:
             connection.presence = Presence()
-            connection.presence.on_leave = lambda: leaving.reschedule(loop.time())
+            connection.presence.on_leave = partial(expire_now, leaving)
             return await peers.forward(to, request, wait_seconds=wait_seconds)
     except TimeoutError:
         if leaving.expired():
-            if not connection.gone:
-                raise Unauthenticated("the credential is no longer valid") from None
+            if visit is not None and not connection.gone:
+                visit.check()
             raise ClientGone from None
         raise
     finally:
@@ -139,7 +141,7 @@ class ForwardingMiddleware:
             self._sent(to)
             body = await read_body(receive, dict(scope["headers"]), self._limit)
             request = forwarded_request(scope, body, scope["headers"])
-            answer = await forward_request(self._peers, to, request, connection=connection)
+            answer = await forward_request(self._peers, to, request, connection=connection, visit=visit_of(scope))
         except ClientGone:
             return
         except PopgateError as error:

@@ -26,13 +26,15 @@ from popgate.api.body import announced_bytes
 from popgate.api.connection import EXTENSION, Connection, send_answer
 from popgate.api.problems import HttpError, NotFound, problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
-from popgate.api.scope_keys import CALLER, FORWARDING, VISIT
+from popgate.api.scope_keys import CALLER, FORWARDING, PROVE_CALLER, VISIT
 from popgate.api.usage import Usage, Usages
 from popgate.api.visit import Visit
 from popgate.auth.audit_log import AuditEvent, AuditEventKind, AuditLog
 from popgate.auth.credentials import Credentials
 from popgate.domain.errors import Forbidden, PopgateError, Unauthenticated
 from popgate.domain.permissions import SERVER, Action, Caller, Resource, forbidden
+from popgate.engine.lease.pop_request import Presence
+from popgate.runtime.timeouts import expire_now
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +81,8 @@ class Gate:
         self._known: dict[tuple[bytes, str, str], _Pass] = {}
         self._version = credentials.version
         self._visits: set[Visit] = set()
+        self._checked_version: int | None = None
+        """The version of the credentials under which the requests in progress were last checked."""
         self._next_expiry = float("inf")
         """No caller of a request in progress expires before this time (Unix seconds)."""
 
@@ -90,6 +94,7 @@ class Gate:
         try:
             passed = await self._admit(scope, connection)
             if passed.caller is None:
+                scope[PROVE_CALLER] = partial(self._caller_if_known, scope, connection)
                 await self._app(scope, receive, send)
                 return
             visit = self._begin(passed, passed.caller, scope, connection)
@@ -99,7 +104,7 @@ class Gate:
         scope[CALLER], scope[VISIT] = passed.caller, visit
 
         async def receive_while_valid() -> Message:
-            event = await receive()
+            event = await (receive() if connection is None else _received(receive, connection))
             visit.check()
             return event
 
@@ -149,6 +154,13 @@ class Gate:
             raise Unauthenticated("give a key or a token: Authorization: Bearer pg_...")
         return self._credentials.caller_by_certificate(certificate.names, certificate.expires_at)
 
+    async def _caller_if_known(self, scope: Scope, connection: Connection | None) -> Caller | None:
+        """Return the caller of a public operation, or None if it has not proved who it is."""
+        try:
+            return await self._caller(_credential(scope), connection)
+        except PopgateError:
+            return None
+
     # -- visits -----------------------------------------------------------------------------------------------------
 
     def _begin(self, passed: _Pass, caller: Caller, scope: Scope, connection: Connection | None) -> Visit:
@@ -182,16 +194,17 @@ class Gate:
 
     async def run(self) -> None:
         """End the visits of callers that lose their credentials or permissions, until cancelled."""
-        version = self._credentials.version
         while True:
             await asyncio.sleep(CHECK_SECONDS)
-            if version == self._credentials.version and time.time() < self._next_expiry:
-                continue
             version = self._credentials.version
-            self._check_visits()
+            if self._checked_version == version and time.time() < self._next_expiry:
+                continue
+            self._next_expiry = self._check_visits()
+            self._checked_version = version
 
-    def _check_visits(self) -> None:
-        self._next_expiry = float("inf")
+    def _check_visits(self) -> float:
+        """End the visits of callers without access. Return the time at which the next caller expires (Unix seconds)."""
+        next_expiry = float("inf")
         present: dict[int, Caller | None] = {}
         """The callers of today, by the identity of the caller that was admitted."""
         for visit in [*self._visits]:
@@ -201,12 +214,13 @@ class Gate:
                 present[id(visit.caller)] = self._credentials.current(visit.caller)
             caller = present[id(visit.caller)]
             if caller is None:
-                visit.end(Unauthenticated("the credential is no longer valid"))
+                _end_visit(visit, Unauthenticated("the credential is no longer valid"))
             elif not _may(caller, visit.access, visit.resource):
-                visit.end(_forbidden(caller, visit.access, visit.resource))
+                _end_visit(visit, _forbidden(caller, visit.access, visit.resource))
             else:
                 visit.caller = caller
-                self._next_expiry = min(self._next_expiry, caller.expires_at or float("inf"))
+                next_expiry = min(next_expiry, caller.expires_at or float("inf"))
+        return next_expiry
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
@@ -245,7 +259,7 @@ class Gate:
 
     def _note_action(self, scope: Scope, visit: Visit, action: Action, resource: Resource, is_permitted: bool) -> None:
         """Record a further action of a request: it was not permitted, or creates something by use."""
-        if self._audit is not None and FORWARDING not in scope:
+        if self._audit is not None:  # also of a forwarded request: only this proxy has made the check
             kind, status = (AuditEventKind.ADMIN, None) if is_permitted else (AuditEventKind.DENIED, 403)
             self._write(kind, scope, visit.caller, visit.access, action, resource, status)
 
@@ -273,6 +287,30 @@ class Gate:
                 address=None if client is None else client[0],
             )
         )
+
+
+async def _received(receive: Receive, connection: Connection) -> Message:
+    """Return the next part of a body. If the rest does not arrive, the end of the visit ends the wait, too."""
+    if not connection.transport.is_receiving:
+        return await receive()
+    limit = asyncio.timeout(None)
+    presence = connection.presence = Presence()
+    presence.on_leave = partial(expire_now, limit)
+    try:
+        async with limit:
+            return await receive()
+    except TimeoutError:
+        return {"type": "http.disconnect"}
+    finally:
+        connection.presence = None
+
+
+def _end_visit(visit: Visit, why: Unauthenticated | Forbidden) -> None:
+    """End a visit. If that fails, log it: the error of one request must not keep those of others going."""
+    try:
+        visit.end(why)
+    except Exception:
+        _log.exception("a request that waits could not be ended")
 
 
 def _operation(method: str, path: str) -> tuple[Access | None, Resource | None, HttpError | None]:

@@ -19,7 +19,7 @@ class JoinedWrites:
     The head and the body of an answer are written with one system call instead of two.
     """
 
-    __slots__ = ("_head", "_tls", "_written", "inner", "is_corked", "is_ending", "is_receiving")
+    __slots__ = ("_head", "_tls", "_written", "inner", "is_corked", "is_ending", "is_lossy", "is_receiving")
 
     def __init__(self, inner: asyncio.Transport) -> None:
         self.inner = inner
@@ -31,6 +31,8 @@ class JoinedWrites:
         """Whether FIN was sent and incoming data is discarded."""
         self.is_receiving = False
         """Set to True while a request's body is incomplete. ``close`` then lets the client read the answer."""
+        self.is_lossy = False
+        """Whether something was written after the client had ended its side of a TLS connection. It was not sent."""
         self._head = b""
 
     @property
@@ -40,6 +42,8 @@ class JoinedWrites:
 
     def write(self, data: bytes) -> None:
         self._written += len(data)
+        if self._tls is not None and not self._tls.is_open:
+            self.is_lossy = True
         if self.is_corked:
             self.is_corked = False
             self._head = data

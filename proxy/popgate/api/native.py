@@ -58,6 +58,8 @@ class Native:
         if forwarding is not None and forwarding.wait_seconds is not None:
             client = forwarding.client_id or request.client
             request = replace(request, wait_seconds=forwarding.wait_seconds, client=client)
+        if request.attempt_id is not None and call.visit is not None:
+            request = replace(request, attempt_id=call.visit.own_name(request.attempt_id))
         arrivals = 0 if forwarding is None else self._engine.arrivals(topic, group)
         presence = Presence()
         if connection is not None and connection.gone:

@@ -113,8 +113,8 @@ class WatchedProtocol(HttpToolsProtocol):
         self._refusal: PopgateError | None = None
         self._declined = b""
         """The head of a request that offers another protocol, with the offer removed."""
-        self._unsent = 0
-        """Number of answer bytes that the client had not read at the last check."""
+        self._reached = 0
+        """The position up to which the client had received the answers at the last check."""
         self.body: Body | None = None
 
     # -- the connection ---------------------------------------------------------------------------------------------
@@ -136,6 +136,9 @@ class WatchedProtocol(HttpToolsProtocol):
         self._connection.ended(by_client=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._after is not None:  # the connection could not be served after its handshake
+            self._limiter.left(self._after)
+            return
         self._connection.ended(by_client=exc is not None, abruptly=isinstance(exc, ConnectionError))
         self._limiter.left(self)
         super().connection_lost(exc)
@@ -146,7 +149,7 @@ class WatchedProtocol(HttpToolsProtocol):
             self._connection.on_shutdown()
 
     def pause_writing(self) -> None:
-        self._unsent = self._connection.unsent_bytes()
+        self._reached = self._connection.reached()
         self._limiter.must_wait(self)
         super().pause_writing()
 
@@ -272,6 +275,10 @@ class WatchedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.body is not None:
             self._limiter.body_answered(self)
+        if not self.pipeline:
+            self.cycle.body = (
+                bytearray()
+            )  # a refused body was not read, and would stay in memory until the next request
         if self.transport.is_closing():
             if self._stage is _BODY and not self._is_answering():
                 self._limiter.says_farewell(self)
@@ -342,8 +349,12 @@ class WatchedProtocol(HttpToolsProtocol):
         return True
 
     def is_stuck(self) -> bool:
-        before, self._unsent = self._unsent, self._connection.unsent_bytes()
-        return self._unsent == before
+        before, self._reached = self._reached, self._connection.reached()
+        return self._reached == before
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._connection.unsent_bytes()
 
     def abort(self) -> None:
         self._connection.ended(by_client=False, is_cut=True)

@@ -147,7 +147,9 @@ class PullHandlers:
                 call.park()
             self._engine.count_forwarded(to)
             request = forwarded_request(scope, call.body, scope["headers"])
-            answer = await forward_request(peers, to, request, wait_seconds=left, connection=call.connection)
+            answer = await forward_request(
+                peers, to, request, wait_seconds=left, connection=call.connection, visit=call.visit
+            )
             if is_refused_for_now(answer):
                 raise PeerUnavailable(f"proxy {to} does not own this queue any more")
             return answer

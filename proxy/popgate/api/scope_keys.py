@@ -8,6 +8,10 @@ from popgate.domain.permissions import Caller
 
 CALLER = "popgate.caller"
 """The ``Caller`` of the request. Missing if this proxy does not authenticate callers."""
+PROVE_CALLER = "popgate.prove_caller"
+"""A function that returns the ``Caller`` of a public operation, or None if the caller is not known. Missing if this
+proxy does not authenticate callers. The operation calls it only if the caller matters: a health check must not wait for
+an OpenID provider."""
 VISIT = "popgate.visit"
 """The ``Visit`` of the request, if this proxy authenticates callers."""
 FORWARDING = "popgate.forwarding"

@@ -77,6 +77,10 @@ class Visit:
         if action is Action.CREATE and not self.access.is_change:
             self._note(self, action, resource, True)  # created by use
 
+    def own_name(self, name: str) -> str:
+        """Return ``name`` in a form that the names of other principals never have."""
+        return f"{self.caller.principal.name}\n{name}"
+
     def end(self, why: Unauthenticated | Forbidden) -> None:
         """End the visit: if the request waits, it stops waiting. A streamed answer is cut off. A request that is being
         carried out is completed."""

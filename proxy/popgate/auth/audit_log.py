@@ -7,8 +7,9 @@ written, the records are counted, and a later line tells the number.
     note --> queue --> thread --> file or standard error
        '--full--> counted           '--fails--> counted, one warning a minute
 
-Refusals are limited for each caller or address, and altogether, because a client can cause as many as it likes. Lines
-with the event ``suppressed`` tell how many were left out. A record never contains a body or a credential.
+Refusals, and changes that fail because of a wrong request, are limited for each caller or address, and altogether,
+because a client can cause as many as it likes. Lines with the event ``suppressed`` tell how many were left out. A
+record never contains a body or a credential.
 """
 
 import asyncio
@@ -52,6 +53,7 @@ STOP_SECONDS = 1.0
 WARNING_SECONDS = 60.0
 """Minimum seconds between two warnings that records can't be written."""
 
+_CLIENT_ERROR, _SERVER_ERROR = 400, 500
 _OTHERS_CAN = 0o026
 """Permissions of a file that the log warns about. A group may read the log: logrotate is often told to permit this."""
 
@@ -82,6 +84,12 @@ class AuditEvent:
     removed: Sequence[str] = ()
     expired: Sequence[str] = ()
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether nothing was changed, because the caller may not change it or has sent a wrong request."""
+        is_client_error = self.outcome is not None and _CLIENT_ERROR <= self.outcome < _SERVER_ERROR
+        return self.event is AuditEventKind.DENIED or (self.event is AuditEventKind.ADMIN and is_client_error)
+
 
 class AuditLog:
     """Appends records to a file, or to standard error if ``destination`` is ``-``.
@@ -108,8 +116,8 @@ class AuditLog:
 
     def note(self, event: AuditEvent) -> None:
         """Record an event. Never blocks and never fails. Call it from one thread only."""
-        source = (event.principal or event.address or "-")[:TEXT_LENGTH_MAX]
-        if event.event is AuditEventKind.DENIED:
+        source = without_keys(event.principal or event.address or "-")[:TEXT_LENGTH_MAX]
+        if event.is_refusal:
             is_known = event.principal is not None
             if not self._denials.admits(source, self._clock.monotonic(), is_known=is_known):
                 return
@@ -154,7 +162,7 @@ class AuditLog:
             if is_last or time.monotonic() >= tick_at:
                 tick_at = time.monotonic() + TICK_SECONDS
                 batch += [
-                    self._line({"event": "suppressed", "source": without_keys(source), "count": count})
+                    self._line({"event": "suppressed", "source": source, "count": count})
                     for source, count in self._denials.take_suppressed()
                 ]
             self._write(batch)
@@ -208,7 +216,7 @@ def _fields_of(event: AuditEvent) -> dict[str, Any]:
     fields: dict[str, Any] = {"event": event.event.value}
     for name, value in texts.items():
         if value is not None:
-            fields[name] = without_keys(value[:TEXT_LENGTH_MAX]) if isinstance(value, str) else value
+            fields[name] = without_keys(value)[:TEXT_LENGTH_MAX] if isinstance(value, str) else value
     for name, ids in (("added", event.added), ("removed", event.removed), ("expired", event.expired)):
         if ids:
             fields[name] = [*ids[:IDS_MAX], *(["..."] if len(ids) > IDS_MAX else [])]

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from popgate.domain.errors import LockNotFound
+from popgate.runtime.timeouts import expire_now
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ class LockWaiter:
         if not self.ended:
             self.ended, self.error = True, error
             if self._limit is not None:
-                self._limit.reschedule(asyncio.get_running_loop().time())
+                expire_now(self._limit)
 
     async def wait_for(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """Return the result of ``work``. If the wait ends first, cancel ``work`` and return None."""

@@ -22,6 +22,7 @@ still arrive.
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
@@ -29,14 +30,19 @@ from typing import Any
 
 from popgate.runtime.tcp_info import acknowledged_bytes
 
-SLICE_BYTES = 64 << 10
+_log = logging.getLogger(__name__)
+
+SLICE_BYTES = 16 << 10
 """Maximum number of bytes that are passed to OpenSSL at once, because it keeps a buffer of this size for each
 direction."""
 RECORD_BYTES_MAX = 16 << 10
 """Maximum size of the content of a TLS record (RFC 8446)."""
 BARREN_BYTES_MAX = 64 << 10
-"""Maximum number of encrypted bytes that may arrive after the handshake without any content. Each record with content
-is smaller (about 16.6 KiB), so only a client that floods the connection with control records exceeds this."""
+"""Maximum number of encrypted bytes that may arrive after the handshake beyond what their content accounts for. Each
+record with content is smaller (about 16.6 KiB), so only a client that floods the connection with control records
+exceeds this. It is also the limit for answers to such records while the other side does not read."""
+BARREN_CREDIT = 64
+"""Number of encrypted bytes that a byte of content accounts for. A record with one byte has about 23."""
 EOF_SECONDS = 0.25
 """Seconds from a close_notify until the end is reported, if the connection does not end before."""
 
@@ -83,7 +89,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._end_timer: asyncio.TimerHandle | None = None
         self._is_end_reported = False
         self._barren_bytes = 0
-        """Number of encrypted bytes that arrived since the last content."""
+        """Number of encrypted bytes that arrived and that no content accounts for."""
+        self._unread_replies = 0
+        """Number of bytes that were sent in answer to control records since the other side has stopped reading."""
         self.wire_bytes = 0
         """Number of encrypted bytes, with those of the handshake, that were passed to the inner transport."""
         self.acknowledged_before = 0
@@ -122,7 +130,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._fail(error)
             return
         if self._outgoing.pending:
-            self._flush()
+            self._reply()
         self._deliver(parts)
         if is_ended:
             self._was_shut()
@@ -150,6 +158,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
+        self._unread_replies = 0
         if self._protocol is not None:
             self._protocol.resume_writing()
 
@@ -165,9 +174,15 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._flush()
         self._stage = Stage.OPEN
         assert self._on_open is not None, "the handshake is completed once"
-        self._protocol = self._on_open(self)
-        self._on_open = self._on_failed = None  # against a reference cycle
-        self._protocol.connection_made(self)
+        try:
+            self._protocol = self._on_open(self)
+            self._on_open = self._on_failed = None  # against a reference cycle
+            self._protocol.connection_made(self)
+        except (ssl.SSLError, ConnectionError):
+            raise
+        except Exception as error:
+            _log.exception("a connection could not be served after its TLS handshake")
+            raise ConnectionAbortedError("the connection could not be served") from error
         if self._is_writing_paused:
             self._protocol.pause_writing()
         return True
@@ -185,8 +200,17 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             if not part:
                 return True
             parts.append(part)
-            self._barren_bytes = 0
+            self._barren_bytes = max(0, self._barren_bytes - BARREN_CREDIT * len(part))
         return False
+
+    def _reply(self) -> None:
+        """Send what OpenSSL answers to control records, unless the other side asks without reading the answers."""
+        if self._is_writing_paused:
+            self._unread_replies += self._outgoing.pending
+            if self._unread_replies > BARREN_BYTES_MAX:
+                self._fail(ssl.SSLError("too many control records, and their answers are not read"))
+                return
+        self._flush()
 
     def _deliver(self, parts: list[bytes]) -> None:
         if parts and self._protocol is not None and self._stage in (Stage.OPEN, Stage.SHUT):
@@ -297,6 +321,11 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def abort(self) -> None:
         if self._inner is not None:
             self._inner.abort()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what is written is sent."""
+        return self._stage is Stage.OPEN
 
     def is_closing(self) -> bool:
         return self._stage in (Stage.SHUT, Stage.GONE) or self.inner.is_closing()

@@ -35,7 +35,7 @@ async def check_adoption(spec: TopicSpec, present: Iterable[TopicSpec], broker: 
         return []
     if not broker.capabilities.adopts_queues:
         raise Conflict("the embedded broker has no foreign queues to adopt; start popgate with --amqp-url")
-    taken = {queue: other.topic for other in present for queue in other.adopted}
+    taken = {queue for other in present for queue in other.adopted}
     warnings: list[str] = []
     for position, queue in enumerate(spec.adopted):
         field = f"adopt[{position}]"
@@ -44,7 +44,7 @@ async def check_adoption(spec: TopicSpec, present: Iterable[TopicSpec], broker: 
         if queue.startswith("popgate:"):
             raise InvalidRequest(f"queue {queue!r} is one of popgate's own queues", field=field)
         if queue in taken:
-            raise Conflict(f"queue {queue!r} is already adopted by topic {taken[queue]!r}")
+            raise Conflict(f"queue {queue!r} is already adopted by another topic")
         facts = await broker.inspect(queue)
         if not facts.exists:
             raise Conflict(

@@ -127,9 +127,15 @@ class Topics:
         if self._context.options.auto_create and (spec is None or self._is_half_made(spec.topic)):
             async with self._change():
                 is_new = name not in self.specs
-                spec = await self._ensure_topic(topic_name(name), permit)
+                group = Subscription(topic_name(name), DEFAULT_GROUP)
+
+                def permit_both(action: Action, resource: Resource) -> None:
+                    permit(action, resource)
+                    permit(action, Resource(*group))
+
+                spec = await self._ensure_topic(topic_name(name), permit_both)
                 if is_new:
-                    await self._ensure_group(Subscription(spec.topic, DEFAULT_GROUP))
+                    await self._ensure_group(group)
         return spec or self.topic(name)
 
     def _is_half_made(self, topic: TopicName) -> bool:
@@ -330,10 +336,10 @@ class Topics:
         """Create a group and serve it. The second value is False if another proxy has created the group first."""
         spec = self.specs[name.topic]
         others = [served.name.group for served in self.groups(spec.topic)]
-        if spec.adopted and others:
+        if spec.adopted and others:  # the text does not name the group, because the caller may not see it
             raise Conflict(
-                f"topic {spec.topic!r} uses adopted queues and already has the group {others[0]!r}; "
-                "messages of adopted queues can't be copied to a second group"
+                f"topic {spec.topic!r} uses adopted queues and already has a group, and messages of adopted queues "
+                "can't be copied to a second group"
             )
         self._context.options.quotas.check(Quota.GROUPS, len(others))
         self._check_queues(spec.queue_count)

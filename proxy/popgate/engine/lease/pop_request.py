@@ -59,6 +59,9 @@ class Presence:
         self.on_leave: Callable[[], None] | None = None
 
     def leave(self) -> None:
+        """Record that the client has disconnected, or may not wait any longer. Idempotent."""
+        if self.gone:
+            return
         self.gone = True
         if self.on_leave is not None:
             self.on_leave()

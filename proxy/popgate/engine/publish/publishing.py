@@ -10,7 +10,6 @@ from itertools import count
 from math import ceil
 from typing import Literal, NamedTuple
 
-from popgate.domain.errors import queue_gone_detail
 from popgate.domain.message import HeaderValue, Message
 from popgate.domain.names import (
     DEFAULT_GROUP,
@@ -29,6 +28,8 @@ from popgate.ports.journal import EventKind
 
 NO_SUBSCRIBERS = "no_subscribers"
 NOT_CONFIRMED = "not_confirmed"
+QUEUE_GONE = "a queue of one of the topic's groups does not exist on the broker; create the group again to declare it"
+"""Does not name the group, which the publisher may not see. The log names the queue."""
 NO_GROUP = "the topic has no group that would get it: create a group first"
 
 
@@ -196,7 +197,7 @@ def _refusal(subject: OutgoingCopy, missing: Mapping[int, BrokerQueue], *, has_g
     If there is no group, the broker itself refuses messages without a delay.
     """
     if subject.queue_index in missing:
-        return queue_gone_detail(missing[subject.queue_index])
+        return QUEUE_GONE
     return NO_GROUP if subject.delay_seconds and not has_groups else ""
 
 

@@ -1,0 +1,130 @@
+"""How the gate ends requests that wait, if one of them fails to end, or is ending by itself at this moment."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from popgate.api import gate
+from popgate.api.connection import EXTENSION, Connection
+from popgate.api.gate import Gate
+from popgate.auth.credentials import Credentials
+from popgate.auth.watched_keys import WatchedKeys
+from popgate.engine.lease.pop_request import Presence
+from popgate.runtime.timeouts import expire_now
+from support.key_files import Key, KeyFile, everything
+
+PATIENCE_SECONDS = 10
+
+
+class Transport(asyncio.Transport):
+    """A transport of a connection that is open."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+async def receive() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+class Waiting:
+    """A request that waits behind the gate until its presence leaves."""
+
+    def __init__(self, gate: Gate, key: Key, on_leave: Callable[[], None]) -> None:
+        self.statuses: list[int] = []
+        self.connection = Connection(Transport())
+        self._on_leave = on_leave
+        self._gate = gate
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/topics/t/groups/g/pop",
+            "headers": [(b"authorization", f"Bearer {key.token}".encode())],
+            "client": ("127.0.0.1", 1),
+            "extensions": {EXTENSION: self.connection},
+            "waiting": self,
+        }
+        self.task = asyncio.ensure_future(gate(scope, receive, self._send))
+
+    async def serve(self) -> None:
+        left = asyncio.Event()
+
+        def leave() -> None:
+            left.set()
+            self._on_leave()
+
+        presence = self.connection.presence = Presence()
+        presence.on_leave = leave
+        await left.wait()
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.statuses.append(message["status"])
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    await scope["waiting"].serve()
+
+
+async def ended(waiting: Sequence[Awaitable[object]]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asyncio.gather(*waiting)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "keys.toml")
+
+
+async def test_a_request_that_can_not_be_ended_keeps_no_other_waiting(
+    keys: KeyFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gate, "CHECK_SECONDS", 0.01)
+
+    def fail() -> None:
+        raise RuntimeError("it ends by itself at this moment")
+
+    keys.principal("stays", everything())
+    first, second = keys.principal("first", everything()), keys.principal("second", everything())
+    watched = WatchedKeys(keys.path)
+    watched.load()
+    guard = Gate(app, Credentials(watched, None), topics=list)
+    running = asyncio.gather(guard.run(), watched.run())
+    waiting = [Waiting(guard, key, leave) for key in (first, second) for leave in (fail, lambda: None, fail)]
+    await asyncio.sleep(0.05)
+    assert [one.statuses for one in waiting] == [[]] * len(waiting), "they wait"
+    del keys.principals["first"], keys.principals["second"]
+    keys.write()
+    await ended([one.task for one in waiting])
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert "could not be ended" in caplog.text
+
+
+async def test_a_limit_that_is_expiring_already_is_left_alone() -> None:
+    limit = asyncio.timeout(0)
+
+    async def wait() -> None:
+        async with limit:
+            asyncio.get_running_loop().call_later(0, expire_now, limit)  # in the turn in which it expires
+            await asyncio.sleep(PATIENCE_SECONDS)
+
+    with pytest.raises(TimeoutError):
+        await wait()
+    expire_now(limit)
+
+
+def test_a_presence_leaves_once() -> None:
+    presence, left = Presence(), list[int]()
+    presence.on_leave = lambda: left.append(1)
+    presence.leave()
+    presence.leave()
+    assert left == [1]
