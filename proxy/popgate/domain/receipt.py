@@ -90,7 +90,7 @@ class ReceiptSigner:
         fields = raw[_HEAD_BYTES:]
         for key in self._keys.get(raw[:_NAME_BYTES], ()):
             tag = blake2b(fields, key=key, digest_size=_TAG_BYTES).digest()
-            if compare_digest(tag, raw[_NAME_BYTES:_HEAD_BYTES]) and not len(handle) % 4:
+            if compare_digest(tag, raw[_NAME_BYTES:_HEAD_BYTES]):
                 break
         else:
             return None
