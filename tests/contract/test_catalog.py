@@ -15,7 +15,7 @@ from popgate.adapters.redis.claims import RedisClaims
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.spec_json import group_json
 from popgate.adapters.sqlite.catalog import SqliteCatalog
-from popgate.domain.errors import StateUnavailable
+from popgate.domain.errors import Conflict, StateUnavailable
 from popgate.domain.names import BrokerQueue, GroupName, Subscription, TopicName
 from popgate.domain.topics import ConsumeMode, Drain, GroupSpec, Policy, RetryPolicy, TopicSpec
 from popgate.ports.catalog import Catalog
@@ -233,7 +233,6 @@ BAD_TOPICS = {
     "negative": '{"queue_count":-1}',
     "text": '{"queue_count":"4"}',
     "missing": "{}",
-    "unknown-field": '{"queue_count":1,"colour":"red"}',
     "adopts-many": '{"queue_count":1,"adopted":[' + ",".join(f'"q{number}"' for number in range(257)) + "]}",
     "adopts-own": '{"queue_count":1,"adopted":["popgate:orders:default:0"]}',
     "adopts-twice": '{"queue_count":2,"adopted":["q","q"]}',
@@ -244,8 +243,6 @@ BAD_TOPICS = {
 }
 BAD_GROUPS = {
     "number": "5",
-    "unknown-field": '{"colour":"red"}',
-    "unknown-policy": '{"policy":{"retry":{"nosuch":1}}}',
     "eternal": '{"policy":{"invisibility_seconds":1e300}}',
     "negative": '{"policy":{"max_lease_seconds":-1}}',
     "no-deliveries": '{"policy":{"max_deliveries":0}}',
@@ -295,13 +292,35 @@ async def test_entries_beyond_the_bounds_of_requests_are_left_out_and_logged_onc
     assert sorted(entries) == sorted(wanted)
 
 
-async def test_a_group_that_can_not_be_read_can_be_created_again(opener: Opener, tmp_path: Path) -> None:
+async def test_an_entry_that_can_not_be_read_is_named_and_never_replaced(opener: Opener, tmp_path: Path) -> None:
+    """It may be one of a newer popgate, and its queues may have messages."""
+    huge, text = TopicSpec(topic=TopicName("huge"), queue_count=1), '{"queue_count":1000000}'
     async with opener(tmp_path) as catalog:
         await catalog.put_topic(PLAIN)
         await write_raw(catalog, *DEFAULTS.subscription, '{"policy":{"max_deliveries":0}}')
+        await write_raw(catalog, huge.topic, None, text)
+        await write_raw(catalog, huge.topic, "default", "{}")
+        assert (await catalog.topics(), await catalog.groups()) == ([PLAIN], [])
+        left = Subscription(huge.topic, GroupName("default"))
+        assert catalog.unreadable() == (frozenset({huge.topic}), frozenset({left, DEFAULTS.subscription}))
         assert await catalog.group(DEFAULTS.subscription) is None
+        with pytest.raises(Conflict, match="can't be read"):
+            await catalog.change_group(None, DEFAULTS)
+        with pytest.raises(Conflict, match="queue_count"):
+            await catalog.put_topic(huge)
+        assert (await catalog.topics(), await catalog.groups()) == ([PLAIN], [])
+        await catalog.delete_group(DEFAULTS.subscription)
         assert await catalog.change_group(None, DEFAULTS)
-        assert await catalog.groups() == [DEFAULTS]
+        await catalog.delete_topic(huge.topic)
+        await catalog.put_topic(huge)
+        assert {spec.topic for spec in await catalog.topics()} == {PLAIN.topic, huge.topic}
+
+
+async def test_fields_that_a_newer_popgate_has_written_are_ignored(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as catalog:
+        await write_raw(catalog, PLAIN.topic, None, f'{{"queue_count":{PLAIN.queue_count},"colour":"red"}}')
+        await write_raw(catalog, *DEFAULTS.subscription, '{"policy":{"retry":{"jitter":1},"nosuch":2},"shape":3}')
+        assert (await catalog.topics(), await catalog.groups()) == ([PLAIN], [DEFAULTS])
 
 
 async def test_an_entry_that_is_no_text_hides_no_other(redis_server: RedisServer, tmp_path: Path) -> None:

@@ -130,6 +130,22 @@ def test_a_change_whose_client_disconnects_is_recorded(server: Guarded) -> None:
     )
 
 
+def test_a_request_that_changes_nothing_does_not_flood_the_audit_log(server: Guarded) -> None:
+    key = server.new({"actions": ["create", "inspect"]})
+    id = key.token.split("_")[1]
+    path = f"/v1/admin/topics/new-{secrets.token_hex(4)}"
+    assert server.send("PUT", path, key, body={"queues": 1}).status_code == 201
+    for _ in range(40):
+        assert server.send("PUT", path, key, body={"queues": 1}).status_code == 200
+        with connected(server) as connection:  # its body never arrives
+            connection.sendall(head_of("PUT", path, f"authorization: Bearer {key.token}", "content-length: 9") + b"{")
+    time.sleep(1.2)
+    outcomes = [one.get("outcome") for one in audited(server, key=id, operation="topic_put")]
+    assert outcomes.count(201) == 1
+    assert 1 <= outcomes.count(200) <= 20
+    assert len(outcomes) <= 21
+
+
 def test_the_audit_log_has_what_is_created_by_use_and_what_the_body_asks_for(server: Guarded) -> None:
     topic = f"by-use-{secrets.token_hex(4)}"
     creator = server.new({"actions": ["publish", "create"]})

@@ -1,6 +1,7 @@
 """What the limiter of a process' connections decides, where a socket can't show it in a short time."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -16,8 +17,9 @@ class Client:
         self.body: Body | None = None
         self.reads = True
         self.ended: list[str] = []
+        self.user: object | None = None
         self.unsent_bytes = 0
-        self.is_reading_answers = True
+        self.position = 0
 
     def refuse(self, error: PopgateError) -> None:
         self.ended.append(error.code)
@@ -26,8 +28,8 @@ class Client:
         self.ended.append("retired")
         return True
 
-    def is_stuck(self) -> bool:
-        return not self.is_reading_answers
+    def reached(self) -> int:
+        return self.position
 
     def abort(self) -> None:
         self.ended.append("aborted")
@@ -117,32 +119,71 @@ async def test_a_body_that_is_discarded_takes_no_memory_and_its_end_makes_the_co
         known.left(one)
 
 
+async def waiting(known: ConnectionLimiter, sizes: Sequence[int], users: Sequence[object | None] = ()) -> list[Client]:
+    """Return clients that have not read answers of these sizes for some seconds."""
+    clients = [Client() for _ in sizes]
+    for client, size, user in zip(clients, sizes, users or [None] * len(sizes), strict=True):
+        known.arrived(client)
+        known.is_served(client)
+        client.unsent_bytes, client.user = size, user
+        known.must_wait(client)
+    await asyncio.sleep(1.2)
+    return clients
+
+
+def leave(known: ConnectionLimiter, *clients: Client) -> None:
+    for client in clients:
+        known.left(client)
+
+
 async def test_answers_that_clients_do_not_read_take_no_more_memory_than_allowed() -> None:
     known = ConnectionLimiter(HttpLimits(bodies_bytes_max=100))
-    small, large, last = Client(), Client(), Client()
-    for client, size in ((small, 30), (large, 60), (last, 50)):
+    small, large = await waiting(known, [30, 60])
+    (last,) = await waiting(known, [50])
+    assert (small.ended, large.ended, last.ended) == ([], ["aborted"], [])
+    leave(known, small, large, last)
+
+
+async def test_of_unread_answers_those_of_the_principal_that_holds_most_are_cut_off() -> None:
+    known = ConnectionLimiter(HttpLimits(bodies_bytes_max=100))
+    *hostile, slow = await waiting(known, [30, 30, 31, 40], ["bob", "bob", "bob", "alice"])
+    await asyncio.sleep(0.6)
+    assert slow.ended == []
+    assert sum(one.ended == ["aborted"] for one in hostile) == 1
+    leave(known, slow, *hostile)
+
+
+async def test_a_client_that_reads_at_a_good_rate_is_spared_up_to_twice_the_memory() -> None:
+    known = ConnectionLimiter(HttpLimits(bodies_bytes_max=100))
+    quick, stuck = Client(), Client()
+    for client, size in ((quick, 90), (stuck, 40)):
         known.arrived(client)
         known.is_served(client)
         client.unsent_bytes = size
-        await asyncio.sleep(2 * connection_limiter.UNREAD_CHECK_SECONDS)
         known.must_wait(client)
-    assert (small.ended, large.ended, last.ended) == ([], ["aborted"], [])
-    for client in (small, large, last):
-        known.left(client)
+    for _ in range(20):
+        quick.position += 1 << 20
+        await asyncio.sleep(0.1)
+    assert (quick.ended, stuck.ended) == ([], ["aborted"])
+    quick.unsent_bytes = 190
+    await asyncio.sleep(1.0)
+    assert quick.ended == []
+    quick.unsent_bytes = 210
+    await asyncio.sleep(1.0)
+    assert quick.ended == ["aborted"]
+    leave(known, quick, stuck)
 
 
 async def test_a_connection_whose_client_does_not_read_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_limiter, "NEW_SECONDS", 0.1)
-    monkeypatch.setattr(connection_limiter, "FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(connection_limiter, "FAREWELL_SECONDS", 1.0)
     known = ConnectionLimiter(HttpLimits(connections_max=2))
-    slow, stuck, newcomer = Client(), Client(), Client()
-    stuck.is_reading_answers = False
-    for client in (slow, stuck):
-        known.arrived(client)
-        known.is_served(client)
-        known.must_wait(client)
-    await asyncio.sleep(0.3)
-    known.arrived(newcomer)
-    assert (slow.ended, stuck.ended, newcomer.ended) == ([], ["aborted"], [])
-    for client in (slow, stuck, newcomer):
-        known.left(client)
+    slow, stuck = await waiting(known, [10, 10])
+    known.is_idle(slow)  # its answer is written, but not read
+    slow.position = 1
+    await asyncio.sleep(0.6)
+    newcomers = [Client() for _ in range(3)]
+    for newcomer in newcomers:
+        known.arrived(newcomer)
+    assert (slow.ended, stuck.ended) == ([], ["aborted"])
+    leave(known, slow, stuck, *newcomers)

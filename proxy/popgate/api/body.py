@@ -1,10 +1,15 @@
 """Reads the body of a request, up to a limit."""
 
+import asyncio
 from collections.abc import Iterable, Mapping
+from functools import partial
 
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
+from popgate.api.connection import Connection
 from popgate.domain.errors import MessageTooLarge
+from popgate.engine.lease.pop_request import Presence
+from popgate.runtime.timeouts import expire_now
 
 _DIGITS_MAX = 18
 
@@ -49,3 +54,19 @@ def announced_bytes(headers: Iterable[tuple[bytes, bytes]], limit: int) -> int:
 def _too_large(limit: int) -> MessageTooLarge:
     shown = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit >> 10} KiB"
     return MessageTooLarge(f"the request is larger than {shown}; send less at a time", field="")
+
+
+async def received_part(receive: Receive, connection: Connection) -> Message:
+    """Return the next part of a body. If the rest does not arrive, the end of the visit ends the wait, too."""
+    if not connection.transport.is_receiving:
+        return await receive()
+    limit = asyncio.timeout(None)
+    presence = connection.presence = Presence()
+    presence.on_leave = partial(expire_now, limit)
+    try:
+        async with limit:
+            return await receive()
+    except TimeoutError:
+        return {"type": "http.disconnect"}
+    finally:
+        connection.presence = None

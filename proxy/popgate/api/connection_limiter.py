@@ -31,7 +31,8 @@ connection is accepted until another one has ended.
 
 If bodies take too much memory, the incomplete body with the highest product of memory and age is refused with 503.
 Bodies that arrive fast are spared, because they are complete soon. If answers that clients don't read take as much
-memory, the connection with the highest product of memory and age is ended.
+memory, connections of the principal that holds most of it are ended: those that have made no progress for long, and
+hold much. Clients that read at a good rate are spared.
 """
 
 import asyncio
@@ -39,10 +40,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Protocol
 
 from popgate.api.problems import Overloaded, RequestTimeout
+from popgate.api.unread_answers import AnsweringConnection, UnreadAnswers
 from popgate.domain.errors import PopgateError
 
 _log = logging.getLogger(__name__)
@@ -57,8 +59,6 @@ REFUSED_MAX = 64
 most an eighth of ``connections_max``."""
 FAREWELL_SECONDS = 3.0
 """Seconds for which the rest of a body may arrive after the answer. Then the connection ends."""
-UNREAD_CHECK_SECONDS = 0.1
-"""Minimum seconds between two checks of the memory that unread answers take."""
 NEW_SECONDS = 0.5
 """Seconds for which a waiting connection counts as new. Most clients send their next request sooner."""
 WARN_SECONDS = 60.0
@@ -86,7 +86,7 @@ class HttpLimits:
     read."""
 
 
-class LimitedConnection(Protocol):
+class LimitedConnection(AnsweringConnection, Protocol):
     """The methods of a connection that the limiter calls."""
 
     body: "Body | None"
@@ -104,19 +104,6 @@ class LimitedConnection(Protocol):
     def retire(self) -> bool:
         """Close the connection, which is idle or in its farewell. Return False if it must stay open because its client
         is still reading an answer. Without effect if the connection is already ending."""
-        ...
-
-    def is_stuck(self) -> bool:
-        """Return whether the connection's client has read nothing of its answer since the last call."""
-        ...
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Number of bytes of answers that are in memory, because the client does not read them."""
-        ...
-
-    def abort(self) -> None:
-        """Close the connection, and discard unsent data."""
         ...
 
 
@@ -150,8 +137,7 @@ class ConnectionLimiter:
         self._silent: OrderedDict[LimitedConnection, float] = OrderedDict()
         self._heads: OrderedDict[LimitedConnection, float] = OrderedDict()
         self._idle: OrderedDict[LimitedConnection, float] = OrderedDict()
-        self._unread: OrderedDict[LimitedConnection, float] = OrderedDict()
-        self._unread_checked_at = float("-inf")
+        self._unread: UnreadAnswers[LimitedConnection] = UnreadAnswers(self.limits.bodies_bytes_max, self._warn)
         self._farewells: OrderedDict[LimitedConnection, float] = OrderedDict()
         self._bodies: dict[LimitedConnection, Body] = {}
         self._bodies_bytes = 0
@@ -188,7 +174,7 @@ class ConnectionLimiter:
     def left(self, connection: LimitedConnection) -> None:
         self._present -= 1
         self.is_served(connection)
-        self._unread.pop(connection, None)
+        self._unread.forget(connection)
         self._farewells.pop(connection, None)
         self._forget_body(connection)
         self.on_left()
@@ -210,13 +196,11 @@ class ConnectionLimiter:
 
     def must_wait(self, connection: LimitedConnection) -> None:
         """Record that the kernel does not accept all written bytes, because the client does not read them."""
-        self._unread[connection] = self._loop.time()
-        if self._loop.time() >= self._unread_checked_at + UNREAD_CHECK_SECONDS:
-            self._check_unread()
+        self._unread.note(connection, self._loop.time())
 
     def was_read(self, connection: LimitedConnection) -> None:
         """Record that all written bytes have been passed to the kernel."""
-        self._unread.pop(connection, None)
+        self._unread.forget(connection)
 
     def body_grew(self, connection: LimitedConnection, size: int) -> None:
         """Record that ``size`` bytes of an incomplete body have arrived. Its request has not been answered."""
@@ -261,13 +245,14 @@ class ConnectionLimiter:
         before = self._loop.time() - NEW_SECONDS
         unproven = [next(iter(waiting.items())) for waiting in (self._heads, self._silent) if waiting]
         unproven.sort(key=lambda one: one[1])
-        waiting = [*unproven, *([next(iter(self._idle.items()))] if self._idle else [])]
+        read = ((one, since) for one, since in self._idle.items() if one not in self._unread)
+        waiting = [*unproven, *islice(read, 1)]
         connection = next(
             chain(
                 self._farewells,
                 (one for one, since in waiting if since < before),
                 (one for one, body in self._bodies.items() if self._is_slow(body)),
-                (one for one, since in self._unread.items() if since < before - FAREWELL_SECONDS and one.is_stuck()),
+                self._unread.stuck_since(before - FAREWELL_SECONDS),
                 (one for one, _ in unproven),
             ),
             None,
@@ -276,7 +261,7 @@ class ConnectionLimiter:
             return False
         self.is_served(connection)
         self._farewells.pop(connection, None)
-        self._unread.pop(connection, None)
+        self._unread.forget(connection)
         connection.abort()
         return True
 
@@ -292,18 +277,6 @@ class ConnectionLimiter:
         self._forget_body(connection)
         connection.refuse(Overloaded("too many large requests are under way; send less at a time, or try again later"))
         return True
-
-    def _check_unread(self) -> None:
-        """End connections whose clients don't read until the unread answers take no more memory than allowed."""
-        now = self._unread_checked_at = self._loop.time()
-        unsent = {connection: connection.unsent_bytes for connection in self._unread}
-        total = sum(unsent.values())
-        while total > self.limits.bodies_bytes_max:
-            worst = max(unsent, key=lambda one: unsent[one] * (now - self._unread[one] + UNREAD_CHECK_SECONDS))
-            total -= unsent.pop(worst)
-            self._warn("answers that clients don't read take as much memory as allowed: the slowest are cut off")
-            self._unread.pop(worst)
-            worst.abort()
 
     def _forget_body(self, connection: LimitedConnection) -> None:
         self._bodies.pop(connection, None)
@@ -328,13 +301,10 @@ class ConnectionLimiter:
         for connection in _due(self._farewells, now - FAREWELL_SECONDS):
             connection.retire()
             self._farewells[connection] = now
-        if self._unread:
-            self._check_unread()
-        for connection in _due(self._unread, now - limits.connection_idle_seconds):
-            if connection.is_stuck():
-                connection.abort()
-            else:
-                self._unread[connection] = now
+        self._unread.check(now)
+        for connection in self._unread.stuck_since(now - limits.connection_idle_seconds):
+            self._unread.forget(connection)
+            connection.abort()
         for connection, body in [*self._bodies.items()]:
             if not connection.reads:
                 body.excused_seconds += SWEEP_SECONDS

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from popgate.api.access import ACCESS, Access
-from popgate.api.body import announced_bytes
+from popgate.api.body import announced_bytes, received_part
 from popgate.api.connection import EXTENSION, Connection, send_answer
 from popgate.api.problems import HttpError, NotFound, problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
@@ -33,8 +33,6 @@ from popgate.auth.audit_log import AuditEvent, AuditEventKind, AuditLog
 from popgate.auth.credentials import Credentials
 from popgate.domain.errors import Forbidden, PopgateError, Unauthenticated
 from popgate.domain.permissions import SERVER, Action, Caller, Resource, forbidden
-from popgate.engine.lease.pop_request import Presence
-from popgate.runtime.timeouts import expire_now
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +44,7 @@ PATH_LENGTH_MAX = 256
 """Maximum length of a path whose decision is remembered. Decisions about longer ones could take much memory."""
 CREDENTIAL_BYTES_MAX = 16 << 10
 _BEARER = b"bearer "
+_OK = 200
 
 
 class _Pass(NamedTuple):
@@ -94,7 +93,7 @@ class Gate:
         try:
             passed = await self._admit(scope, connection)
             if passed.caller is None:
-                scope[PROVE_CALLER] = partial(self._caller_if_known, scope, connection)
+                scope[PROVE_CALLER] = self._caller_if_known
                 await self._app(scope, receive, send)
                 return
             visit = self._begin(passed, passed.caller, scope, connection)
@@ -104,7 +103,7 @@ class Gate:
         scope[CALLER], scope[VISIT] = passed.caller, visit
 
         async def receive_while_valid() -> Message:
-            event = await (receive() if connection is None else _received(receive, connection))
+            event = await (receive() if connection is None else received_part(receive, connection))
             visit.check()
             return event
 
@@ -114,7 +113,9 @@ class Gate:
             )
         finally:
             self._end(visit)
-            if visit.access.is_change and not visit.is_recorded:  # the client has gone, but the change may be made
+            is_whole = connection is None or not connection.transport.is_receiving
+            if visit.access.is_change and not visit.is_recorded and is_whole:
+                # The client has gone, but the change may be made. Without its whole body, a request changes nothing.
                 self._note(AuditEventKind.ADMIN, scope, visit.caller, None)
 
     # -- admission ------------------------------------------------------------------------------------------------
@@ -154,8 +155,9 @@ class Gate:
             raise Unauthenticated("give a key or a token: Authorization: Bearer pg_...")
         return self._credentials.caller_by_certificate(certificate.names, certificate.expires_at)
 
-    async def _caller_if_known(self, scope: Scope, connection: Connection | None) -> Caller | None:
+    async def _caller_if_known(self, scope: Scope) -> Caller | None:
         """Return the caller of a public operation, or None if it has not proved who it is."""
+        connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
         try:
             return await self._caller(_credential(scope), connection)
         except PopgateError:
@@ -284,25 +286,10 @@ class Gate:
                 operation=None if access is None else access.operation,
                 resource=str(resource or SERVER),
                 outcome=status,
+                is_unchanged=_is_unchanged(caller, access, resource, status),
                 address=None if client is None else client[0],
             )
         )
-
-
-async def _received(receive: Receive, connection: Connection) -> Message:
-    """Return the next part of a body. If the rest does not arrive, the end of the visit ends the wait, too."""
-    if not connection.transport.is_receiving:
-        return await receive()
-    limit = asyncio.timeout(None)
-    presence = connection.presence = Presence()
-    presence.on_leave = partial(expire_now, limit)
-    try:
-        async with limit:
-            return await receive()
-    except TimeoutError:
-        return {"type": "http.disconnect"}
-    finally:
-        connection.presence = None
 
 
 def _end_visit(visit: Visit, why: Unauthenticated | Forbidden) -> None:
@@ -311,6 +298,13 @@ def _end_visit(visit: Visit, why: Unauthenticated | Forbidden) -> None:
         visit.end(why)
     except Exception:
         _log.exception("a request that waits could not be ended")
+
+
+def _is_unchanged(caller: Caller | None, access: Access | None, resource: Resource | None, status: int | None) -> bool:
+    """Whether a caller that may create, but not change, has asked for what exists already."""
+    if caller is None or access is None or access.action is not Action.CREATE or status != _OK:
+        return False
+    return not caller.principal.may(Action.ADMIN, resource or SERVER)
 
 
 def _operation(method: str, path: str) -> tuple[Access | None, Resource | None, HttpError | None]:

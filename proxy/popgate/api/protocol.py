@@ -113,8 +113,6 @@ class WatchedProtocol(HttpToolsProtocol):
         self._refusal: PopgateError | None = None
         self._declined = b""
         """The head of a request that offers another protocol, with the offer removed."""
-        self._reached = 0
-        """The position up to which the client had received the answers at the last check."""
         self.body: Body | None = None
 
     # -- the connection ---------------------------------------------------------------------------------------------
@@ -149,7 +147,6 @@ class WatchedProtocol(HttpToolsProtocol):
             self._connection.on_shutdown()
 
     def pause_writing(self) -> None:
-        self._reached = self._connection.reached()
         self._limiter.must_wait(self)
         super().pause_writing()
 
@@ -348,9 +345,12 @@ class WatchedProtocol(HttpToolsProtocol):
         self.transport.close()
         return True
 
-    def is_stuck(self) -> bool:
-        before, self._reached = self._reached, self._connection.reached()
-        return self._reached == before
+    @property
+    def user(self) -> object | None:
+        return self._connection.user
+
+    def reached(self) -> int:
+        return self._connection.reached()
 
     @property
     def unsent_bytes(self) -> int:

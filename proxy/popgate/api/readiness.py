@@ -40,8 +40,8 @@ class Readiness:
 
 
 async def _may_read(scope: Mapping[str, Any]) -> bool:
-    prove: Callable[[], Awaitable[Caller | None]] | None = scope.get(PROVE_CALLER)
+    prove: Callable[[Mapping[str, Any]], Awaitable[Caller | None]] | None = scope.get(PROVE_CALLER)
     if prove is None:
         return True
-    caller = await prove()
+    caller = await prove(scope)
     return caller is not None and any(grant.allows(one) for grant in caller.principal.grants for one in READERS)

@@ -78,6 +78,8 @@ class AuditEvent:
     resource: str | None = None
     operation: str | None = None
     outcome: int | None = None
+    is_unchanged: bool = False
+    """Whether the request asked for what was so already."""
     address: str | None = None
     added: Sequence[str] = ()
     """The ids of keys that an event of the kind KEYS is about; also ``removed`` and ``expired``."""
@@ -88,7 +90,8 @@ class AuditEvent:
     def is_refusal(self) -> bool:
         """Whether nothing was changed, because the caller may not change it or has sent a wrong request."""
         is_client_error = self.outcome is not None and _CLIENT_ERROR <= self.outcome < _SERVER_ERROR
-        return self.event is AuditEventKind.DENIED or (self.event is AuditEventKind.ADMIN and is_client_error)
+        is_idle = self.event is AuditEventKind.ADMIN and (is_client_error or self.is_unchanged)
+        return self.event is AuditEventKind.DENIED or is_idle
 
 
 class AuditLog:

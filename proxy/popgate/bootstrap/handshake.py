@@ -119,8 +119,12 @@ class Handshake(asyncio.Protocol):
         self.abort()
         return True
 
-    def is_stuck(self) -> bool:
-        return True
+    @property
+    def user(self) -> object | None:
+        return None
+
+    def reached(self) -> int:
+        return 0
 
     @property
     def unsent_bytes(self) -> int:

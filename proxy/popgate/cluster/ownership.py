@@ -185,6 +185,8 @@ class Ownership:
                     pause = self._again_seconds()
             except NoCommonVersion as error:
                 self._refuse(error)
+                if asyncio.get_running_loop().time() >= self._former_until:  # others may own its queues by now
+                    self._lose(self._held())
                 pause = self._again_seconds()
             except StateUnavailable as error:
                 _log.warning("the store can't be reached: owners keep their queues", extra={"reason": error.detail})

@@ -3,21 +3,36 @@
 The catalog is small. It is read completely at start and after each change, and written when an admin changes it.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from popgate.domain.names import Subscription, TopicName
 from popgate.domain.topics import GroupSpec, TopicSpec
 
 
+class Unreadable(NamedTuple):
+    """The topics and groups that exist, but whose entries can't be read."""
+
+    topics: frozenset[TopicName]
+    groups: frozenset[Subscription]
+
+
 class Catalog(Protocol):
-    """All calls raise StateUnavailable when the store can't be reached or can't write."""
+    """All calls raise StateUnavailable when the store can't be reached or can't write.
+
+    A newer popgate, or another program, may have written an entry that this popgate can't read. Such an entry is left
+    out, and is never replaced: ``put_topic`` and ``change_group`` raise Conflict.
+    """
 
     async def topics(self) -> list[TopicSpec]: ...
 
     async def groups(self) -> list[GroupSpec]: ...
 
+    def unreadable(self) -> Unreadable:
+        """Return the names that the latest calls of ``topics`` and ``groups`` have left out."""
+        ...
+
     async def put_topic(self, spec: TopicSpec) -> None:
-        """Create or replace the topic. The change is durable when the call returns."""
+        """Create or replace the topic. The change is durable when the call returns. Raises: Conflict."""
         ...
 
     async def delete_topic(self, topic: TopicName) -> None:
@@ -30,7 +45,7 @@ class Catalog(Protocol):
         """Replace the stored spec ``before`` by ``after``, and return True. If another spec is stored, return False.
 
         ``before`` None: the group must not exist yet. The comparison ensures that two proxies never undo each other's
-        changes. The change is durable when the call returns.
+        changes. The change is durable when the call returns. Raises: Conflict.
         """
         ...
 

@@ -42,7 +42,7 @@ BARREN_BYTES_MAX = 64 << 10
 record with content is smaller (about 16.6 KiB), so only a client that floods the connection with control records
 exceeds this. It is also the limit for answers to such records while the other side does not read."""
 BARREN_CREDIT = 64
-"""Number of encrypted bytes that a byte of content accounts for. A record with one byte has about 23."""
+"""Number of encrypted bytes that a record with content accounts for beside its content. TLS needs 22 to 40 of them."""
 EOF_SECONDS = 0.25
 """Seconds from a close_notify until the end is reported, if the connection does not end before."""
 
@@ -200,7 +200,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             if not part:
                 return True
             parts.append(part)
-            self._barren_bytes = max(0, self._barren_bytes - BARREN_CREDIT * len(part))
+            self._barren_bytes = max(0, self._barren_bytes - len(part) - BARREN_CREDIT)
         return False
 
     def _reply(self) -> None:

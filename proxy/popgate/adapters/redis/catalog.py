@@ -10,7 +10,7 @@ from popgate.adapters.redis.records import MICROSECONDS, subscription_key
 from popgate.adapters.spec_json import SpecReader, group_json, topic_json
 from popgate.domain.names import Subscription, TopicName
 from popgate.domain.topics import GroupSpec, TopicSpec
-from popgate.ports.catalog import Catalog
+from popgate.ports.catalog import Catalog, Unreadable
 
 _TOPICS, _GROUPS = "topics", "topic_groups"
 
@@ -35,7 +35,12 @@ class RedisCatalog:
         keys = [(key.partition("/"), text) for key, text in entries]
         return self._reader.groups([(topic, group, text) for (topic, _, group), text in keys], topics)
 
+    def unreadable(self) -> Unreadable:
+        return self._reader.unreadable
+
     async def put_topic(self, spec: TopicSpec) -> None:
+        present: str | None = await self._redis.run("find", _TOPICS, spec.topic)
+        self._reader.check_topic(spec.topic, present)
         await self._redis.run("put_spec", _TOPICS, spec.topic, topic_json(spec))
         self._redis.remember_field(_TOPICS, spec.topic, topic_json(spec))
 
@@ -48,6 +53,7 @@ class RedisCatalog:
 
     async def change_group(self, before: GroupSpec | None, after: GroupSpec) -> bool:
         present = await self._text(after.subscription)
+        self._reader.check_group(after.subscription, present)
         if before != self._reader.group(after.subscription, present):
             return False
         key, text = subscription_key(after.subscription), group_json(after)

@@ -10,7 +10,7 @@ from popgate.adapters.sqlite.database import Database
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.names import Subscription, TopicName
 from popgate.domain.topics import GroupSpec, TopicSpec
-from popgate.ports.catalog import Catalog
+from popgate.ports.catalog import Catalog, Unreadable
 
 
 class SqliteCatalog:
@@ -31,9 +31,16 @@ class SqliteCatalog:
         rows = await self._read("SELECT topic, name, spec FROM topic_group ORDER BY topic, name")
         return self._reader.groups(rows, await self.topics())
 
+    def unreadable(self) -> Unreadable:
+        return self._reader.unreadable
+
     async def put_topic(self, spec: TopicSpec) -> None:
-        row = (spec.topic, topic_json(spec))
-        await self._write(lambda connection: connection.execute("REPLACE INTO topic VALUES (?, ?)", row))
+        def job(connection: sqlite3.Connection) -> None:
+            present = connection.execute("SELECT spec FROM topic WHERE name = ?", (spec.topic,)).fetchone()
+            self._reader.check_topic(spec.topic, None if present is None else present[0])
+            connection.execute("REPLACE INTO topic VALUES (?, ?)", (spec.topic, topic_json(spec)))
+
+        await self._write(job)
 
     async def delete_topic(self, topic: TopicName) -> None:
         def job(connection: sqlite3.Connection) -> None:
@@ -43,11 +50,14 @@ class SqliteCatalog:
         await self._write(job)
 
     async def group(self, subscription: Subscription) -> GroupSpec | None:
-        return await self._database.read(lambda connection: self._group(connection, subscription), StateUnavailable)
+        text = await self._database.read(lambda connection: _text(connection, subscription), StateUnavailable)
+        return self._reader.group(subscription, text)
 
     async def change_group(self, before: GroupSpec | None, after: GroupSpec) -> bool:
         def job(connection: sqlite3.Connection) -> bool:
-            if self._group(connection, after.subscription) != before:
+            present = _text(connection, after.subscription)
+            self._reader.check_group(after.subscription, present)
+            if self._reader.group(after.subscription, present) != before:
                 return False
             row = (*after.subscription, group_json(after))
             connection.execute("REPLACE INTO topic_group VALUES (?, ?, ?)", row)
@@ -78,9 +88,10 @@ class SqliteCatalog:
     async def _read(self, sql: str) -> list[tuple[Any, ...]]:
         return await self._database.read(lambda connection: connection.execute(sql).fetchall(), StateUnavailable)
 
-    def _group(self, connection: sqlite3.Connection, subscription: Subscription) -> GroupSpec | None:
-        row = connection.execute("SELECT spec FROM topic_group WHERE topic = ? AND name = ?", subscription).fetchone()
-        return self._reader.group(subscription, None if row is None else row[0])
+
+def _text(connection: sqlite3.Connection, subscription: Subscription) -> str | None:
+    row = connection.execute("SELECT spec FROM topic_group WHERE topic = ? AND name = ?", subscription).fetchone()
+    return None if row is None else row[0]
 
 
 _conforms: type[Catalog] = SqliteCatalog

@@ -62,6 +62,7 @@ class Topics:
         async with self._changing:
             specs = {spec.topic: spec for spec in await self._context.catalog.topics()}
             groups = {group.subscription: group for group in await self._context.catalog.groups()}
+            self._keep_unreadable(specs, groups)
             for name, served in list(self.served.items()):
                 if name not in groups or name.topic not in specs or specs[name.topic].layout(name) != served.layout:
                     del self.served[name]
@@ -76,6 +77,12 @@ class Topics:
                     await self._serve(group)
         if self._context.router.cluster is not None:
             self._context.router.cluster.ownership.queues_changed()
+
+    def _keep_unreadable(self, specs: dict[TopicName, TopicSpec], groups: dict[Subscription, GroupSpec]) -> None:
+        """Add what this proxy serves already, if it exists in the catalog but can't be read. It may have messages."""
+        topics, left_out = self._context.catalog.unreadable()
+        specs.update({name: spec for name, spec in self.specs.items() if name in topics})
+        groups.update({name: served.spec for name, served in self.served.items() if name in left_out})
 
     async def stop(self) -> None:
         await asyncio.gather(*(served.stop() for served in self.served.values()))
