@@ -77,13 +77,23 @@ class PoppedMessage(Struct, kw_only=True, gc=False):
     invisible_until: float
 
 
-class PopAnswer(Struct, gc=False):
-    messages: Annotated[list[PoppedMessage], Meta(description="empty if the wait ended without a message")]
-
-
 class SettleResult(Struct, gc=False):
     status: SettleStatus
     invisible_until: Annotated[float, Meta(description="the new end of an extended lease")] | UnsetType = UNSET
+
+
+_Settled: TypeAlias = (
+    Annotated[list[SettleResult], Meta(description="one per entry of this field of the request, in its order")]
+    | UnsetType
+)
+
+
+class PopAnswer(Struct, gc=False):
+    messages: Annotated[list[PoppedMessage], Meta(description="empty if the wait ended without a message")]
+    ack: _Settled = UNSET
+    release: _Settled = UNSET
+    extend: _Settled = UNSET
+    reject: _Settled = UNSET
 
 
 class SettleAnswer(Struct, gc=False):

@@ -35,10 +35,11 @@ PATHS: Mapping[Feature, str] = {
     Feature.LOCKS: "/v1/locks(/.*)?",
     Feature.MIN_REPLICAS: "/v1/admin/replicas/groups",
 }
-FIELDS: Mapping[Feature, tuple[str, str]] = {
+FIELDS: Mapping[Feature, tuple[str, ...]] = {
     Feature.ATTEMPT_ID: (f"{_GROUP}/pop", "attempt_id"),
     Feature.CLIENT_ID: (f"{_GROUP}/pop", "client_id"),
     Feature.FILTER: (f"{_GROUP}/pop", "filter"),
+    Feature.SETTLE_ON_POP: (f"{_GROUP}/pop", "ack", "release", "extend", "reject"),
     Feature.ORDERING: (f"{_TOPIC}/messages", "ordering_key"),
     Feature.DELAY: (f"{_TOPIC}/messages", "delay_seconds"),
     Feature.TTL: (f"{_TOPIC}/messages", "ttl_seconds"),
@@ -49,8 +50,8 @@ FIELDS: Mapping[Feature, tuple[str, str]] = {
     Feature.MIN_REPLICAS: (_ADMIN_GROUP, "min_replicas"),
     Feature.PAUSE: (_ADMIN_GROUP, "paused"),
 }
-"""For each feature that adds a field to requests: a pattern of the path, and the name of the field. In publish
-requests, each message has this field."""
+"""For each feature that adds fields to requests: a pattern of the path, and the names of the fields. In publish
+requests, each message has these fields."""
 
 
 class FeatureFilter:
@@ -60,7 +61,7 @@ class FeatureFilter:
         off = [feature for feature in ALL_FEATURES if feature not in offered]
         self._app = app
         self._paths = [re.compile(PATHS[feature]) for feature in off if feature in PATHS]
-        self._fields = [(re.compile(path), name) for path, name in (FIELDS[one] for one in off if one in FIELDS)]
+        self._fields = [(re.compile(path), names) for path, *names in (FIELDS[one] for one in off if one in FIELDS)]
         self._packs = Feature.MSGPACK in offered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,7 +89,7 @@ class FeatureFilter:
             if packed:
                 raise UnsupportedMediaType(f"this server reads {JSON}")
             scope = {**scope, "headers": [one for one in scope["headers"] if one[0] != b"accept"]}
-        names = {name for pattern, name in self._fields if pattern.fullmatch(path)}
+        names = {name for pattern, names in self._fields if pattern.fullmatch(path) for name in names}
         if names and scope["method"] in ("POST", "PUT"):
             body = await read_body(receive, headers, REQUEST_BYTES_MAX)
             for field in _fields_of(body, packed=packed):

@@ -74,6 +74,12 @@ def _without_client(body: bytes, scope: Scope) -> bytes:
     return msgpack.encode(asked) if form.packed else json.encode(asked)
 
 
+def without_settlements(body: bytes, form: Format) -> bytes:
+    """Return the body of the pop without its settlements, which this proxy carries out itself."""
+    asked = replace(POP.read(body, form.packed), ack=UNSET, release=UNSET, extend=UNSET, reject=UNSET)
+    return msgpack.encode(asked) if form.packed else json.encode(asked)
+
+
 def nothing_here(form: Format, body: bytes, arrivals: int) -> ForwardedAnswer:
     """Return this proxy's answer to a forwarded pop for which it has no message."""
     return ForwardedAnswer(_OK, [form.content_type, (ARRIVALS, b"%d" % arrivals)], body)

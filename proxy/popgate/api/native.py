@@ -12,16 +12,18 @@ from msgspec import UNSET, Struct
 
 from popgate.api import answers, reading
 from popgate.api.formats import Format, Reader
-from popgate.api.forwarded_pops import forwarder, nothing_here, receipts_of
+from popgate.api.forwarded_pops import forwarder, nothing_here, receipts_of, without_settlements
 from popgate.api.message_encoder import MessageEncoder
 from popgate.api.paths import GROUP, TOPIC
+from popgate.api.pop_settlements import PopSettlements, Results, settle_result, with_results
 from popgate.api.requests import PopRequestBody
 from popgate.api.routes import Call, Route
+from popgate.domain.errors import PopgateError
 from popgate.domain.topics import Policy
 from popgate.engine.engine import Engine
-from popgate.engine.lease.pop_request import Leased, Presence
+from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
 from popgate.engine.publish.publishing import Published
-from popgate.engine.settle.orders import SettleOrder, SettleResult, Verb
+from popgate.engine.settle.orders import SettleOrder, Verb
 from popgate.ports.peers import ForwardedAnswer, Peers
 
 RequestT = TypeVar("RequestT", bound=Struct)
@@ -61,11 +63,13 @@ class Native:
         if request.attempt_id is not None and call.visit is not None:
             request = replace(request, attempt_id=call.visit.own_name(request.attempt_id))
         arrivals = 0 if forwarding is None else self._engine.arrivals(topic, group)
+        settlements = PopSettlements(self._engine, topic, group, asked)
         presence = Presence()
         if connection is not None and connection.gone:
             return form.encode(answers.PopAnswer([]))
         if connection is not None:
             connection.presence = presence
+        await settlements.begin(request)
         try:
             if request.wait_seconds:
                 call.park()
@@ -74,25 +78,43 @@ class Native:
                     topic, group, request, presence, call.permit
                 )
             else:
-                forward = forwarder(self._peers, call.scope, call.body, request.client)
+                body = call.body if settlements.are_none else without_settlements(call.body, form)
+                forward = forwarder(self._peers, call.scope, body, request.client)
                 found = await self._engine.pop_anywhere(topic, group, request, presence, forward, call.permit)
+        except Exception:
+            await settlements.ended()
+            raise
         finally:
             if connection is not None:
                 connection.presence = None
+        results = await self._results(settlements, call, request, found)
         if not found:
             call.check()
         if connection is not None and found and request.attempt_id is None:
             # Until a later request proves that the answer was read, its receipt handles stay in memory, not its bodies.
             connection.answering(partial(self._engine.abandon_soon, topic, group, _receipts(found, form)))
         if isinstance(found, ForwardedAnswer):
-            return found
+            return with_results(found, results, form)
         encoder = MessageEncoder(
             popped_packed if form.answer_packed else popped_in_json,
             form.encode,
             partial(self._engine.message_failed, topic, group),
         )
-        answer = encoder.many(found, answers.PopAnswer)
+        answer = encoder.many(found, partial(answers.PopAnswer, **results))
         return answer if found or forwarding is None else nothing_here(form, answer, arrivals)
+
+    async def _results(
+        self, settlements: PopSettlements, call: Call, request: PopRequest, found: list[Leased] | ForwardedAnswer
+    ) -> Results:
+        """Return the results of the settlements. If they fail, release what was found, unless the client can repeat the
+        pop."""
+        try:
+            return await settlements.results()
+        except PopgateError:
+            if request.attempt_id is None:
+                topic, group = call.path
+                self._engine.abandon_soon(topic, group, _receipts(found, call.form))
+            raise
 
     def _settling(
         self, verb: Verb, reader: Reader[RequestT], orders: Callable[[RequestT], Sequence[SettleOrder]]
@@ -101,7 +123,7 @@ class Native:
             topic, group = call.path
             asked = orders(reader.read(call.body, call.form.packed))
             results = await self._engine.settle(topic, group, verb, asked)
-            return call.form.encode(answers.SettleAnswer([_settle_result(one) for one in results]))
+            return call.form.encode(answers.SettleAnswer([settle_result(one) for one in results]))
 
         return Route(verb, "POST", f"{GROUP}/{verb}", settle)
 
@@ -173,8 +195,3 @@ def popped_packed(one: Leased) -> answers.PoppedMessage:
         first_delivered_at=one.first_delivered_at,
         invisible_until=one.invisible_until,
     )
-
-
-def _settle_result(one: SettleResult) -> answers.SettleResult:
-    until = one.invisible_until
-    return answers.SettleResult(one.status, UNSET if until is None else until)

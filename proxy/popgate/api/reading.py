@@ -16,11 +16,14 @@ from popgate.api.complaints import QUOTED_LENGTH_MAX
 from popgate.api.formats import Reader
 from popgate.api.requests import (
     AckRequest,
+    ExtendEntry,
     ExtendRequest,
     PopRequestBody,
     PublishEntry,
     PublishRequest,
+    RejectEntry,
     RejectRequest,
+    ReleaseEntry,
     ReleaseRequest,
 )
 from popgate.domain.errors import InvalidRequest, MessageTooLarge
@@ -36,7 +39,7 @@ from popgate.domain.quotas import Quotas, flag_of
 from popgate.engine.lease.pop_request import PopRequest
 from popgate.engine.lease.selection import ANY, FilteredSelection
 from popgate.engine.publish.publishing import NewMessage
-from popgate.engine.settle.orders import SettleOrder
+from popgate.engine.settle.orders import SettleOrder, Verb
 
 _NO_HEADERS: Mapping[str, HeaderValue] = {}
 _BASE64_LENGTH_MAX = (MESSAGE_BYTES_MAX + 2) // 3 * 4
@@ -179,24 +182,49 @@ def _size(value: FilterValue) -> int:
 
 
 def ack_orders(request: AckRequest) -> Sequence[SettleOrder]:
-    return [SettleOrder(handle) for handle in request.receipt_handles]
+    return _acks(request.receipt_handles)
 
 
 def release_orders(request: ReleaseRequest) -> Sequence[SettleOrder]:
-    return [
-        SettleOrder(
-            entry.receipt_handle, None if entry.delay_seconds is UNSET else entry.delay_seconds, entry.reason or ""
-        )
-        for entry in request.entries
-    ]
+    return _releases(request.entries)
 
 
 def extend_orders(request: ExtendRequest) -> Sequence[SettleOrder]:
-    return [SettleOrder(entry.receipt_handle, entry.invisibility_seconds) for entry in request.entries]
+    return _extensions(request.entries)
 
 
 def reject_orders(request: RejectRequest) -> Sequence[SettleOrder]:
-    return [SettleOrder(entry.receipt_handle, None, entry.reason or "") for entry in request.entries]
+    return _rejections(request.entries)
+
+
+def settlements(request: PopRequestBody) -> Mapping[Verb, Sequence[SettleOrder]]:
+    """Return the settlements that the request of a pop contains."""
+    orders = {
+        Verb.ACK: _acks(request.ack or ()),
+        Verb.RELEASE: _releases(request.release or ()),
+        Verb.EXTEND: _extensions(request.extend or ()),
+        Verb.REJECT: _rejections(request.reject or ()),
+    }
+    return {verb: many for verb, many in orders.items() if many}
+
+
+def _acks(handles: Sequence[str]) -> Sequence[SettleOrder]:
+    return [SettleOrder(handle) for handle in handles]
+
+
+def _releases(entries: Sequence[ReleaseEntry]) -> Sequence[SettleOrder]:
+    return [
+        SettleOrder(one.receipt_handle, None if one.delay_seconds is UNSET else one.delay_seconds, one.reason or "")
+        for one in entries
+    ]
+
+
+def _extensions(entries: Sequence[ExtendEntry]) -> Sequence[SettleOrder]:
+    return [SettleOrder(one.receipt_handle, one.invisibility_seconds) for one in entries]
+
+
+def _rejections(entries: Sequence[RejectEntry]) -> Sequence[SettleOrder]:
+    return [SettleOrder(one.receipt_handle, None, one.reason or "") for one in entries]
 
 
 # -- the readers ------------------------------------------------------------------------------------------------------

@@ -142,52 +142,6 @@ class PublishRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
     messages: Annotated[list[PublishEntry], Meta(min_length=1, max_length=BATCH_COUNT_MAX)]
 
 
-class PopRequestBody(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    max_messages: Annotated[float, Meta(ge=1, le=BATCH_COUNT_MAX, extra_json_schema={"default": 1})] | UnsetType = UNSET
-    wait_seconds: WaitSeconds | UnsetType = UNSET
-    invisibility_seconds: (
-        Annotated[
-            float,
-            Meta(
-                ge=1, le=INVISIBILITY_SECONDS_MAX, description="how long the lease lasts; default: the policy's value"
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
-    attempt_id: (
-        Annotated[
-            str,
-            Meta(
-                min_length=1,
-                max_length=ATTEMPT_ID_LENGTH_MAX,
-                description="a pop that repeats it gets the same messages while their leases last",
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
-    client_id: (
-        Annotated[
-            str,
-            Meta(
-                description="name of the client, for the journal",
-                extra_json_schema={"pattern": NAME_PATTERN},
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
-    filter: (
-        Annotated[
-            dict[str, FilterValue | Annotated[list[FilterValue], Meta(min_length=1, max_length=FILTER_VALUES_MAX)]],
-            Meta(
-                max_length=FILTER_HEADERS_MAX,
-                description="header: its required value, or a list of allowed values; null means an absent header. "
-                "Other messages stay for other pops",
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
-
-
 class AckRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     receipt_handles: Annotated[list[ReceiptHandle], Meta(min_length=1, max_length=BATCH_COUNT_MAX)]
 
@@ -235,6 +189,67 @@ class RejectEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 
 class RejectRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     entries: Annotated[list[RejectEntry], Meta(min_length=1, max_length=BATCH_COUNT_MAX)]
+
+
+_SETTLED_FIRST = "messages of this group to settle before the pop, as in the request of this name"
+
+
+class PopRequestBody(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    max_messages: Annotated[float, Meta(ge=1, le=BATCH_COUNT_MAX, extra_json_schema={"default": 1})] | UnsetType = UNSET
+    wait_seconds: WaitSeconds | UnsetType = UNSET
+    invisibility_seconds: (
+        Annotated[
+            float,
+            Meta(
+                ge=1, le=INVISIBILITY_SECONDS_MAX, description="how long the lease lasts; default: the policy's value"
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    attempt_id: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=ATTEMPT_ID_LENGTH_MAX,
+                description="a pop that repeats it gets the same messages while their leases last",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    client_id: (
+        Annotated[
+            str,
+            Meta(
+                description="name of the client, for the journal",
+                extra_json_schema={"pattern": NAME_PATTERN},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    filter: (
+        Annotated[
+            dict[str, FilterValue | Annotated[list[FilterValue], Meta(min_length=1, max_length=FILTER_VALUES_MAX)]],
+            Meta(
+                max_length=FILTER_HEADERS_MAX,
+                description="header: its required value, or a list of allowed values; null means an absent header. "
+                "Other messages stay for other pops",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    ack: Annotated[list[ReceiptHandle], Meta(max_length=BATCH_COUNT_MAX, description=_SETTLED_FIRST)] | UnsetType = (
+        UNSET
+    )
+    release: Annotated[list[ReleaseEntry], Meta(max_length=BATCH_COUNT_MAX, description=_SETTLED_FIRST)] | UnsetType = (
+        UNSET
+    )
+    extend: Annotated[list[ExtendEntry], Meta(max_length=BATCH_COUNT_MAX, description=_SETTLED_FIRST)] | UnsetType = (
+        UNSET
+    )
+    reject: Annotated[list[RejectEntry], Meta(max_length=BATCH_COUNT_MAX, description=_SETTLED_FIRST)] | UnsetType = (
+        UNSET
+    )
 
 
 class LeaseGroupRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):

@@ -24,6 +24,8 @@ class Feature(StrEnum):
     LEASE_GROUPS = "lease_groups"
     LOCKS = "locks"
     FILTER = "filter"
+    SETTLE_ON_POP = "settle_on_pop"
+    """A pop may contain settlements of earlier messages: ``ack``, ``release``, ``extend`` and ``reject``."""
     MAX_IN_FLIGHT = "max_in_flight"
     MAX_LEASE_SECONDS = "max_lease_seconds"
     MIN_REPLICAS = "min_replicas"

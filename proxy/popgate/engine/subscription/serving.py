@@ -163,6 +163,15 @@ class Serving:
         has_something = self.capacity(request) > 0 and request.selection.has(self.ready)
         return has_something and not self._is_collecting and not self._should_wait(request, wait_until)
 
+    def has_plenty(self, request: PopRequest) -> bool:
+        """Whether there are ``max_messages`` ready messages for a pop without a filter, and nothing limits it."""
+        return (
+            self._group.policy.max_in_flight is None
+            and not (self.parked or request.selection.is_choosy)
+            and self.capacity(request) > 0
+            and self.ready.count(request.max_messages) >= request.max_messages
+        )
+
     def capacity(self, request: PopRequest = _ONE) -> int:
         """Return how many more messages may be handed out now.
 
