@@ -218,7 +218,7 @@ async def test_a_pop_that_is_refused_for_its_name_is_repeated_without_it(tmp_pat
             assert "client_id" in await calls.features()
             settings.write_text(f"features = {[str(one) for one in ALL_FEATURES if one != 'client_id']}")
             await asyncio.to_thread(proxy.restart)
-            (message,) = await calls.pop(PendingPop(1), 5.0)
+            (message,) = (await calls.pop(PendingPop(1), 5.0)).messages
             assert message.text == "a"
 
 

@@ -127,7 +127,9 @@ class Consumer:
         self._length = LeaseLength(calls.lease_seconds, invisibility_seconds)
         book = LeaseBook(lease_seconds_max=lease_seconds_max)
         self._extender = Extender(book, self._length, calls.settle, self.counters, chance)
-        self._settler = Settler(calls.settle, self._length, self.counters, chance)
+        self._settler = Settler(
+            calls.settle, self._length, self.counters, chance, goes_along=lambda: calls.acks_with_pops
+        )
         self._handlers = HandlerPool(
             handler,
             concurrency=concurrency,
@@ -141,6 +143,7 @@ class Consumer:
         self._popper = Popper(
             calls.pop,
             self._handlers,
+            self._settler,
             wait_seconds=wait_seconds,
             length=self._length,
             counters=self.counters,

@@ -129,9 +129,11 @@ class Exchanges:
         filter: HeaderFilter | None = None,
     ) -> Exchange[list[MessageT]]:
         """Return the leased messages, each made by `make` (`Message` or a subclass)."""
-        request = pop_request(
+        messages, _ = yield from self.ack_and_pop(
             topic,
             group,
+            (),
+            make=make,
             max_messages=max_messages,
             wait_seconds=wait_seconds,
             invisibility_seconds=invisibility_seconds,
@@ -139,8 +141,40 @@ class Exchanges:
             client_id=client_id,
             filter=filter,
         )
+        return messages
+
+    def ack_and_pop(
+        self,
+        topic: str,
+        group: str,
+        receipt_handles: Sequence[str],
+        *,
+        make: Callable[..., MessageT],
+        max_messages: int,
+        wait_seconds: float,
+        invisibility_seconds: float | None,
+        attempt_id: str,
+        client_id: str | None,
+        filter: HeaderFilter | None,
+    ) -> Exchange[tuple[list[MessageT], list[SettleResult]]]:
+        """Return the leased messages, and one result for each of the acks, which the server makes first.
+
+        With `receipt_handles`, the server must have the feature `settle_on_pop`.
+        """
+        request = pop_request(
+            topic,
+            group,
+            max_messages=max_messages,
+            wait_seconds=wait_seconds,
+            invisibility_seconds=invisibility_seconds,
+            attempt_id=attempt_id,
+            client_id=client_id,
+            filter=filter,
+            ack=receipt_handles,
+        )
         answer = yield from self._send(request, is_passing)
-        return read_messages(answer, topic, group, make)
+        acked = read_settled(answer, len(receipt_handles), field="ack") if receipt_handles else []
+        return read_messages(answer, topic, group, make), acked
 
     def settle(self, topic: str, group: str, verb: Verb, leases: Sequence[SettleEntry]) -> Exchange[list[SettleResult]]:
         """Apply the verb; return one result per lease, in order. RetryLater is raised only if no entry was answered."""

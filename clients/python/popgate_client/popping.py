@@ -6,15 +6,15 @@ Owns the one pop that is under way. `working` handles the messages.
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from popgate_client.counters import Counters
 from popgate_client.errors import GroupNotFound, PopgateError, RetryLater, ServerFault, TopicNotFound, WrongMode
 from popgate_client.exchange import new_attempt_id
 from popgate_client.lengths import LeaseLength
-from popgate_client.message import Message
+from popgate_client.message import Message, SettleResult
 from popgate_client.retrying import Backoff
 from popgate_client.wire import ENTRIES_MAX
 from popgate_client.working import HandlerPool
@@ -30,16 +30,34 @@ SWITCH_SECONDS = 1.0
 
 @dataclass(slots=True)
 class PendingPop:
-    """A pop that has not been answered. It is repeated unchanged until it is, because otherwise its messages would stay
-    invisible until their leases end."""
+    """A pop that has not been answered. It is repeated until it is, because otherwise its messages would stay invisible
+    until their leases end."""
 
     max_messages: int
+    acks: Sequence[str] = ()
+    """Receipt handles that the server acks before the pop."""
     attempt_id: str = field(default_factory=new_attempt_id)
     repeated: bool = False
 
 
-PopCall: TypeAlias = Callable[[PendingPop, float], Awaitable[list[Message]]]
+class Popped(NamedTuple):
+    """The answer to a pop. `acked` has one result for each of its acks; None: the server can't ack with a pop."""
+
+    messages: list[Message]
+    acked: list[SettleResult] | None
+
+
+PopCall: TypeAlias = Callable[[PendingPop, float], Awaitable[Popped]]
 """One pop with a wait in seconds; raises PopgateError."""
+
+
+class AcksOfPops(Protocol):
+    """Has the acks that pops take along."""
+
+    def take_along(self) -> list[str]: ...
+    def answered(self, handles: Sequence[str], results: Sequence[SettleResult]) -> None: ...
+
+    def left_behind(self, handles: Sequence[str]) -> None: ...
 
 
 class ModeFollower(Protocol):
@@ -57,6 +75,7 @@ class Popper:
         self,
         call: PopCall,
         handlers: HandlerPool,
+        acks: AcksOfPops,
         *,
         wait_seconds: float,
         length: LeaseLength,
@@ -65,6 +84,7 @@ class Popper:
     ) -> None:
         self._call = call
         self._handlers = handlers
+        self._acks = acks
         self._wait_seconds = wait_seconds
         self._counters = counters
         self._length = length
@@ -77,12 +97,15 @@ class Popper:
         clock = asyncio.get_running_loop().time
         while True:
             free = await self._handlers.free_places()
-            pending = self._pending = self._pending or PendingPop(min(free, ENTRIES_MAX))
+            if self._pending is None:
+                self._pending = PendingPop(min(free, ENTRIES_MAX), self._acks.take_along())
+            pending = self._pending
             started_at = clock()
             try:
-                messages = await self._call(pending, self._wait_seconds)
+                messages = await self._pop(pending, self._wait_seconds)
                 delayed = bool(messages) and await self._length.refresh()
             except PopgateError as error:
+                self._leave_acks(pending)
                 if isinstance(error, WrongMode):
                     follower.noted(error.mode)
                 if follower.is_elsewhere(error) or not _passes(error):
@@ -111,10 +134,25 @@ class Popper:
             return []
         try:
             async with asyncio.timeout(RECLAIM_SECONDS):
-                return await self._call(pending, 0.0)
+                return await self._pop(pending, 0.0)
         except (PopgateError, TimeoutError) as error:
             logger.info("an interrupted pop could not be repeated", extra={"error": repr(error)})
+            self._leave_acks(pending)
             return []
+
+    async def _pop(self, pending: PendingPop, wait_seconds: float) -> list[Message]:
+        """Pop, and report the results of the acks that the pop has taken along. Raises: PopgateError."""
+        messages, acked = await self._call(pending, wait_seconds)
+        if acked is None:
+            self._leave_acks(pending)
+        else:
+            self._acks.answered(pending.acks, acked)
+        return messages
+
+    def _leave_acks(self, pending: PendingPop) -> None:
+        """Let the acks be sent without a pop, because this pop may take long to succeed."""
+        handles, pending.acks = pending.acks, ()
+        self._acks.left_behind(handles)
 
     async def _back_off(self, pending: PendingPop, error: PopgateError) -> None:
         pending.repeated = True

@@ -1,15 +1,16 @@
 """Sends acks, releases and rejects to the server, without delaying the handlers.
 
 Owns the settlements that are decided but not yet answered. While one round of calls is under way, settlements for the
-next one collect, so that batches grow with the load. A settlement that could not be delivered is repeated until its
-lease has ended: until then no other client can have got the message.
+next one collect, so that batches grow with the load. The next pop takes acks along, which saves their request. A
+settlement that could not be delivered is repeated until its lease has ended: until then no other client can have got
+the message.
 """
 
 import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -25,6 +26,8 @@ from popgate_client.wire import ENTRIES_MAX
 
 logger = logging.getLogger(__name__)
 
+ALONG_SECONDS = 0.05
+"""Seconds for which settlements wait for a pop that can take them along."""
 SETTLEMENTS_PENDING_MAX = 2_048
 """Maximum number of pending settlements; at this number the consumer pops no more messages."""
 
@@ -40,12 +43,24 @@ class _Pending:
 class Settler:
     """Accepts settlements at once and delivers them in batches."""
 
-    def __init__(self, call: SettleCall, length: LeaseLength, counters: Counters, chance: random.Random) -> None:
+    def __init__(
+        self,
+        call: SettleCall,
+        length: LeaseLength,
+        counters: Counters,
+        chance: random.Random,
+        *,
+        goes_along: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`goes_along` returns whether pops can take acks along."""
         self._call = call
+        self._goes_along = goes_along
         self._length = length
         self._counters = counters
         self._chance = chance
         self._pending: dict[str, _Pending] = {}
+        self._sent: set[str] = set()
+        """The receipt handles of settlements that were sent, also along with a pop, and not answered yet."""
         self._arrived = asyncio.Event()
         self._finishing = False
 
@@ -58,6 +73,31 @@ class Settler:
         """Schedule a settlement for delivery. `lease_ends_at` is a time of the event loop's clock."""
         handle = settlement.entry.receipt_handle
         self._pending[handle] = _Pending(settlement, lease_ends_at, Backoff(self._chance))
+        self._arrived.set()
+
+    def take_along(self) -> list[str]:
+        """Return the receipt handles of acks that the next pop sends. Call `answered` or `left_behind` with them."""
+        if not self._goes_along():
+            return []
+        now = asyncio.get_running_loop().time()
+        acks = (
+            handle
+            for handle, pending in self._pending.items()
+            if pending.settlement.verb is Verb.ACK and pending.try_at <= now and handle not in self._sent
+        )
+        handles = list(islice(acks, ENTRIES_MAX))
+        self._sent.update(handles)
+        return handles
+
+    def answered(self, handles: Sequence[str], results: Sequence[SettleResult]) -> None:
+        """Record the results of acks that a pop has taken along."""
+        self._sent.difference_update(handles)
+        self._apply(Verb.ACK, [self._pending[handle] for handle in handles], results)
+        self._arrived.set()
+
+    def left_behind(self, handles: Sequence[str]) -> None:
+        """Send the acks of a pop that was not answered. The server may have made them: then it says so."""
+        self._sent.difference_update(handles)
         self._arrived.set()
 
     def finish(self) -> None:
@@ -77,22 +117,29 @@ class Settler:
 
     async def _round(self) -> None:
         """Send the settlements that are due, then wait for more or for the next repeat."""
+        if self._pending and self._goes_along() and not self._finishing:
+            await asyncio.sleep(ALONG_SECONDS)
         self._arrived.clear()
         now = asyncio.get_running_loop().time()
-        due = [pending for pending in self._pending.values() if pending.try_at <= now]
+        due = [pending for pending in self._own() if pending.try_at <= now]
         async with asyncio.TaskGroup() as calls:
             for verb in Verb:
                 batch = list(islice((each for each in due if each.settlement.verb is verb), ENTRIES_MAX))
                 if batch:
+                    self._sent.update(pending.settlement.entry.receipt_handle for pending in batch)
                     calls.create_task(self._deliver(verb, batch), name=f"popgate-{verb}")
         now = asyncio.get_running_loop().time()
-        next_try = min((pending.try_at for pending in self._pending.values()), default=None)
-        if next_try is None and self._finishing:
+        next_try = min((pending.try_at for pending in self._own()), default=None)
+        if next_try is None and self._finishing and not self._sent:
             return  # the event that `finish` set may have been cleared above, and nothing more will arrive
         if next_try is None or next_try > now:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(next_try):
                     await self._arrived.wait()
+
+    def _own(self) -> Iterator[_Pending]:
+        """Return the pending settlements that are not being sent."""
+        return (pending for handle, pending in self._pending.items() if handle not in self._sent)
 
     async def _deliver(self, verb: Verb, batch: Sequence[_Pending]) -> None:
         asked_for = 0.0
@@ -105,6 +152,13 @@ class Settler:
             )
             results = [UNAVAILABLE] * len(batch)
             asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
+        finally:
+            self._sent.difference_update(pending.settlement.entry.receipt_handle for pending in batch)
+        self._apply(verb, batch, results, asked_for)
+
+    def _apply(
+        self, verb: Verb, batch: Sequence[_Pending], results: Sequence[SettleResult], asked_for: float = 0.0
+    ) -> None:
         now = asyncio.get_running_loop().time()
         for pending, result in zip(batch, results, strict=True):
             if result.status != UNAVAILABLE.status:

@@ -18,10 +18,12 @@ from popgate_client.exchange import Exchanges
 from popgate_client.handling import GroupPolicy, RetryDelays
 from popgate_client.lengths import POLICY_SECONDS
 from popgate_client.message import Message, SettleEntry, SettleResult, Verb
-from popgate_client.popping import PendingPop
+from popgate_client.popping import PendingPop, Popped
 from popgate_client.wire import HeaderFilter, JsonObject, subscription_path
 
 NAME_FEATURE = "client_id"
+"""Feature of a server that accepts this field in a pop."""
+ACK_FEATURE, ACK_FIELD = "settle_on_pop", "ack"
 """Feature of a server that accepts this field in a pop."""
 _HOST_LENGTH_MAX = 32
 
@@ -53,6 +55,8 @@ class SubscriptionCalls:
         self._invisibility_seconds = invisibility_seconds
         self._filter = filter
         self._tells_its_name = False
+        self.acks_with_pops = False
+        """Whether the server accepts acks in a pop."""
         self._policy: tuple[float, GroupPolicy] | None = None
 
     async def features(self) -> Collection[str]:
@@ -60,23 +64,29 @@ class SubscriptionCalls:
         found = await self._client.perform(self._exchanges.read("/v1"))
         names = [str(name) for name in found.get("features", [])]
         self._tells_its_name = NAME_FEATURE in names
+        self.acks_with_pops = ACK_FEATURE in names
         return names
 
-    async def pop(self, pending: PendingPop, wait_seconds: float) -> list[Message]:
-        """Pop with the client id if the server accepts one. Another, older server may answer at the same address, so a
-        rejected id is left out from then on."""
-        try:
-            return await self._pop(pending, wait_seconds)
-        except RequestInvalid as error:
-            if not self._tells_its_name or error.field != NAME_FEATURE:
-                raise
-            self._tells_its_name = False
-        return await self._pop(pending, wait_seconds)
+    async def pop(self, pending: PendingPop, wait_seconds: float) -> Popped:
+        """Pop with the client id and the acks if the server accepts them. Another, older server may answer at the same
+        address, so a rejected field is left out from then on."""
+        while True:
+            try:
+                return await self._pop(pending, wait_seconds)
+            except RequestInvalid as error:
+                if self._tells_its_name and error.field == NAME_FEATURE:
+                    self._tells_its_name = False
+                elif self.acks_with_pops and error.field == ACK_FIELD:
+                    self.acks_with_pops = False
+                else:
+                    raise
 
-    async def _pop(self, pending: PendingPop, wait_seconds: float) -> list[Message]:
-        exchange = self._exchanges.pop(
+    async def _pop(self, pending: PendingPop, wait_seconds: float) -> Popped:
+        acks = pending.acks if self.acks_with_pops else ()
+        exchange = self._exchanges.ack_and_pop(
             self._topic,
             self._group,
+            acks,
             make=Message,
             max_messages=pending.max_messages,
             wait_seconds=wait_seconds,
@@ -85,7 +95,8 @@ class SubscriptionCalls:
             client_id=self._client_id if self._tells_its_name else None,
             filter=self._filter,
         )
-        return await self._client.perform(exchange)
+        messages, acked = await self._client.perform(exchange)
+        return Popped(messages, acked if self.acks_with_pops else None)
 
     async def settle(self, verb: Verb, entries: Sequence[SettleEntry]) -> list[SettleResult]:
         return await self._client.perform(self._exchanges.settle(self._topic, self._group, verb, entries))

@@ -105,6 +105,7 @@ def pop_request(
     attempt_id: str,
     client_id: str | None,
     filter: HeaderFilter | None,
+    ack: Sequence[str] = (),
 ) -> Request:
     fields = {
         "max_messages": max_messages,
@@ -113,6 +114,7 @@ def pop_request(
         "attempt_id": attempt_id,
         "client_id": client_id,
         "filter": filter,
+        "ack": list(ack) or None,
     }
     return Request(
         method="POST",
@@ -247,11 +249,11 @@ def read_published(answer: httpx.Response, count: int) -> list[PublishResult]:
     return read_answer(answer, lambda body: [read(entry) for entry in _results(body, count)])
 
 
-def read_settled(answer: httpx.Response, count: int) -> list[SettleResult]:
+def read_settled(answer: httpx.Response, count: int, *, field: str = "results") -> list[SettleResult]:
     def read(entry: JsonObject) -> SettleResult:
         return SettleResult(status=entry["status"], invisible_until=_seconds_or_none(entry.get("invisible_until")))
 
-    return read_answer(answer, lambda body: [read(entry) for entry in _results(body, count)])
+    return read_answer(answer, lambda body: [read(entry) for entry in _results(body, count, field)])
 
 
 def read_messages(answer: httpx.Response, topic: str, group: str, make: Callable[..., MessageT]) -> list[MessageT]:
@@ -275,8 +277,8 @@ def read_messages(answer: httpx.Response, topic: str, group: str, make: Callable
     return read_answer(answer, lambda body: [read(entry) for entry in body["messages"]])
 
 
-def _results(body: JsonObject, count: int) -> list[JsonObject]:
-    results: list[JsonObject] = body["results"]
+def _results(body: JsonObject, count: int, field: str = "results") -> list[JsonObject]:
+    results: list[JsonObject] = body[field]
     if len(results) != count:
         raise ValueError(f"{len(results)} results for {count} entries")
     return results
