@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from popgate.api.asked import query_values
 from popgate.api.body import ClientGone, read_body
 from popgate.api.browsers import BrowserGuard
-from popgate.api.connection import EXTENSION, Connection, send_answer
+from popgate.api.connection import EXTENSION, Connection
 from popgate.api.control import ControlPlane
 from popgate.api.dead_letters import dead_letters_proxy
 from popgate.api.features import FeatureFilter
@@ -38,6 +38,7 @@ from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.api.routes import Call, Routes, Streamed
 from popgate.api.scope_keys import forwarding_of
 from popgate.api.visit import Visit, visit_of
+from popgate.api.whole_answers import send_answer
 from popgate.domain.errors import BrokerUnavailable, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.domain.hosts import ANY_HOST

@@ -16,6 +16,8 @@ def allow(method: str, *allowed: str) -> None:
 def query_values(query: bytes, *known: str) -> dict[str, str]:
     """Return the query's values by name. Raises: InvalidRequest if a name is not in ``known``, or is repeated."""
     found: dict[str, str] = {}
+    if not query:
+        return found
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         shown = name[:QUOTED_LENGTH_MAX]
         if name not in known:

@@ -19,10 +19,8 @@ import math
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
-
-from starlette.types import Send
 
 from popgate.api.joined_writes import JoinedWrites
 from popgate.api.usage import Usage
@@ -194,15 +192,3 @@ def _fits(kind: str, name: Any) -> bool:
     if kind == "email":
         return "@" in name and not is_uri
     return kind == "DNS" and "@" not in name and not is_uri
-
-
-async def send_answer(
-    send: Send, connection: Connection | None, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
-) -> None:
-    """Send a whole answer."""
-    if connection is not None:
-        connection.writes()
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-    if connection is not None:
-        connection.was_written()

@@ -12,11 +12,12 @@ from msgspec import DecodeError, Struct, json
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from popgate.api.body import ClientGone, read_body
-from popgate.api.connection import EXTENSION, Connection, send_answer
+from popgate.api.connection import EXTENSION, Connection
 from popgate.api.problems import problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.api.scope_keys import caller_of, forwarding_of
 from popgate.api.visit import Visit, visit_of
+from popgate.api.whole_answers import send_answer
 from popgate.domain.errors import PeerUnavailable, PopgateError
 from popgate.domain.names import InstanceId
 from popgate.engine.context.routing import while_owners_change

@@ -23,12 +23,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from popgate.api.access import ACCESS, Access
 from popgate.api.body import announced_bytes, received_part
-from popgate.api.connection import EXTENSION, Connection, send_answer
+from popgate.api.connection import EXTENSION, Connection
 from popgate.api.problems import HttpError, NotFound, problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.api.scope_keys import CALLER, FORWARDING, PROVE_CALLER, VISIT
 from popgate.api.usage import Usage, Usages
 from popgate.api.visit import Visit
+from popgate.api.whole_answers import send_answer
 from popgate.auth.audit_log import AuditEvent, AuditEventKind, AuditLog
 from popgate.auth.credentials import Credentials
 from popgate.domain.errors import Forbidden, PopgateError, Unauthenticated

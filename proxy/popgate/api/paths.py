@@ -1,11 +1,17 @@
 """Finds the row of a table for the method and the path of a request."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from popgate.api.problems import MethodNotAllowed, NotFound
 
 T = TypeVar("T")
+
+REMEMBERED_MAX = 1024
+"""Maximum number of paths whose rows are remembered."""
+REMEMBERED_LENGTH_MAX = 256
+"""Longer paths are not remembered, so that those of a hostile client don't take much memory."""
 
 TOPIC = "/v1/topics/{}"
 GROUP = "/v1/topics/{}/groups/{}"
@@ -34,9 +40,13 @@ class PathTree(Generic[T]):
             for part in template.split("/"):
                 node = node.below.setdefault(None if part == "{}" else part, _Node())
             node.rows[method] = row
+        self._remembered = lru_cache(REMEMBERED_MAX)(self._find)
 
     def find(self, method: str, path: str) -> tuple[T, tuple[str, ...]]:
         """Return the row of a request, and the parameters in its path. Raises: NotFound, MethodNotAllowed."""
+        return (self._remembered if len(path) <= REMEMBERED_LENGTH_MAX else self._find)(method, path)
+
+    def _find(self, method: str, path: str) -> tuple[T, tuple[str, ...]]:
         node = self._root
         found: list[str] = []
         for part in path.split("/"):

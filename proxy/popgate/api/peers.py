@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from popgate.api.asked import allow
 from popgate.api.body import ClientGone, read_body
-from popgate.api.connection import EXTENSION, Connection, send_answer
+from popgate.api.connection import EXTENSION, Connection
 from popgate.api.problems import (
     HttpError,
     NotAPeer,
@@ -29,6 +29,7 @@ from popgate.api.problems import (
 )
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.api.scope_keys import CALLER, FORWARDING, Forwarding
+from popgate.api.whole_answers import send_answer
 from popgate.domain.errors import PopgateError, RetryLater
 from popgate.domain.names import ClientId, InstanceId
 from popgate.domain.topics import WAIT_SECONDS_MAX
