@@ -23,34 +23,33 @@ TraceFunction = Callable[[FrameType, str, Any], Any]
 
 _bytecodes: Counter[CodeType] = Counter()
 _calls: Counter[CodeType] = Counter()
-_is_counting = False
+_counting = threading.Event()
 
 
 def _trace(frame: FrameType, event: str, _: object) -> TraceFunction | None:
     if event == "opcode":
         _bytecodes[frame.f_code] += 1
     elif event == "call":
-        if not _is_counting:
+        if not _counting.is_set():
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
     return _trace
 
 
 def _profile(frame: FrameType, event: str, _: object) -> None:
-    if event == "c_call" and _is_counting:
+    if event == "c_call" and _counting.is_set():
         _calls[frame.f_code] += 1
 
 
 def _report(*_: object) -> None:
-    global _is_counting
-    _is_counting = False
+    _counting.clear()
     file = Path(os.environ["EXECUTED"])
     new = file.with_suffix(".new")
     codes = {*_bytecodes, *_calls}
     rows = [(one.co_filename, one.co_firstlineno, one.co_qualname, _bytecodes[one], _calls[one]) for one in codes]
     new.write_text(json.dumps(rows))
     new.replace(file)
-    _is_counting = True
+    _counting.set()
     sys.settrace(_trace)
     sys.setprofile(_profile)
 
