@@ -467,7 +467,7 @@ def test_entries_of_the_catalog_beyond_all_bounds_are_ignored(cluster: ProxyClus
         writer.put("topics", name, spec)
         writer.put("topic_groups", f"{name}/default", group)
     writer.put("topic_groups", "nowhere/default", group)
-    writer.put("topic_groups", "t/bad", '{"policy":{"retry":{"nosuch":1}}}')
+    writer.put("topic_groups", "t/bad", '{"policy":{"retry":{"multiplier":0}}}')
     writer.announce("catalog", "catalog_changes")
     client = cluster.proxies[0].client
     for name in ("one", "other"):
