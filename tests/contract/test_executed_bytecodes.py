@@ -12,7 +12,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,7 +97,7 @@ class Counted:
 
 
 @contextmanager
-def counted(folder: Path) -> Iterator[Counted]:
+def counted(folder: Path) -> Generator[Counted]:
     report = folder / "executed.json"
     program = python_program(str(Path(executed.__file__)))
     with (

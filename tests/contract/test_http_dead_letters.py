@@ -8,6 +8,7 @@ import pytest
 
 from contract.http_server import HttpServer, Json, Topic, answer, problem, put
 from contract.http_server import lean_server as server
+from support.processes import wait_until
 
 __all__ = ["server"]
 
@@ -252,7 +253,8 @@ def test_some_are_redriven_and_the_others_keep_their_order(desk: Desk) -> None:
     assert desk.redrive(max_messages=1)["moved"] == 1
     assert desk.drained() == ["m1"], "the oldest first"
     assert desk.bodies() == ["m4", "m5", "m8"]
-    assert desk.topic.state()["dead"] == 3
+    # A listing has just given its letters back. RabbitMQ 4.0 counts them 3 ms after it has closed the channel.
+    wait_until(lambda: desk.topic.state()["dead"] == 3, timeout_seconds=1, what="RabbitMQ to count what it got back")
 
 
 def test_a_redrive_to_another_topic_is_a_publish_there(server: HttpServer) -> None:
