@@ -1,10 +1,12 @@
 """A message that is published, popped and acked, alone or in a batch, must not execute more bytecodes than before.
 
-Bytecodes don't depend on the machine or its load, as seconds do. What depends on time runs in some rounds only: each
-function counts with its least round. asyncio's own loop is left out, because its turns depend on time, too.
+The number of bytecodes does not depend on the speed or the load of the machine. Some work depends on time and happens
+only in some rounds, so each function counts with the round in which it executed the least. asyncio's event loop is left
+out, because the number of its turns depends on time, too.
 
-A figure that leaves its range by a change of the product belongs here: a higher one needs a reason, and a lower one
-keeps the guard close. Allocations are not counted, because CPython can't count them; calls into C are.
+If a change of the product moves a figure out of its range, write the new figure into ``BOUNDS``. A higher figure needs
+a reason. A lower figure must be written down, too: otherwise a later regression could hide in the difference.
+Allocations are not counted, because CPython has no counter for them, but calls into C are.
 """
 
 import http.client

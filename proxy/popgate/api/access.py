@@ -108,9 +108,8 @@ def _rows() -> Iterator[tuple[str, str, Access]]:
     yield row("DELETE", f"{dead}/redrive", "redrive_cancel", Action.ADMIN, _group, is_change=True)
     yield row("POST", f"{dead}/purge", "dead_letters_purge", Action.ADMIN, _group, is_change=True)
 
-    yield row("GET", "/v1/admin/cluster", "cluster", Action.INSPECT, _server)
-    yield row("GET", "/v1/admin/replicas", "replicas", Action.INSPECT, _server)
-    yield row("GET", "/v1/admin/replicas/groups", "replica_groups", Action.INSPECT, _server)
+    for path, operation in (("cluster", "cluster"), ("replicas", "replicas"), ("replicas/groups", "replica_groups")):
+        yield row("GET", f"/v1/admin/{path}", operation, Action.INSPECT, _server)
 
 
 TABLE: Mapping[tuple[str, str], Access] = MappingProxyType({(method, path): access for method, path, access in _rows()})

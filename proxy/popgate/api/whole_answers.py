@@ -1,9 +1,8 @@
 """Sends answers whose bytes are all known.
 
-uvicorn checks and writes the header fields of each answer one by one, which takes longer than everything else that a
-small answer needs. So a usual answer is written here, with the same bytes and the same effects on uvicorn's state. All
-other answers go through uvicorn: those that must wait until the client has read earlier bytes, answers to HEAD, and
-those that end the connection.
+uvicorn checks and writes the header fields of each answer one by one. A usual answer is written here in one step, with
+the same bytes and the same effects on uvicorn's state. All other answers go through uvicorn: answers that must wait
+until the client has read earlier bytes, answers to HEAD, and answers that end the connection.
 """
 
 from collections.abc import Sequence
