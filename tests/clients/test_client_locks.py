@@ -1,6 +1,7 @@
 """Locks through the Python client, synchronous and asyncio: held by real proxies on both brokers, and lost."""
 
 import asyncio
+import random
 import re
 import secrets
 import shlex
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from popgate.cli.commands import run
@@ -25,8 +27,12 @@ from popgate_client import (
     LockNotAcquired,
     LockNotFound,
     RetryLater,
+    ServerFault,
     locks,
 )
+from popgate_client.exchange import Exchanges
+from popgate_client.lock_terms import LockTerm, term_clock
+from popgate_client.locks import LockExchanges, LockGrant
 from support.command_line import CommandLine
 from support.processes import wait_until
 from support.proxy import ProxyProcess
@@ -196,6 +202,42 @@ def test_an_operators_release_is_learnt_with_the_next_renewal(client: Client, na
         work()
 
 
+def test_an_operators_release_is_learnt_at_the_end_of_the_block_at_the_latest(client: Client, name: str) -> None:
+    def work() -> None:
+        with client.lock(name):
+            client.force_release(name)
+
+    with pytest.raises(LockLost, match="was no longer held when it was released"):
+        work()
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["<html>we will be back soon</html>", "{}", '{"held":false,"fencing_token":7}', '{"held":true,"fencing_token":6}'],
+)
+@pytest.mark.parametrize("ask", ["renew", "verify"])
+def test_only_popgates_own_answer_keeps_it(ask: str, body: str) -> None:
+    exchanges = LockExchanges(Exchanges(), term_clock)
+    grant = LockGrant(
+        name="l", holder="h", token="t", fencing_token=7, slot=1, term=LockTerm("l", 30, term_clock(), random.Random())
+    )
+    exchange = getattr(exchanges, ask)(grant, 5)
+    next(exchange)
+    with pytest.raises(ServerFault):
+        exchange.send(httpx.Response(200, text=body))
+
+
+def test_a_repeated_release_tells_nothing(client: Client, name: str) -> None:
+    exchanges = LockExchanges(Exchanges(), term_clock)
+    grant = client.perform(exchanges.acquire(name, "h", 30, 0))
+    exchange = exchanges.release(grant, retry_seconds_max=10)
+    next(exchange)
+    exchange.send(httpx.ReadTimeout("the answer is lost"))
+    with pytest.raises(StopIteration) as ended:
+        exchange.send(httpx.Response(200, json={"released": False}))
+    assert ended.value.value is None
+
+
 def test_a_release_that_fails_is_no_error_and_hides_none(
     impatient: Client, set_line: Callable[[bool], None], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -285,6 +327,15 @@ def cancellations() -> int:
     task = asyncio.current_task()
     assert task is not None
     return task.cancelling()
+
+
+async def test_an_operators_release_is_learnt_at_the_end_of_the_block_of_asyncio(
+    shared_proxy: ProxyProcess, name: str
+) -> None:
+    async with AsyncClient(shared_proxy.url) as client:
+        with pytest.raises(LockLost, match="was no longer held when it was released"):
+            async with client.lock(name):
+                await client.force_release(name)
 
 
 async def test_a_loss_cancels_the_block_and_nothing_else(

@@ -264,6 +264,14 @@ def leave(_: Message) -> None:
     sys.exit(3)
 
 
+class Panic(BaseException):
+    """As the panics of extensions in Rust are."""
+
+
+def panic(_: Message) -> None:
+    raise Panic
+
+
 def stop_iteration(_: Message) -> None:
     raise StopIteration
 
@@ -286,7 +294,7 @@ async def time_out(_: Message) -> None:
 
 
 @pytest.mark.parametrize(
-    "ending", [leave, stop_iteration, retry_beyond_all_limits, leave_asynchronously, cancel_itself, time_out]
+    "ending", [leave, panic, stop_iteration, retry_beyond_all_limits, leave_asynchronously, cancel_itself, time_out]
 )
 def test_however_strangely_a_handler_ends_its_message_comes_back_and_the_others_go_on(
     shared_proxy: ProxyProcess, client: Client, topic: str, running: Running, ending: Callable[[Message], Any]

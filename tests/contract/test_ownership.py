@@ -14,6 +14,7 @@ import pytest
 
 from popgate.adapters.redis.address import parse_address
 from popgate.adapters.redis.connection import RedisConnection
+from popgate.cluster import ownership
 from popgate.domain.errors import NoCommonVersion
 from popgate.domain.names import BrokerQueue
 from support.audit_client import until
@@ -191,6 +192,26 @@ async def test_queues_come_and_go(cluster: Callable[[int], Cluster]) -> None:
     await several.settled()
     assert not several.consumed.handed_over
     del several.consumed.queues[:7]
+    await several.settled()
+
+
+async def test_a_queue_that_can_not_be_taken_costs_the_others_nothing(
+    cluster: Callable[[int], Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership, "FAILED_SECONDS", 0.5)
+    several = cluster(4)
+    bad = several.consumed.queues[0]
+    proxy = await several.join()
+    await several.settled()
+    proxy.hosts.unreadable.add(bad)
+    del several.consumed.by[bad]
+    proxy.hosts.taken.clear()
+    await asyncio.sleep(1.2)
+    assert 2 <= proxy.hosts.taken[bad] <= 3, "it is tried again, after a pause"
+    assert len(proxy.failures) == proxy.hosts.taken[bad], "and each failure is told"
+    proxy.failures.clear()
+    assert sorted(several.consumed.by) == several.consumed.queues[1:]
+    proxy.hosts.unreadable.clear()
     await several.settled()
 
 

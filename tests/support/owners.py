@@ -46,6 +46,8 @@ class Hosts:
         self.taken: Counter[BrokerQueue] = Counter()
         self.stale: set[BrokerQueue] = set()
         """Queues that must be claimed again after a loss of data."""
+        self.unreadable: set[BrokerQueue] = set()
+        """Queues of which the store has something that can't be read."""
 
     def queues(self) -> Collection[BrokerQueue]:
         return self.consumed.queues
@@ -62,8 +64,10 @@ class Hosts:
     async def take(self, queue: BrokerQueue) -> None:
         await asyncio.sleep(0)
         assert self.consumed.by.get(queue, self.me) == self.me, "somebody has it"
-        self.consumed.by[queue] = self.me
         self.taken[queue] += 1
+        if queue in self.unreadable:
+            raise ValueError("a record can't be read")
+        self.consumed.by[queue] = self.me
         self.stale.discard(queue)
 
     async def hand_over(self, queue: BrokerQueue) -> None:

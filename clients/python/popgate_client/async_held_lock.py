@@ -93,13 +93,18 @@ class AsyncHeldLock:
         return self._cancelled_body and self._body is not None and self._body.uncancel() <= self._cancellations
 
     async def end(self) -> LockLost | None:
-        """Release the lock, within a few seconds; return why it was lost before `stop`, if it was. Raises only
-        CancelledError."""
+        """Release the lock, within a few seconds; return why it was lost before, if it was.
+
+        Raises: only CancelledError.
+        """
         if self._keeper is not None:
             await asyncio.wait([self._keeper])
         retry_seconds_max = RELEASE_SECONDS_MAX if self._loss is None else 0.0
         try:
-            await self._client.perform(self._exchanges.release(self._grant, retry_seconds_max=retry_seconds_max))
+            found = await self._client.perform(
+                self._exchanges.release(self._grant, retry_seconds_max=retry_seconds_max)
+            )
+            self._loss = self._loss or found
         except Exception as error:  # the lock expires anyway; the block's own error matters more
             logger.warning("a lock could not be released", extra={"lock": self.name, "error": repr(error)})
         return self._loss

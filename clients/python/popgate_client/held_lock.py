@@ -65,7 +65,7 @@ class HeldLock:
         """Ask the server whether the lock is held, before a step that can't be undone. It may still be lost right
         afterwards.
 
-        Raises: LockLost; RetryLater if the server can't say.
+        Raises: LockLost; RetryLater if the server can't say; ServerFault if the answer is not one of popgate.
         """
         self.raise_if_lost()
         try:
@@ -95,7 +95,8 @@ class HeldLock:
             self._changed.notify_all()
         retry_seconds_max = RELEASE_SECONDS_MAX if loss is None else 0.0
         try:
-            self._client.perform(self._exchanges.release(self._grant, retry_seconds_max=retry_seconds_max))
+            found = self._client.perform(self._exchanges.release(self._grant, retry_seconds_max=retry_seconds_max))
+            loss = loss or found
         except Exception as error:  # the lock expires anyway; the block's own error matters more
             logger.warning("a lock could not be released", extra={"lock": self.name, "error": repr(error)})
         if self._watcher.ident is not None:

@@ -4,11 +4,13 @@ Owns paths, fields and the meaning of answers; does no I/O. `lock_terms` decides
 and `async_held_lock` hold one.
 """
 
+import math
 import os
 import random
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeAlias
 
 import httpx
@@ -81,11 +83,9 @@ class LockExchanges:
 
         while True:
             answer, asked_at = yield from self._answered(request, pause)
-            body = read_answer(answer, dict)
-            if body["acquired"]:
-                grant = self._grant(name, holder, ttl_seconds, body, asked_at)
-                if self._clock() < grant.term.renew_at or (yield from self._is_confirmed(grant)):
-                    return grant
+            grant = read_answer(answer, partial(self._grant, name, holder, ttl_seconds, asked_at))
+            if grant and (self._clock() < grant.term.renew_at or (yield from self._is_confirmed(grant))):
+                return grant
             now = self._clock()
             if now >= until:
                 raise LockNotAcquired("lock_not_acquired", f"lock {name} is held by others")
@@ -96,21 +96,37 @@ class LockExchanges:
                 pause = 0.0
 
     def renew(self, grant: LockGrant, silence_seconds: float) -> Exchange[None]:
-        """Renew the lock with one request. Raises: LockLost, LockNotFound, and temporary errors."""
-        accepted((yield Attempt(_renewal(grant, silence_seconds))))
+        """Renew the lock with one request. Raises: LockLost, LockNotFound, ServerFault, and temporary errors."""
+        _check_held(grant, accepted((yield Attempt(_renewal(grant, silence_seconds)))))
 
     def verify(self, grant: LockGrant, left_seconds: float) -> Exchange[None]:
-        """Ask whether the lock is held, with repeats until its term ends. Raises: LockLost, LockNotFound."""
+        """Ask whether the lock is held, with repeats until its term ends.
+
+        Raises: LockLost, LockNotFound, ServerFault.
+        """
         silence_seconds = min(left_seconds, ANSWER_SECONDS)
         request = _post(grant.name, "verify", {"token": grant.token}, silence_seconds=silence_seconds)
-        yield from self._exchanges.repeatable(request, retry_seconds_max=left_seconds)
+        _check_held(grant, (yield from self._exchanges.repeatable(request, retry_seconds_max=left_seconds)))
 
-    def release(self, grant: LockGrant, *, retry_seconds_max: float) -> Exchange[None]:
-        """Release the lock. This has no effect if the lock is lost."""
+    def release(self, grant: LockGrant, *, retry_seconds_max: float) -> Exchange[LockLost | None]:
+        """Release the lock. Return a LockLost if it was no longer held. If the request was repeated, this is unknown,
+        because an earlier one may have released the lock."""
         request = _post(grant.name, "release", {"token": grant.token}, silence_seconds=RELEASE_SECONDS_MAX)
-        yield from self._exchanges.repeatable(request, retry_seconds_max=retry_seconds_max)
+        tries = 0
 
-    def _grant(self, name: str, holder: str, ttl_seconds: float, body: JsonObject, asked_at: float) -> LockGrant:
+        def next_try(_pause: float) -> Request:
+            nonlocal tries
+            tries += 1
+            return request
+
+        answer, _ = yield from self._answered(next_try, 0.0, retry_seconds_max)
+        if read_answer(answer, lambda body: bool(body["released"])) or tries > 1:
+            return None
+        return LockLost("lock_lost", f"lock {grant.name} was no longer held when it was released")
+
+    def _grant(self, name: str, holder: str, ttl_seconds: float, asked_at: float, body: JsonObject) -> LockGrant | None:
+        if not body["acquired"]:
+            return None
         return LockGrant(
             name=name,
             holder=holder,
@@ -124,16 +140,19 @@ class LockExchanges:
         """Renew a lock whose answer came so late that it can't be trusted any more; False if it is lost."""
         request = _renewal(grant, ANSWER_SECONDS)
         try:
-            _, asked_at = yield from self._answered(lambda _: request, 0.0)
+            answer, asked_at = yield from self._answered(lambda _: request, 0.0)
+            _check_held(grant, answer)
         except (LockLost, LockNotFound):
             return False
         grant.term.restart(asked_at)
         return True
 
-    def _answered(self, request: Callable[[float], Request], pause: float) -> Exchange[tuple[httpx.Response, float]]:
+    def _answered(
+        self, request: Callable[[float], Request], pause: float, retry_seconds_max: float = math.inf
+    ) -> Exchange[tuple[httpx.Response, float]]:
         """Return the answer, and when its request was sent. `request` makes a new request for each try from its
         pause."""
-        patience = self._exchanges.patience()
+        patience = self._exchanges.patience(retry_seconds_max)
         while True:
             asked_at = self._clock()
             try:
@@ -165,6 +184,17 @@ def force_release_request(name: str, holder: str | None, fencing_token: int | No
 
 def holders_of(released: JsonObject) -> list[JsonObject]:
     return [dict(one) for one in released["holders"]]
+
+
+def _check_held(grant: LockGrant, answer: httpx.Response) -> None:
+    """Raises: ServerFault if the answer does not say that the lock is held, because another program than popgate may
+    have sent it."""
+
+    def read(body: JsonObject) -> None:
+        if body["held"] is not True or int(body["fencing_token"]) < grant.fencing_token:  # a renewal may raise it
+            raise ValueError("it does not say that the lock is held")
+
+    read_answer(answer, read)
 
 
 def _renewal(grant: LockGrant, silence_seconds: float) -> Request:

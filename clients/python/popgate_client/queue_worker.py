@@ -195,7 +195,9 @@ class QueueWorker:
                 if task is not None and task.cancelling():  # abandoned; otherwise the handler cancelled itself
                     raise
                 error: BaseException = cancelled
-            except (Exception, SystemExit) as raised:  # a library's sys.exit must not take the other queues with it
+            except (KeyboardInterrupt, GeneratorExit):  # this process is to end
+                raise
+            except BaseException as raised:  # a library's sys.exit or panic must not take the other queues with it
                 error = raised
             else:
                 return None

@@ -137,7 +137,9 @@ class HandlerPool:
                 message.lease_lost.set()  # for a thread that runs on: its work will not be acked
                 raise
             error = cancelled
-        except (Exception, SystemExit) as raised:  # a library's sys.exit must not take the other leases with it
+        except (KeyboardInterrupt, GeneratorExit):  # this process is to end
+            raise
+        except BaseException as raised:  # a library's sys.exit or panic must not take the other leases with it
             error = raised
         finally:
             self._running.pop(message.receipt_handle, None)

@@ -32,6 +32,8 @@ from popgate.runtime.background import Background
 
 _log = logging.getLogger(__name__)
 
+FAILED_SECONDS = 5.0
+"""Seconds until a change of owner that failed unexpectedly is tried again, such as for a record that can't be read."""
 AGAIN_SECONDS = 0.5
 """Seconds between two attempts to join the cluster or to reach an unavailable store. This is much less than
 ``GONE_SECONDS``, after which the other members consider this proxy dead."""
@@ -304,18 +306,27 @@ class Ownership:
         return asyncio.get_running_loop().time() < self._former_until
 
     def _lose(self, queues: set[BrokerQueue]) -> None:
-        for queue in sorted(queues - self._under_way.keys()):
+        moving = {queue for queue, task in self._under_way.items() if not task.done()}
+        for queue in sorted(queues - moving):
             self._hosts.lose(queue)
 
     def _spawn(self, queue: BrokerQueue, work: Coroutine[None, None, None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            self._under_way.pop(queue, None)
+            self._wake.set()
+
         async def done() -> None:
+            pause = FAILED_SECONDS
             try:
                 await work
+                pause = 0.0
             except StateUnavailable as error:
                 _log.warning("a queue's change of owner is delayed", extra={"queue": queue, "reason": error.detail})
+                pause = self._again_seconds()
             finally:
-                self._under_way.pop(queue, None)
-                self._wake.set()
+                loop.call_later(pause, ended)  # a queue that can't be taken must not cost the others anything
 
         task = self._background.spawn(done(), name=f"move {queue}")
         if task is None:
