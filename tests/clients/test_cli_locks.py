@@ -196,7 +196,7 @@ def here(
 def held(shared_proxy: ProxyProcess, client: Client, name: str) -> Iterator[str]:
     """A semaphore of three with two holders, billing-1 and billing-2."""
     client.put_lock(name, "semaphore", slots=3)
-    for holder in ("billing-1", "billing-2"):
+    for holder in ("billing-1", "billing-2\x1b[2J"):
         body = {"holder": holder, "ttl_seconds": 600}
         assert shared_proxy.client.post(f"/v1/locks/{name}/acquire", json=body).json()["acquired"]
     yield name
@@ -226,7 +226,7 @@ def test_tables_show_who_holds_it(here: Callable[..., Done], held: str) -> None:
     shown = [line.split() for line in here("locks", "show", held, "--output", "table").out.splitlines()]
     assert shown[:3] == [listed[0], [held, "semaphore", "3", "yes", "2", "0"], []]
     assert " ".join(shown[3]) == "HOLDER SLOT FENCING TOKEN HELD FOR REMAINING"
-    assert [line[:2] for line in shown[4:]] == [["billing-1", "1"], ["billing-2", "2"]]
+    assert [line[:2] for line in shown[4:]] == [["billing-1", "1"], ["billing-2\\x1b[2J", "2"]]
     assert shown[4][-1] in ("0s", "59s", "58s")
 
 
@@ -240,6 +240,7 @@ def test_an_operator_takes_it_from_some_or_from_all(here: Callable[..., Done], h
     assert nobody == (0, "", f"popgate: lock {held} was not held by that holder\n")
     kept = here("locks", "delete", held)
     assert (kept.code, "billing-2" in kept.err) == (2, True)
+    assert "\x1b" not in kept.err
     (left,) = here("locks", "show", held).rows
     (holder,) = left["holders"]
     token = str(holder["fencing_token"])

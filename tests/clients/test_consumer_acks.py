@@ -69,6 +69,15 @@ def test_a_stop_during_a_long_poll_keeps_no_ack_back(client: Client, topic: str,
     assert consumer.counters.settlements_abandoned == 0
 
 
+def test_the_results_of_acks_do_not_wait_for_a_message(client: Client, topic: str, running: Running, url: str) -> None:
+    """A pop that takes acks along may wait long, or its connection may be dead: the acks are sent without it, too."""
+    publish(client, topic)
+    consumer = Consumer(topic, "default", lambda _: None, base_url=url, concurrency=10, wait_seconds=20)
+    with running(consumer):
+        wait_until(lambda: consumer.counters.acked == MANY, timeout_seconds=10, what="the results of all acks")
+    assert consumer.counters.leases_lost == consumer.counters.settlements_abandoned == 0
+
+
 def test_a_server_that_can_not_ack_with_a_pop_gets_acks_by_themselves(
     tmp_path: Path, topic: str, running: Running
 ) -> None:

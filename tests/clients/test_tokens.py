@@ -4,6 +4,7 @@ The proxies are real, and their keys are made by `popgate keys`.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -252,9 +253,10 @@ async def test_the_asyncio_client_and_the_consumer_await_their_token(guarded: Gu
 
 
 def test_a_token_that_can_not_be_sent_is_refused_and_not_shown(guarded: Guarded, tmp_path: Path) -> None:
-    for token in ("with\nline end", "pässword", "tab\t"):
+    for token in ("with\nline end", "pässword", "tab\t", "s3cret ", "two words"):
         with pytest.raises(RequestInvalid) as refused:
             Client(guarded.url, token=token)
+        assert refused.value.code == "invalid_request"
         assert token not in str(refused.value)
     missing, empty, other = tmp_path / "missing", tmp_path / "empty", tmp_path / "other"
     empty.touch()
@@ -354,6 +356,44 @@ def test_a_private_authority_and_a_clients_certificate(tmp_path: Path, monkeypat
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
     with pytest.raises(RequestInvalid, match="the certificates of SSL_CERT_FILE can't be read"):
         Client("https://127.0.0.1:1")
+
+
+async def test_what_breaks_a_tls_connection_is_an_unreachable_server(tmp_path: Path) -> None:
+    """A few bytes of somebody on the way, or of a broken machine there, must not end a consumer."""
+    authority = MemoryAuthority()
+    certificate, key = write(tmp_path, *authority.issue())
+    (tmp_path / "ca.pem").write_bytes(authority.pem)
+    clients: list[asyncio.StreamWriter] = []
+
+    with TlsProxy(tmp_path, f"--tls-certificate-file={certificate}", f"--tls-key-file={key}") as process:
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            clients.append(writer)
+            answers, requests = await asyncio.open_connection("127.0.0.1", process.port)
+            async with asyncio.TaskGroup() as copying:
+                for source, sink in ((reader, requests), (answers, writer)):
+                    copying.create_task(copied(source, sink))
+
+        async with await asyncio.start_server(relay, "127.0.0.1") as server:
+            url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            context = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+            async with AsyncClient(url, ssl_context=context, retry_seconds_max=0) as client:
+                await client.put_topic("t", queues=1)
+                await client.put_group("t", "g")
+                for garbage in (b"\x17\x03\x03\x00\x20" + b"x" * 32, b"HTTP/1.1 400 Bad Request\r\n\r\n"):
+                    waiting = asyncio.create_task(client.pop("t", "g", wait_seconds=20))
+                    await asyncio.sleep(0.3)
+                    clients[-1].write(garbage)
+                    with pytest.raises(ServerUnreachable) as raised:
+                        await waiting
+                    assert raised.value.outcome_unknown
+
+
+async def copied(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await source.read(65536):
+            sink.write(data)
+    sink.close()
 
 
 def test_a_token_over_http_to_another_machine_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -376,6 +376,10 @@ async def test_a_place_that_is_none_is_refused_at_start(tmp_path: Path, clock: M
     wrong: Sequence[tuple[str, str]] = [
         (f"{tmp_path}/file/journal", "Not a directory"),
         ("nowhere://user:password@host/journal", "Protocol not known: nowhere"),
+        (
+            "s3://key:pass:word@host:port/journal",
+            "Cannot parse URI: 's3://host:port/journal' due to syntax error at character 'p' (position 24)",
+        ),
     ]
     for target, why in wrong:
         journal = ParquetJournal("p1", partial(place_at, target), Rotation(60.0, 10), clock, name="PLACE")

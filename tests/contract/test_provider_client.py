@@ -116,10 +116,13 @@ async def test_the_path_of_the_issuer_precedes_the_path_of_its_configuration(sit
         {"issuer": "URL", "jwks_uri": "file:///etc/passwd"},
         {"issuer": "URL", "jwks_uri": "/keys"},
         {"issuer": "URL", "jwks_uri": "https://[::1"},
+        {"issuer": "URL", "jwks_uri": "https://127.0.0.1:99999/keys"},
+        {"issuer": "URL", "jwks_uri": "https://127.0.0.1:0/keys"},
+        {"issuer": "URL", "jwks_uri": "https://127.0.0.1/\ud800"},
         [],
         None,
     ],
-    ids=str,
+    ids=ascii,
 )
 async def test_another_configuration_is_refused(site: Site, document: object) -> None:
     site.answers[DISCOVERY_PATH] = ok(json.dumps(document).replace("URL", site.url).encode())

@@ -3,20 +3,27 @@
 import pytest
 
 from popgate.cli.commands import run
-from popgate.cli.endings import without_credentials
+from popgate.cli.printing import complain, without_secrets
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("text", "shown"),
     [
         ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
-        ("http://user:hunter2@popgate:8080/base", "http://popgate:8080/base"),
-        ("https://user:hunter2@@popgate", "https://popgate"),
-        ("http://popgate/a@b?c@d", "http://popgate/a@b?c@d"),
+        ("http://user:hunter2@popgate:8080/base", "http://...@popgate:8080/base"),
+        ("https://user:hunter2@@popgate", "https://...@popgate"),
+        ("unrecognized arguments: --amqp-ulr=amqp://u:hunter2@h/", "unrecognized arguments: --amqp-ulr=amqp://...@h/"),
+        ("/tmp/amqp:/u:hunter2@h/ and ann@example.org", "/tmp/amqp:/...@h/ and ann@example.org"),
+        ("http://popgate/ann and ann@example.org", "http://popgate/ann and ann@example.org"),
     ],
 )
-def test_a_url_is_shown_without_its_credentials(url: str, shown: str) -> None:
-    assert without_credentials(url) == shown
+def test_a_url_is_shown_without_its_credentials(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
+
+
+def test_an_error_does_not_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    complain("first \x1b]52;c;cm0=\x07\nsecond \x9b31m")
+    assert capsys.readouterr().err == "popgate: first \\x1b]52;c;cm0=\\x07\nsecond \\x9b31m\n"
 
 
 @pytest.mark.parametrize(
@@ -25,6 +32,8 @@ def test_a_url_is_shown_without_its_credentials(url: str, shown: str) -> None:
         ("http://user:hunter2@127.0.0.1:1", 3),
         ("http://user:hunter2@127.0.0.1:port", 2),
         ("http://user:hun/ter2@127.0.0.1:1", 2),
+        ("http://user:1/hunter2@127.0.0.1:1", 3),
+        ("http://user:1?hunter2@127.0.0.1:1", 3),
         ("user:hunter2@127.0.0.1:1", 2),
     ],
 )

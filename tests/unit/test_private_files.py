@@ -335,7 +335,7 @@ def test_the_lock_of_root_in_the_folder_of_another_user_belongs_to_that_user(tmp
 
 
 @as_root
-def test_root_creates_no_file_through_a_link_of_another_user(tmp_path: Path) -> None:
+def test_root_writes_no_file_through_a_link_of_another_user(tmp_path: Path) -> None:
     for name in ("own", "foreign"):
         (tmp_path / name).mkdir()
     link, folder_link = tmp_path / "foreign" / "keys.toml", tmp_path / "foreign" / "folder"
@@ -349,9 +349,11 @@ def test_root_creates_no_file_through_a_link_of_another_user(tmp_path: Path) -> 
         with pytest.raises(PrivateFileError, match=f"{culprit} is a link of another user"), locked_private(file):
             pass
     assert list((tmp_path / "own").iterdir()) == []
-    made(tmp_path / "own" / "created")
-    replace_private(link, b"other")
-    assert (tmp_path / "own" / "created").read_bytes() == b"other"
+    existing = made(tmp_path / "own" / "created")
+    before = existing.read_bytes()
+    with pytest.raises(PrivateFileError, match="does not follow"):
+        replace_private(link, b"other")
+    assert existing.read_bytes() == before
 
 
 def test_a_file_is_created_through_own_links(tmp_path: Path) -> None:

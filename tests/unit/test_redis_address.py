@@ -4,6 +4,7 @@ import pytest
 from redis import exceptions as redis
 from redis.asyncio import SSLConnection
 from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.sentinel import MasterNotFoundError
 
 from popgate.adapters.redis.address import open_pool, parse_address
 from popgate.adapters.redis.failures import state_failure
@@ -114,6 +115,7 @@ def test_what_is_no_address_is_refused_with_the_forms_that_are(url: str) -> None
         (redis.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), "raise maxmemory"),
         (redis.ReadOnlyError("You can't write against a read only replica."), "replica"),
         (redis.NoPermissionError("this user has no permissions"), "all keys and scripts"),
+        (MasterNotFoundError("No master found (<Connection(password=hunter2)>)"), "check the Sentinels"),
         (redis.ResponseError("Error running script: @user_script:1: -OOM command not allowed"), "raise maxmemory"),
         (redis.ResponseError("Error running script: -READONLY You can't write against a read only"), "replica"),
         (redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), "check its disk"),
@@ -125,6 +127,7 @@ def test_an_error_of_redis_is_told_with_its_remedy(error: redis.RedisError | OSE
     assert failure is not None
     assert says in failure.detail
     assert "here:6379" in failure.detail
+    assert "hunter2" not in failure.detail
     assert failure.retry_after_seconds > 0
 
 

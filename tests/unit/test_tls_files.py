@@ -160,6 +160,22 @@ def test_a_client_certificate_is_optional_and_its_names_are_known(tmp_path: Path
     assert found.expires_at > 0
 
 
+def test_authorities_may_have_comments_in_any_language(tmp_path: Path) -> None:
+    authority = tmp_path / "clients.pem"
+    for bom in ("", "\ufeff"):
+        authority.write_text(f"{bom}# Autorit\u00e9 \u8a8d\u8a3c\u5c40\n{AUTHORITY.pem.decode()}", encoding="utf-8")
+        assert server_context(files(tmp_path, client_ca=authority)).get_ca_certs()
+
+
+def test_no_session_of_a_client_certificate_is_resumed(tmp_path: Path) -> None:
+    """A resumed session would not be verified again, such as after its authority has expired."""
+    authority = tmp_path / "clients.pem"
+    authority.write_bytes(AUTHORITY.pem)
+    context = server_context(files(tmp_path, client_ca=authority))
+    assert context.num_tickets == 0
+    assert context.options & ssl.OP_NO_TICKET
+
+
 def test_a_foreign_or_expired_client_certificate_ends_the_handshake(tmp_path: Path) -> None:
     for wrong in (MemoryAuthority().issue(*NAMES), AUTHORITY.issue(*NAMES, valid_for=timedelta(hours=-1))):
         with pytest.raises(ssl.SSLCertVerificationError):
@@ -176,6 +192,8 @@ def test_a_name_of_one_kind_does_not_count_as_one_of_another_kind(tmp_path: Path
         x509.DNSName("popgate:instance:b"),
         x509.RFC822Name("billing.example.org"),
         x509.RFC822Name("spiffe://ann@example.org"),
+        # In lower case, the Kelvin sign is a k. The library refuses to make such a name in the usual way.
+        x509.DNSName._init_without_validation("\u212aafka.example.org"),  # pyright: ignore[reportPrivateUsage]
     )
     own = (*NAMES, x509.UniformResourceIdentifier("popgate:instance:a"))
     found = certificate_at_server(tmp_path, AUTHORITY.issue(*crossed, *own))

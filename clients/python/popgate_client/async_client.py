@@ -391,3 +391,5 @@ class AsyncClient(AsyncPullCalls):
             return await self._http.request(**call_arguments(attempt.request))
         except httpx.RequestError as error:
             return error
+        except ssl.SSLError as error:  # httpx does not translate what arrives broken
+            return httpx.ReadError(str(error))

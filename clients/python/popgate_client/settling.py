@@ -28,11 +28,14 @@ logger = logging.getLogger(__name__)
 
 ALONG_SECONDS = 0.05
 """Seconds for which settlements wait for a pop that can take them along."""
+ANSWER_SECONDS_MAX = 2.0
+"""Maximum seconds until an ack that a pop has taken along is sent without it: the pop may wait for messages for long,
+or its connection may be dead."""
 SETTLEMENTS_PENDING_MAX = 2_048
 """Maximum number of pending settlements; at this number the consumer pops no more messages."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Pending:
     settlement: Settlement
     lease_ends_at: float
@@ -60,7 +63,7 @@ class Settler:
         self._chance = chance
         self._pending: dict[str, _Pending] = {}
         self._sent: set[str] = set()
-        """The receipt handles of settlements that were sent, also along with a pop, and not answered yet."""
+        """The receipt handles of settlements that were sent without a pop, and not answered yet."""
         self._arrived = asyncio.Event()
         self._finishing = False
 
@@ -76,7 +79,10 @@ class Settler:
         self._arrived.set()
 
     def take_along(self) -> list[str]:
-        """Return the receipt handles of acks that the next pop sends. Call `answered` or `left_behind` with them."""
+        """Return the receipt handles of acks that the next pop sends. Call `answered` or `left_behind` with them.
+
+        They are sent without the pop, too, if it is not answered soon.
+        """
         if not self._goes_along():
             return []
         now = asyncio.get_running_loop().time()
@@ -86,18 +92,23 @@ class Settler:
             if pending.settlement.verb is Verb.ACK and pending.try_at <= now and handle not in self._sent
         )
         handles = list(islice(acks, ENTRIES_MAX))
-        self._sent.update(handles)
+        for handle in handles:
+            self._pending[handle].try_at = now + min(ANSWER_SECONDS_MAX, self._length.seconds / 6)
         return handles
 
     def answered(self, handles: Sequence[str], results: Sequence[SettleResult]) -> None:
         """Record the results of acks that a pop has taken along."""
-        self._sent.difference_update(handles)
-        self._apply(Verb.ACK, [self._pending[handle] for handle in handles], results)
+        found = {
+            self._pending[handle]: one for handle, one in zip(handles, results, strict=True) if handle in self._pending
+        }
+        self._apply(Verb.ACK, list(found), list(found.values()))
         self._arrived.set()
 
     def left_behind(self, handles: Sequence[str]) -> None:
         """Send the acks of a pop that was not answered. The server may have made them: then it says so."""
-        self._sent.difference_update(handles)
+        for handle in handles:
+            if handle in self._pending:
+                self._pending[handle].try_at = 0.0
         self._arrived.set()
 
     def finish(self) -> None:
@@ -161,6 +172,8 @@ class Settler:
     ) -> None:
         now = asyncio.get_running_loop().time()
         for pending, result in zip(batch, results, strict=True):
+            if self._pending.get(pending.settlement.entry.receipt_handle) is not pending:
+                continue  # another answer has concluded it
             if result.status != UNAVAILABLE.status:
                 self._conclude(pending, result)
             elif now < pending.lease_ends_at:
@@ -188,6 +201,4 @@ class Settler:
                 self._counters.released += 1
 
     def _forget(self, pending: _Pending) -> None:
-        handle = pending.settlement.entry.receipt_handle
-        if self._pending.get(handle) is pending:
-            del self._pending[handle]
+        del self._pending[pending.settlement.entry.receipt_handle]

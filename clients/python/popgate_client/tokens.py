@@ -181,8 +181,8 @@ def checked(token: object) -> str:
     """Return the token. Raises: RequestInvalid, without the token in its text, if it can't be sent."""
     if not isinstance(token, str) or not token:
         raise _unusable("the token must be a text that is not empty")
-    if not (token.isascii() and token.isprintable()):  # usually a line end from a file
-        raise _unusable("the token has characters that no HTTP header can carry, such as a line end")
+    if not (token.isascii() and token.isprintable()) or " " in token:  # usually a line end from a file
+        raise _unusable("the token has characters that no token can have, such as a space or a line end")
     return token
 
 

@@ -221,7 +221,7 @@ def read_answer(answer: httpx.Response, reader: Callable[[JsonObject], T]) -> T:
     """
     try:
         return reader(json.loads(answer.content) if answer.content else {})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         raise ServerFault("malformed_answer", f"the answer can't be read: {error!r}", answer.status_code) from error
 
 
@@ -314,7 +314,7 @@ def _is_popgates(answer: httpx.Response, problem: JsonObject) -> bool:
 def _problem(body: bytes) -> JsonObject:
     try:
         problem: Any = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         problem = None
     if isinstance(problem, dict):
         return {str(name): value for name, value in problem.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]  # JSON

@@ -189,8 +189,8 @@ class Options:
         if token is None and token_file is None:
             token = os.environ.get(TOKEN_VARIABLE) or None
             token_file = os.environ.get(TOKEN_FILE_VARIABLE) or None if token is None else None
-        if token is not None and not (token.isascii() and token.isprintable()):
-            raise OptionInvalid("token", "has characters that no HTTP header can carry, such as a line end")
+        if token is not None and (not (token.isascii() and token.isprintable()) or " " in token):
+            raise OptionInvalid("token", "has characters that no token can have, such as a space or a line end")
         return Place(
             urls=tuple(urls),
             token=token,

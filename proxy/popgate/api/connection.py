@@ -183,8 +183,9 @@ def certificate_of(transport: TlsTransport) -> PeerCertificate | None:
 
 def _fits(kind: str, name: Any) -> bool:
     """Return whether a name has the form of its kind (see ``PeerCertificate``). Names of other kinds don't count, such
-    as a directory name, which is no text."""
-    if not isinstance(name, str):
+    as a directory name, which is no text. Names beyond ASCII don't count, because different ones may become the same in
+    lower case."""
+    if not isinstance(name, str) or not name.isascii():
         return False
     is_uri = "://" in name or name.startswith(INSTANCE_PREFIX)
     if kind == "URI":

@@ -69,7 +69,7 @@ class Native:
             return form.encode(answers.PopAnswer([]))
         if connection is not None:
             connection.presence = presence
-        await settlements.begin(request)
+        request = await settlements.begin(request)
         try:
             if request.wait_seconds:
                 call.park()

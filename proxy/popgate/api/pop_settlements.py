@@ -6,6 +6,7 @@ in any case, the pop is decided right after the settlements, and all these decis
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from popgate.api.requests import PopRequestBody
 from popgate.domain.names import GroupName, Subscription, TopicName
 from popgate.engine.engine import Engine
 from popgate.engine.lease.pop_request import PopRequest
-from popgate.engine.settle.orders import SettleOrder, SettleResult, Verb
+from popgate.engine.settle.orders import UNAVAILABLE, SettleOrder, SettleResult, Verb
 from popgate.ports.peers import ForwardedAnswer
 
 _OK = 200
@@ -52,17 +53,23 @@ class PopSettlements:
     def are_none(self) -> bool:
         return not self._orders
 
-    async def begin(self, request: PopRequest) -> None:
-        """Carry out the settlements. If the pop gets enough messages in any case, only decide about them."""
+    async def begin(self, request: PopRequest) -> PopRequest:
+        """Carry out the settlements. If the pop gets enough messages in any case, only decide about them.
+
+        Return the pop, which does not wait if the client must repeat a settlement. Raises: the errors of
+        ``Engine.settle``.
+        """
         for verb, orders in self._orders.items():
             self._tasks[verb] = asyncio.create_task(self._settle(verb, orders), name=f"{verb} on pop")
         if not self._tasks:
-            return
+            return request
         served = self._engine.topics.served.get(Subscription(TopicName(self._topic), GroupName(self._group)))
         if served is not None and served.serving.has_plenty(request):
             await asyncio.sleep(0)
-        else:
-            await asyncio.wait(self._tasks.values())
+            return request
+        await asyncio.wait(self._tasks.values())
+        statuses = {one.status for task in self._tasks.values() for one in task.result()}
+        return replace(request, wait_seconds=0.0) if UNAVAILABLE.status in statuses else request
 
     async def _settle(self, verb: Verb, orders: Sequence[SettleOrder]) -> list[SettleResult]:
         return await self._engine.settle(self._topic, self._group, verb, orders)

@@ -106,7 +106,8 @@ async def _fetched(client: httpx.AsyncClient, url: str) -> bytes:
 
 def _is_https(url: str) -> bool:
     try:
+        url.encode("ascii")
         parts = urlsplit(url)
+        return parts.scheme == "https" and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
     except ValueError:
         return False
-    return parts.scheme == "https" and bool(parts.hostname) and "@" not in parts.netloc

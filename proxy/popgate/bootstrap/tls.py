@@ -8,6 +8,7 @@ warning says why.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import ssl
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509 import Certificate
@@ -123,12 +125,14 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     except ssl.SSLError as error:
         raise TlsFileError(f"{files.certificate} can't be used: {_words(error)}") from error
     if files.client_ca is not None:
-        authorities = _read(files.client_ca)
-        _certificates(files.client_ca, authorities)
+        authorities = _certificates(files.client_ca, _read(files.client_ca))
+        context.options |= ssl.OP_NO_TICKET  # a resumed session would not be verified again
+        context.num_tickets = 0
         context.verify_mode = ssl.CERT_OPTIONAL
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate authority may be trusted alone
         try:
-            context.load_verify_locations(cadata=authorities.decode("ascii", "replace"))
+            pem = (one.public_bytes(serialization.Encoding.PEM).decode() for one in authorities)
+            context.load_verify_locations(cadata="".join(pem))
         except ssl.SSLError as error:
             raise TlsFileError(f"{files.client_ca} can't be used: {_words(error)}") from error
     return context
@@ -160,14 +164,18 @@ def _private_key(file: Path, content: bytes) -> PrivateKeyTypes:
         return serialization.load_pem_private_key(content, None)
     except TypeError as error:
         raise TlsFileError(f"{file} is encrypted; decrypt it, for example with: openssl pkey -in {file}") from error
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise TlsFileError(f"{file} contains no private key in PEM form") from error
 
 
 def _check(files: TlsFiles, certificate: Certificate, key: PrivateKeyTypes) -> None:
     """Warn of what may be a mistake. Raises: TlsFileError if the key is not that of the certificate."""
     form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    if certificate.public_key().public_bytes(*form) != key.public_key().public_bytes(*form):
+    try:
+        known = certificate.public_key().public_bytes(*form)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise TlsFileError(f"{files.certificate} has a key of an unknown kind ({error})") from error
+    if known != key.public_key().public_bytes(*form):
         raise TlsFileError(
             f"{files.key} is not the key of the first certificate in {files.certificate}; the server's own certificate "
             "must be the first"
@@ -177,8 +185,13 @@ def _check(files: TlsFiles, certificate: Certificate, key: PrivateKeyTypes) -> N
         _log.warning("the TLS certificate has expired: clients will refuse it", extra=fields)
     elif certificate.not_valid_before_utc > now:
         _log.warning("the TLS certificate is not valid yet: clients will refuse it", extra=fields)
-    if files.key.stat().st_mode & stat.S_IROTH:
-        _log.warning("other users of this machine can read the TLS key: run chmod 600", extra={"file": str(files.key)})
+    with contextlib.suppress(FileNotFoundError):  # it was read, and may just be replaced
+        _warn_of_readers(files.key)
+
+
+def _warn_of_readers(key: Path) -> None:
+    if key.stat().st_mode & stat.S_IROTH:
+        _log.warning("other users of this machine can read the TLS key: run chmod 600", extra={"file": str(key)})
 
 
 def _mark(files: TlsFiles) -> _Mark:

@@ -3,7 +3,7 @@
 import re
 import ssl
 
-from popgate.cli.endings import ExitCode, without_credentials
+from popgate.cli.endings import ExitCode
 from popgate_client import (
     Forbidden,
     PopgateError,
@@ -14,6 +14,7 @@ from popgate_client import (
     TooManyInFlight,
     Unauthorized,
 )
+from popgate_client.transport import without_password
 
 
 def code_of(error: PopgateError) -> ExitCode:
@@ -25,7 +26,7 @@ def code_of(error: PopgateError) -> ExitCode:
 
 def explain(error: PopgateError, url: str) -> str:
     """Return one line that explains an error of the client library. ``url`` is the URL of the server."""
-    url = without_credentials(url)
+    url = without_password(url)
     if isinstance(error, ServerUnreachable):
         return _unreachable(error, url)
     if isinstance(error, Unauthorized):

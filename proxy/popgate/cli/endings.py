@@ -4,7 +4,6 @@ This module prints nothing: ``commands`` prints the errors. ``client_errors`` de
 library.
 """
 
-import re
 from enum import IntEnum
 
 
@@ -37,8 +36,3 @@ class CommandFailed(Exception):
 
 class Terminated(BaseException):
     """Raised when SIGTERM arrives. Like KeyboardInterrupt, it must not be caught by handlers of ordinary errors."""
-
-
-def without_credentials(url: str) -> str:
-    """Return the URL without the part before the ``@``, because that part may contain a password."""
-    return re.sub(r"//[^/?#]*@", "//", url)

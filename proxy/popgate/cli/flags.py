@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any, NoReturn, TypeAlias, cast
 
-from popgate.auth.keys import without_keys
+from popgate.cli.printing import without_secrets
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # pyright: ignore[reportPrivateUsage]  # no public name
 Command: TypeAlias = Callable[[argparse.Namespace], int]
@@ -36,8 +36,8 @@ class Parser(argparse.ArgumentParser):
     _reads_flags = False
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the error without API keys, which a user may have given in the wrong place. Exit."""
-        super().error(without_keys(message))
+        """Print the usage and the error without credentials, which a user may have given in the wrong place. Exit."""
+        super().error(without_secrets(message))
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  # one signature for its overloads
         self, args: Iterable[str] | None = None, namespace: Any = None

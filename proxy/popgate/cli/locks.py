@@ -9,7 +9,7 @@ from popgate.cli.connecting import open_client
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Command, Commands, Parser, add_command, number, seconds
 from popgate.cli.guarded import GuardedCommand
-from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
+from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, visible, wants_table
 from popgate_client import LockLost, LockNotAcquired
 
 TTL_SECONDS_MAX = 43_200.0
@@ -231,7 +231,7 @@ def release_lock(arguments: argparse.Namespace) -> int:
 def delete_lock(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
         if not arguments.yes and (holders := client.get_lock(arguments.name)["holders"]):
-            line = f"lock {arguments.name} is held by {holders[0]['holder']}; confirm with --yes"
+            line = f"lock {arguments.name} is held by {visible(holders[0]['holder'])}; confirm with --yes"
             raise CommandFailed(line, ExitCode.USAGE)
         client.delete_lock(arguments.name)
     complain(f"deleted {arguments.name}")

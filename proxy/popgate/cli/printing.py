@@ -6,6 +6,7 @@ escapes most control characters, and this module escapes the rest (DEL and C1).
 
 import argparse
 import json
+import re
 import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from popgate.auth.keys import without_keys
 JsonObject: TypeAlias = Mapping[str, Any]
 
 CELL_LENGTH_MAX = 60
+_CREDENTIALS = re.compile(r"(:/{1,2})[^\s'\"]*@")
 _LEFT_BY_JSON = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
@@ -121,6 +123,13 @@ def reader_gone() -> bool:
         return False
 
 
-def complain(line: str) -> None:
-    """Print one line on standard error, with the prefix ``popgate: ``. An API key in it is not shown."""
-    print(f"popgate: {without_keys(line)}", file=sys.stderr)
+def complain(text: str) -> None:
+    """Print a line, or several, on standard error, with the prefix ``popgate: ``. Control characters are escaped.
+    Credentials are not shown."""
+    shown = "\n".join(map(visible, without_secrets(text).split("\n")))
+    print(f"popgate: {shown}", file=sys.stderr)
+
+
+def without_secrets(text: str) -> str:
+    """Return ``text`` without API keys, and without what may be the user and the password in a URL."""
+    return _CREDENTIALS.sub(r"\1...@", without_keys(text))

@@ -15,7 +15,8 @@ from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Commands, Parser, number, seconds
 from popgate.cli.printing import complain
 from popgate.cli.progress import Progress
-from popgate.config.values import split_amqp_urls
+from popgate.config.values import amqp_urls
+from popgate_client.transport import url_complaint
 
 if TYPE_CHECKING:
     from popgate.prover.nodes import Nodes
@@ -169,6 +170,9 @@ def _urls(arguments: argparse.Namespace) -> list[str]:
     if arguments.http_url:
         if arguments.amqp_url:
             raise CommandFailed("--amqp-url and --http-url exclude each other", ExitCode.USAGE)
+        for url in arguments.http_url:
+            if (complaint := url_complaint(url)) is not None:
+                raise CommandFailed(f"--http-url: {complaint}", ExitCode.USAGE)
         return list(arguments.http_url)
     from_environment = config.environment().get("POPGATE_AMQP_URL")
     given: list[str] = arguments.amqp_url or ([from_environment] if from_environment else [])
@@ -176,7 +180,10 @@ def _urls(arguments: argparse.Namespace) -> list[str]:
         raise CommandFailed(
             "name the broker with --amqp-url (or POPGATE_AMQP_URL), or a proxy with --http-url", ExitCode.USAGE
         )
-    return [url for text in given for url in split_amqp_urls(text)]
+    try:
+        return list(amqp_urls(given))
+    except ValueError as error:
+        raise CommandFailed(f"--amqp-url {error}", ExitCode.USAGE) from error
 
 
 def _nodes(arguments: argparse.Namespace, count: int) -> "Nodes | None":

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from popgate.cli.configured import options_of
 from popgate.cli.endings import CommandFailed, ExitCode, Terminated
 from popgate.cli.flags import TOKEN_FILE_HELP, Command, Commands, Parser, add_plain_command
-from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
+from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, visible, wants_table
 from popgate.cli.serve import add_setting
 from popgate.config.options import REPLICA_SETTINGS, SETTINGS
 from popgate.config.setting import Setting
@@ -197,7 +197,9 @@ async def _status(keeper: "ReplicaKeeper") -> "Survey":
         complain("no keeper is active")
     else:
         since = "" if holder.since is None else f", for {duration(max(0.0, time.time() - holder.since))}"
-        complain(f"the active keeper is {holder.holder or 'unknown'} (fencing token {holder.fencing_token}){since}")
+        complain(
+            f"the active keeper is {visible(holder.holder) or 'unknown'} (fencing token {holder.fencing_token}){since}"
+        )
     return survey
 
 

@@ -15,7 +15,7 @@ LOCAL = "local"
 NONE = "none"
 MANAGEMENT_PORTS = {"amqp": 15_672, "amqps": 15_671}
 
-_NEXT_URL = re.compile(r"\s*,\s*(?=https?://)")
+_NEXT_URL = re.compile(r"\s*[,\n]\s*(?=https?://)")
 
 
 def _entries(raw: object, example: str) -> list[str]:

@@ -22,7 +22,7 @@ REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 
 _HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
-_NEXT_URL = re.compile(r"\s*,\s*(?=amqps?://)")
+_NEXT_URL = re.compile(r"\s*[,\n]\s*(?=amqps?://)")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -105,7 +105,7 @@ def shown_size(size: int) -> str:
 
 
 def split_amqp_urls(text: str) -> list[str]:
-    """Split a text at the commas between AMQP URLs.
+    """Split a text at the commas and line ends between AMQP URLs.
 
     A comma that no AMQP URL follows is not a separator, because it may be part of a password.
     """
@@ -128,7 +128,7 @@ def amqp_urls(raw: object) -> tuple[str, ...]:
             which = f"; number {place} of {len(urls)} is not" if len(urls) > 1 else ""
             raise ValueError(
                 "must be a URL such as amqp://user:password@host:5672/vhost, or several with commas between them "
-                f"(write a comma inside a URL as %2C){which}"
+                f"(inside a URL, write a comma as %2C, a slash as %2F and an @ as %40){which}"
             )
     for place, virtual_host in enumerate(virtual_hosts, 1):
         if virtual_host != virtual_hosts[0]:
@@ -146,14 +146,14 @@ def _virtual_host(amqp_url: str) -> str | None:
         usable = parts.scheme in ("amqp", "amqps") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         return None
-    if not usable or "," in f"{parts.hostname}{parts.path}":  # the text after the comma was meant as another URL
+    if not usable or set(",@") & set(f"{parts.hostname}{parts.path}"):  # another URL, or a password with a slash
         return None
     return unquote(parts.path[1:]) or "/"
 
 
 def redis_url(raw: object) -> str:
     url = hidden_text(raw)
-    if urlsplit(url).scheme not in REDIS_SCHEMES:
+    if url.partition("://")[0].lower() not in REDIS_SCHEMES:
         raise ValueError(f"must be a URL such as redis://host:6379/0; {', '.join(REDIS_SCHEMES)} are understood")
     return url
 
@@ -229,11 +229,13 @@ def folder_or_url(raw: object) -> str:
         return str(folder_path(place))
     try:
         parts = urlsplit(place)
-        is_url = bool(parts.scheme and (parts.netloc or parts.path))
+        is_url = bool(parts.scheme and (parts.netloc or parts.path)) and "@" not in place.replace(parts.netloc, "", 1)
     except ValueError:
         is_url = False
     if not is_url:
-        raise ValueError("must be a folder, or a URL such as s3://bucket/folder")
+        raise ValueError(
+            "must be a folder, or a URL such as s3://bucket/folder (in a password, write a slash as %2F, an @ as %40)"
+        )
     return place
 
 
@@ -242,4 +244,8 @@ def folder_path(raw: object) -> Path:
 
 
 def file_path(raw: object) -> Path:
-    return folder_path(raw)
+    """Parse the name of a file. The error text never contains it: it may be a credential in the wrong place."""
+    name = hidden_text(raw)
+    if "://" in name:
+        raise ValueError("must be the name of a file, not a URL")
+    return folder_path(name)

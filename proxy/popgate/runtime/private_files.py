@@ -217,13 +217,13 @@ def _open_lock(lock: Path, folder: int) -> int | None:
 def _target(file: Path) -> Path:
     """Return the path of the file to which all symbolic links lead.
 
-    If this process is root, and the file does not exist, all links must belong to root. Otherwise another user could
-    choose where root creates a file. Raises: OSError, PrivateFileError.
+    If this process is root, all links must belong to root. Otherwise another user could choose which file root creates
+    or changes. Raises: OSError, PrivateFileError.
     """
     target = Path(os.path.realpath(file))
-    if os.geteuid() == 0 and not target.exists() and (link := _foreign_link(file)) is not None:
+    if os.geteuid() == 0 and (link := _foreign_link(file)) is not None:
         raise PrivateFileError(
-            f"{link} is a link of another user (uid {link.lstat().st_uid}), which root does not follow to create a "
+            f"{link} is a link of another user (uid {link.lstat().st_uid}), which root does not follow to write a "
             f"file; name the file itself: {target}"
         )
     return target

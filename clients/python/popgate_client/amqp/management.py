@@ -60,7 +60,7 @@ class Management:
         """Return a view for the plan. Raises: ManagementClosed, ManagementUnreachable."""
         try:
             answer = await self._http.get(self._path, params={"columns": COLUMNS})
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, OSError) as error:
             raise ManagementUnreachable(repr(error)) from error
         if answer.status_code in (401, 403, 404, 405):
             raise ManagementClosed(f"{answer.status_code} {answer.reason_phrase}")

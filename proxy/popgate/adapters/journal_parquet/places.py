@@ -7,6 +7,7 @@ is complete. All methods of a place block.
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Generator
 from pathlib import Path, PurePosixPath
@@ -59,7 +60,7 @@ def place_at(target: str) -> Place:
     try:
         filesystem, root = _reached(target)
     except (ImportError, ValueError, OSError, pyarrow.ArrowException) as error:
-        raise UnusablePlace(first_line(error)) from error
+        raise UnusablePlace(first_line(error).replace(target, shown(target)).partition("?")[0]) from error
     return RemoteFolder(filesystem, root, shown(target))
 
 
@@ -67,8 +68,8 @@ def shown(target: str) -> str:
     """Return a path or a URL for operators. The credentials, query and fragment of a URL are removed."""
     if "://" not in target:
         return target
-    parts = urlsplit(target)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    scheme, _, place = target.partition("://")
+    return f"{scheme}://{re.split('[?#]', place.rpartition('@')[2])[0]}"
 
 
 def first_line(error: BaseException) -> str:

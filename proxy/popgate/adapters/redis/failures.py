@@ -4,6 +4,7 @@ If an error has no translation, popgate's own call is at fault. The caller raise
 """
 
 from redis import exceptions as redis
+from redis.sentinel import MasterNotFoundError
 
 from popgate.domain.errors import StateUnavailable
 
@@ -31,6 +32,8 @@ def _remedy(error: redis.RedisError | OSError, place: str) -> tuple[str, float] 
             return f"Redis at {place} is slower than its callers: {error}", RETRY_AFTER_SECONDS
         case redis.TimeoutError() | TimeoutError():
             return f"Redis at {place} does not answer in time: check it and the network", RETRY_AFTER_SECONDS
+        case MasterNotFoundError():  # older redis-py shows the Sentinels' passwords in its text
+            return f"no Sentinel names a master for Redis at {place}: check the Sentinels", RETRY_AFTER_SECONDS
         case redis.ConnectionError() | OSError() if _TLS in str(error):
             return f"Redis at {place} and popgate do not trust each other ({error}): {_TLS_REMEDY}", REMEDY_SECONDS
         case redis.ConnectionError() | OSError():

@@ -58,7 +58,7 @@ class Management:
             try:
                 answer = await client.get("overview", params={"columns": "node,node_tags"})
                 row = as_object(answer.json() if answer.is_success else None)
-            except (httpx.HTTPError, ValueError):
+            except (httpx.HTTPError, OSError, ValueError):
                 continue
             if "node" in row:
                 tags[str(row["node"])] = row.get("node_tags")
@@ -209,7 +209,7 @@ class Management:
                 answer = await self._clients[at].request(
                     method, path, params=params, json=json, timeout=httpx.Timeout(seconds, connect=TIMEOUT_SECONDS)
                 )
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, OSError) as error:
                 reasons.append(f"{self._places[at]}: {str(error) or type(error).__name__}")
                 if json is not None and not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                     break

@@ -62,7 +62,7 @@ class ProxyReplicaGroups:
                 told = msgspec.json.decode(answer.raise_for_status().content, type=_Answer)
             except httpx.HTTPStatusError as error:
                 reasons.append(f"{place} answers {error.response.status_code}{_hint(error.response)}")
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, OSError) as error:
                 reasons.append(f"{place}: {str(error) or type(error).__name__}")
             except (msgspec.DecodeError, UnicodeDecodeError):
                 reasons.append(f"{place} is not a popgate proxy")
