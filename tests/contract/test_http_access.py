@@ -314,6 +314,15 @@ def test_a_redrive_to_another_topic_needs_consume_because_it_shows_the_messages(
     assert server.send("POST", path, reader, body=body).is_success
 
 
+def test_a_redrive_to_all_groups_of_its_own_topic_needs_consume_too(server: Guarded) -> None:
+    path = f"/v1/admin/topics/{HIDDEN_TOPIC}/groups/hidden/dead-letters/redrive"
+    grants = {"actions": ["admin", "create", "publish"]}, {"actions": ["consume"], "groups": ["seen"]}
+    body = {"target_topic": HIDDEN_TOPIC, "wait_seconds": 5}
+    document = problem(server.send("POST", path, server.new(*grants), body=body), 403, "forbidden")
+    assert document["action"] == "consume"
+    assert server.send("POST", path, server.new(*grants), body={"wait_seconds": 5}).is_success, "back to its own group"
+
+
 def test_a_refused_target_is_in_the_audit_log_of_the_proxy_that_refuses_it(server: Guarded) -> None:
     key = server.new({"actions": ["admin"], "topics": [SEEN_TOPIC]})
     path = f"/v1/admin/topics/{SEEN_TOPIC}/groups/seen/dead-letters/redrive"

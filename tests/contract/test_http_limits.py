@@ -233,8 +233,17 @@ LONG_PATH = "/v1?" + "p" * 8_192
         (head_of(path=LONG_PATH), 414),
         (head_of(path="/" + "p" * 40_000), 414),
         (b"\r\n" * 40_000, 431),
+        (head_of()[:-2] + b"a:\r\n" * 7_000, 431),
     ],
-    ids=["long headers", "long headers without an end", "many headers", "long path", "very long path", "empty lines"],
+    ids=[
+        "long headers",
+        "long headers without an end",
+        "many headers",
+        "long path",
+        "very long path",
+        "empty lines",
+        "many headers without an end",
+    ],
 )
 def test_a_head_that_is_too_large_is_refused(
     proxy: ProxyProcess, head: bytes, status: int, piece: int, before: bytes
@@ -477,6 +486,25 @@ def test_an_answer_that_is_not_taken_is_given_up_and_its_leases_with_it(proxy: P
         connection.recv(1_000)
         again = proxy.client.post(path, json={"max_messages": 2, "wait_seconds": 20}).json()["messages"]
     assert {message["delivery_count"] for message in again} == {2}
+
+
+def test_the_next_request_is_served_when_the_answer_to_the_earlier_one_was_read(proxy: ProxyProcess) -> None:
+    """Otherwise a connection could have a second answer in memory, which no limit counts."""
+    proxy.client.post("/v1/topics/two/messages", json={"messages": [{"body": "x" * (15 * MIB)}]})
+    proxy.client.post("/v1/topics/two/messages", json={"messages": [{"body": "x" * (15 * MIB)}]})
+    with connected(proxy) as connection:
+        body = b'{"max_messages":1,"wait_seconds":2,"invisibility_seconds":600}'
+        request = head_of(path="/v1/topics/two/groups/default/pop", length=len(body)) + body
+        connection.sendall(request)
+        connection.recv(1_000)
+        connection.sendall(request)
+        time.sleep(1)
+        assert proxy.client.get("/v1/topics/two/groups/default").json()["in_flight"] == 1
+        answers = b""
+        while len(answers) < 2 * 15 * MIB:
+            answers += connection.recv(1 << 20)
+        assert answers.count(b'"receipt_handle"') == 2
+    assert is_served(proxy)
 
 
 # ---------------------------------------------------------------- connections

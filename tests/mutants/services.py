@@ -181,7 +181,7 @@ SERVICES = (
     ),
     Slip(
         "clients/python/popgate_client/queue_worker.py",
-        "            except (Exception, SystemExit) as raised:",
+        "            except BaseException as raised:",
         "            except Exception as raised:",
         ("clients/test_consume_modes.py",),
     ),

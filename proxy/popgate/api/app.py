@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -144,7 +145,7 @@ class PopgateApp:
             query = query_values(scope["query_string"], *route.query) if route.query is not None else _NONE
             forwarding = forwarding_of(scope)
             form = negotiate(given)
-            body = await read_body(receive, given, self._limit)
+            body = await read_body(receive, given, min(self._limit, route.bytes_max))
             may_forward = scope if self._is_member and forwarding is None else None
             call = Call(path, query, body, form, connection, forwarding, may_forward, visit_of(scope))
             given_answer = await route.handler(call)
@@ -168,6 +169,8 @@ class PopgateApp:
         except Exception as error:
             status, headers, answer = internal_problem(error, operation=operation)
         self._requests.count(operation, status)
+        if (visit := visit_of(scope)) is not None:
+            visit.is_done = status < HTTPStatus.BAD_REQUEST
         if streamed is not None:
             await _send_stream(streamed, send, connection, operation, visit_of(scope))
             return

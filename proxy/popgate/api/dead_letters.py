@@ -127,7 +127,7 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
         request = request or RedriveRequest()
         target = request.target_topic
         sight.permit(Action.PUBLISH, Resource(topic=target or topic))
-        if target not in (None, topic):  # the caller may be able to read them there
+        if target is not None:  # the caller may be able to read them there, even in another group of this topic
             sight.permit(Action.CONSUME, Resource(topic=topic, group=group))
         order = RedriveOrder(
             choice=_choice(request.ids, request.message_ids),

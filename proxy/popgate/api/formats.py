@@ -5,6 +5,7 @@ format of its request, unless ``accept`` prefers the other format.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -22,6 +23,12 @@ ARROW = "application/vnd.apache.arrow.stream"
 """A content type in which only the messages of a lease group can be returned."""
 MSGPACK_TYPES = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
 REMEMBERED_MAX = 512
+STRUCTURE_BYTES_MAX = 1 << 20
+"""Maximum number of bytes outside of the strings of a JSON body, with the space between them."""
+STRINGS_MAX = 200_000
+"""Maximum number of strings in a JSON body that is larger than ``STRUCTURE_BYTES_MAX``."""
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+"?', re.DOTALL)
+"""Also matches a string that does not end, so that the time of a search grows linearly."""
 
 RequestT = TypeVar("RequestT", bound=Struct)
 
@@ -95,17 +102,40 @@ def _quality(accept: bytes) -> Mapping[str, float]:
 class Reader(Generic[RequestT]):
     """Decodes requests of one type. If a field occurs twice, the last value is used, as in most JSON decoders."""
 
-    def __init__(self, request_type: type[RequestT]) -> None:
+    def __init__(self, request_type: type[RequestT], packed_type: type[RequestT] | None = None) -> None:
+        """``packed_type`` is the type of requests in MessagePack, if it differs."""
         self._type = request_type
         self._from_json = msgspec.json.Decoder(request_type).decode
-        self._from_msgpack = msgspec.msgpack.Decoder(request_type).decode
+        self._from_msgpack = msgspec.msgpack.Decoder(packed_type or request_type).decode
 
     def read(self, body: bytes, packed: bool) -> RequestT:
         """Return the decoded request. Raises: InvalidRequest, which names the wrong field."""
+        if len(body) > STRUCTURE_BYTES_MAX and not packed:
+            _check_structure(body)
         try:
             return self._from_msgpack(body) if packed else self._from_json(body)
         except (DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise complaint(error, self._type, body, packed=packed) from error
+
+
+def _check_structure(body: bytes) -> None:
+    """Refuse JSON that becomes far larger in memory than it is, before it is decoded. Valid requests are large only
+    because of long strings. Raises: InvalidRequest."""
+    outside = end = 0
+    for count, string in enumerate(_STRING.finditer(body)):
+        outside += string.start() - end
+        end = string.end()
+        if count >= STRINGS_MAX or outside > STRUCTURE_BYTES_MAX:
+            break
+    else:
+        outside += len(body) - end
+        if outside <= STRUCTURE_BYTES_MAX:
+            return
+    raise InvalidRequest(
+        f"the body has more than {STRINGS_MAX} strings, or more than {STRUCTURE_BYTES_MAX >> 20} MiB beside its "
+        "strings; send less at a time",
+        field="",
+    )
 
 
 def check_json(body: bytes) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import sha256
+from http import HTTPStatus
 from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -105,6 +106,7 @@ class Gate:
 
         async def receive_while_valid() -> Message:
             event = await (receive() if connection is None else received_part(receive, connection))
+            visit.is_cut = event["type"] == "http.disconnect"
             visit.check()
             return event
 
@@ -114,10 +116,11 @@ class Gate:
             )
         finally:
             self._end(visit)
-            is_whole = connection is None or not connection.transport.is_receiving
-            if visit.access.is_change and not visit.is_recorded and is_whole:
+            if visit.access.is_change and not visit.is_recorded and not visit.is_cut:
                 # The client has gone, but the change may be made. Without its whole body, a request changes nothing.
                 self._note(AuditEventKind.ADMIN, scope, visit.caller, None)
+            for resource in visit.created if visit.is_done else ():
+                self._note_action(scope, visit, Action.CREATE, resource, AuditEventKind.ADMIN, None)
 
     # -- admission ------------------------------------------------------------------------------------------------
 
@@ -260,10 +263,17 @@ class Gate:
         action = error.action if isinstance(error, Forbidden) else None if access is None else access.action
         self._write(kind, scope, caller, access, action, resource, status)
 
-    def _note_action(self, scope: Scope, visit: Visit, action: Action, resource: Resource, is_permitted: bool) -> None:
-        """Record a further action of a request: it was not permitted, or creates something by use."""
+    def _note_action(
+        self,
+        scope: Scope,
+        visit: Visit,
+        action: Action,
+        resource: Resource,
+        kind: AuditEventKind = AuditEventKind.DENIED,
+        status: int | None = HTTPStatus.FORBIDDEN,
+    ) -> None:
+        """Record a further action of a request: it was not permitted, or has created something by use."""
         if self._audit is not None:  # also of a forwarded request: only this proxy has made the check
-            kind, status = (AuditEventKind.ADMIN, None) if is_permitted else (AuditEventKind.DENIED, 403)
             self._write(kind, scope, visit.caller, visit.access, action, resource, status)
 
     def _write(

@@ -16,7 +16,7 @@ from popgate.api.forwarded_pops import forwarder, nothing_here, receipts_of, wit
 from popgate.api.message_encoder import MessageEncoder
 from popgate.api.paths import GROUP, TOPIC
 from popgate.api.pop_settlements import PopSettlements, Results, settle_result, with_results
-from popgate.api.requests import PopRequestBody
+from popgate.api.requests import REQUEST_BYTES_MAX, PopRequestBody
 from popgate.api.routes import Call, Route
 from popgate.domain.errors import PopgateError
 from popgate.domain.topics import Policy
@@ -39,7 +39,7 @@ class Native:
 
     def routes(self) -> Iterator[Route]:
         """Return the routes of the data plane."""
-        yield Route("publish", "POST", f"{TOPIC}/messages", self.publish)
+        yield Route("publish", "POST", f"{TOPIC}/messages", self.publish, bytes_max=REQUEST_BYTES_MAX)
         yield Route("state", "GET", GROUP, self.state, query=None)
         yield Route("pop", "POST", f"{GROUP}/pop", self.pop)
         yield self._settling(Verb.ACK, reading.ACK, reading.ack_orders)
@@ -62,6 +62,8 @@ class Native:
             request = replace(request, wait_seconds=forwarding.wait_seconds, client=client)
         if request.attempt_id is not None and call.visit is not None:
             request = replace(request, attempt_id=call.visit.own_name(request.attempt_id))
+        if request.wait_seconds:
+            call.check_may_wait()
         arrivals = 0 if forwarding is None else self._engine.arrivals(topic, group)
         settlements = PopSettlements(self._engine, topic, group, asked)
         presence = Presence()

@@ -13,6 +13,7 @@ before their bodies are read.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -89,17 +90,18 @@ class PeerApp:
             raise NotFound(scope["path"])
         scope[FORWARDING] = self._face.forwarding(headers, certified_instance(scope))
         caller = headers.get(admission.CALLER)
+        if (caller is not None) is not self._authenticates:
+            one, other = ("authenticates", "does not") if self._authenticates else ("does not authenticate", "does")
+            raise HttpError(
+                HTTPStatus.FORBIDDEN,
+                "forbidden",
+                f"this proxy {one} its clients, and the one that forwards it {other}; they need the same keys",
+            )
         if caller is not None:
             try:
                 scope[CALLER] = decode_caller(caller)
             except NotUnderstood as error:
                 raise HttpError(400, error.code, error.detail) from error
-        elif self._authenticates:
-            raise HttpError(
-                403,
-                "forbidden",
-                "this proxy authenticates its clients, and the one that forwards this request does not",
-            )
 
 
 class PeerFace:

@@ -110,6 +110,8 @@ class WatchedProtocol(HttpToolsProtocol):
         self._discarded_bytes = 0
         """Number of bytes that arrived in this farewell."""
         self._held = b""
+        self._is_unread = False
+        """Whether the latest request has been answered, but the kernel has not yet taken the whole answer."""
         self._refusal: PopgateError | None = None
         self._declined = b""
         """The head of a request that offers another protocol, with the offer removed."""
@@ -153,6 +155,8 @@ class WatchedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._limiter.was_read(self)
         super().resume_writing()
+        if self._is_unread:
+            self._go_on()
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -169,7 +173,7 @@ class WatchedProtocol(HttpToolsProtocol):
         stop reading."""
         taken = 0
         while taken < len(data) and not self.transport.is_closing():
-            if self.pipeline:
+            if self.pipeline or self._is_unread:
                 self._held = data[taken:]
                 self._held_flow.hold()
                 break
@@ -198,7 +202,8 @@ class WatchedProtocol(HttpToolsProtocol):
             self._body_bytes += len(data)
         elif before is not _BODY:
             self._head_bytes += len(data)
-            if self._head_bytes > self._limits.head_bytes_max:
+            fields = len(self.headers) if self._stage is _HEAD else 0  # each takes far more memory than bytes
+            if self._head_bytes > self._limits.head_bytes_max or fields > self._limits.head_fields_max:
                 self.refuse(self._too_long(len(self.url) if self._stage is _HEAD else 0))
 
     def _feed(self, data: bytes) -> None:
@@ -281,6 +286,14 @@ class WatchedProtocol(HttpToolsProtocol):
                 self._limiter.says_farewell(self)
             return
         self.flow.resume_reading()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin the next request. If the kernel has not yet taken the answer to the earlier one, wait for this:
+        otherwise the next answer would be in memory, too."""
+        self._is_unread = self.flow.write_paused
+        if self._is_unread:
+            return
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)

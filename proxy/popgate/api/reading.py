@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw, ValidationError, msgpack
 
 from popgate.api.answers import json_bytes, packed_bytes
 from popgate.api.complaints import QUOTED_LENGTH_MAX
@@ -18,6 +18,7 @@ from popgate.api.requests import (
     AckRequest,
     ExtendEntry,
     ExtendRequest,
+    PackedPublishRequest,
     PopRequestBody,
     PublishEntry,
     PublishRequest,
@@ -44,6 +45,7 @@ from popgate.engine.settle.orders import SettleOrder, Verb
 _NO_HEADERS: Mapping[str, HeaderValue] = {}
 _BASE64_LENGTH_MAX = (MESSAGE_BYTES_MAX + 2) // 3 * 4
 _NUMBER_BYTES = 8
+_packed_text, _packed_bytes = msgpack.Decoder(str).decode, msgpack.Decoder(bytes).decode
 _INTEGER_LIMIT = 2**63
 
 
@@ -79,11 +81,13 @@ def _new_message(entry: PublishEntry, place: int, quotas: Quotas) -> NewMessage:
 
 
 def _unusual_body(entry: PublishEntry, place: int) -> bytes:
-    """Decode a body that is given in base64. Raises: InvalidRequest, MessageTooLarge."""
+    """Decode a body that is given in base64, or in MessagePack. Raises: InvalidRequest, MessageTooLarge."""
     field = f"messages[{place}].body"
     encoded = entry.body_base64
     if entry.body is UNSET and encoded is UNSET:
         raise InvalidRequest(f"{field} or body_base64 is required; an empty body is an empty string", field=field)
+    if isinstance(entry.body, Raw) and encoded is UNSET:
+        return _packed_body(entry.body, field)
     if encoded is UNSET:
         raise InvalidRequest(f"{field} must be a string; write bytes as body_base64, or send MessagePack", field=field)
     if entry.body is not UNSET:
@@ -95,6 +99,17 @@ def _unusual_body(entry: PublishEntry, place: int) -> bytes:
     except ValueError as error:
         field += "_base64"
         raise InvalidRequest(f"{field} is not standard base64 with padding ({error})", field=field) from error
+
+
+def _packed_body(body: Raw, field: str) -> bytes:
+    try:
+        return _packed_text(body).encode()
+    except ValidationError:
+        pass
+    try:
+        return _packed_bytes(body)
+    except ValidationError as error:
+        raise InvalidRequest(f"{field} must be a string or bytes", field=field) from error
 
 
 def _too_large(place: int) -> MessageTooLarge:
@@ -230,7 +245,7 @@ def _rejections(entries: Sequence[RejectEntry]) -> Sequence[SettleOrder]:
 # -- the readers ------------------------------------------------------------------------------------------------------
 
 
-PUBLISH = Reader(PublishRequest)
+PUBLISH = Reader(PublishRequest, PackedPublishRequest)
 POP = Reader(PopRequestBody)
 ACK = Reader(AckRequest)
 RELEASE = Reader(ReleaseRequest)

@@ -6,12 +6,13 @@ rules that a type can't express (the size of a text in bytes, exactly one of two
 
 from typing import Annotated, Any, TypeAlias
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from popgate.domain.filters import FILTER_HEADERS_MAX, FILTER_VALUES_MAX, FilterValue
 from popgate.domain.lease_group import EPOCH_MAX, GROUP_MESSAGES_MAX, SLICES_MAX
 from popgate.domain.message import BATCH_COUNT_MAX, SHORT_STRING_BYTES_MAX
 from popgate.domain.names import NAME_PATTERN
+from popgate.domain.quotas import HEADERS_MAX
 from popgate.domain.topics import (
     DELAY_SECONDS_MAX,
     INVISIBILITY_SECONDS_MAX,
@@ -22,6 +23,11 @@ from popgate.domain.topics import (
 from popgate.engine.lease.moves import REASON_LENGTH_MAX
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
+"""Maximum size of a publish. The headers and texts of 256 messages fit."""
+SMALL_REQUEST_BYTES_MAX = 2 * 1024 * 1024
+"""Maximum size of any other request. 256 entries fit, whatever their texts are."""
+WAITING_REQUEST_BYTES_MAX = 256 * 1024
+"""Maximum size of a request that waits: its body stays in memory for as long."""
 ATTEMPT_ID_LENGTH_MAX = 128
 DEDUP_ID_LENGTH_MAX = 128
 BASE64_PATTERN = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
@@ -138,8 +144,22 @@ class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     ) = UNSET
 
 
+class PackedEntry(PublishEntry, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """One message to publish in MessagePack, in which a single byte can stand for a list or a map.
+
+    So a body that is neither text nor bytes must not be decoded, and the values of headers are restricted at once.
+    """
+
+    body: Raw = UNSET  # type: ignore[assignment]
+    headers: Annotated[dict[str, FilterValue], Meta(max_length=HEADERS_MAX)] | UnsetType = UNSET
+
+
 class PublishRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     messages: Annotated[list[PublishEntry], Meta(min_length=1, max_length=BATCH_COUNT_MAX)]
+
+
+class PackedPublishRequest(PublishRequest, forbid_unknown_fields=True, kw_only=True, gc=False):
+    messages: Annotated[list[PackedEntry], Meta(min_length=1, max_length=BATCH_COUNT_MAX)]  # type: ignore[assignment]
 
 
 class AckRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):

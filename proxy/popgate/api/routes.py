@@ -10,8 +10,10 @@ from starlette.types import Scope
 from popgate.api.connection import Connection
 from popgate.api.formats import Format
 from popgate.api.paths import PathTree
+from popgate.api.requests import SMALL_REQUEST_BYTES_MAX, WAITING_REQUEST_BYTES_MAX
 from popgate.api.scope_keys import Forwarding
 from popgate.api.visit import Sight, Visit
+from popgate.domain.errors import MessageTooLarge
 from popgate.domain.permissions import Permit, Resource
 from popgate.ports.peers import ForwardedAnswer
 
@@ -45,9 +47,18 @@ class Call(NamedTuple):
         return Sight(self.visit).sees(resource)
 
     def park(self) -> None:
-        """Record that the request is about to wait. Raises: Unauthenticated, LimitExceeded."""
+        """Record that the request is about to wait. Raises: Unauthenticated, LimitExceeded, MessageTooLarge."""
+        self.check_may_wait()
         if self.visit is not None:
             self.visit.park()
+
+    def check_may_wait(self) -> None:
+        """Raises: MessageTooLarge if the body is too large to be kept while the request waits."""
+        if len(self.body) > WAITING_REQUEST_BYTES_MAX:
+            limit = f"{WAITING_REQUEST_BYTES_MAX >> 10} KiB"
+            raise MessageTooLarge(
+                f"a request of more than {limit} can't wait; send less, or set wait_seconds to 0", field="wait_seconds"
+            )
 
     def check(self) -> None:
         """Raises: Unauthenticated if the caller has lost its credential or its permission meanwhile."""
@@ -80,6 +91,8 @@ class Route(NamedTuple):
     template: str
     handler: Handler
     query: tuple[str, ...] | None = ()
+    bytes_max: int = SMALL_REQUEST_BYTES_MAX
+    """Maximum size of the body."""
 
 
 class Routes(PathTree[Route]):

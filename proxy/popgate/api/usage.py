@@ -6,7 +6,7 @@ A cluster of N proxies allows up to N times as much, because each proxy counts f
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from popgate.domain.errors import LimitExceeded
+from popgate.domain.errors import LimitExceeded, MessageTooLarge
 from popgate.domain.permissions import Action, Limits, Principal, Resource
 
 BURST_SECONDS = 1.0
@@ -50,8 +50,14 @@ class Usage:
         self._tokens -= 1.0
 
     def check_bytes(self, size: int) -> None:
-        """Raises: LimitExceeded if a body of ``size`` bytes exceeds the limit."""
+        """Raises: LimitExceeded if ``size`` more bytes exceed the limit; MessageTooLarge if they alone do."""
         limit = self.limits.bytes_in_flight
+        if limit is not None and size > limit:
+            raise MessageTooLarge(
+                f"the request has more bytes than {self._name} may have in flight, bytes_in_flight = {limit:.15g}; "
+                "send less at a time, and announce its size (content-length)",
+                field="",
+            )
         if limit is not None and self.bytes_in_flight + size > limit:
             raise self._exceeded("bytes_in_flight", limit)
 
@@ -72,7 +78,7 @@ class Usage:
 
 
 def exceeded(principal: str, limit: str, value: float, seconds: float = 1.0) -> LimitExceeded:
-    return LimitExceeded(f"{principal} has reached its limit {limit} = {value:g}", retry_after_seconds=seconds)
+    return LimitExceeded(f"{principal} has reached its limit {limit} = {value:.15g}", retry_after_seconds=seconds)
 
 
 class Usages:

@@ -19,12 +19,12 @@ class Visit:
     """One request of ``caller``. The gate ends the visit if the caller loses its credential or the permission.
 
     ``usage`` is None for a request that another proxy has forwarded: that proxy enforces the caller's limits. ``note``
-    records in the audit log that a further action was permitted, or was not.
+    records in the audit log that a further action was not permitted.
     """
 
     __slots__ = (
-        *("_note", "_topics", "access", "caller", "connection", "ended", "held_bytes"),
-        *("is_parked", "is_recorded", "is_streaming", "resource", "usage"),
+        *("_note", "_topics", "access", "caller", "connection", "created", "ended", "held_bytes"),
+        *("is_cut", "is_done", "is_parked", "is_recorded", "is_streaming", "resource", "usage"),
     )
 
     def __init__(
@@ -35,7 +35,7 @@ class Visit:
         connection: Connection | None,
         usage: Usage | None,
         topics: Callable[[], Iterable[str]],
-        note: Callable[["Visit", Action, Resource, bool], None],
+        note: Callable[["Visit", Action, Resource], None],
     ) -> None:
         self.caller = caller
         self.access = access
@@ -50,6 +50,10 @@ class Visit:
         self._note = note
         self.is_recorded = self.is_streaming = False
         """Whether the audit log has the outcome of this request, and whether a streamed answer has begun."""
+        self.is_done = self.is_cut = False
+        """Whether the request was carried out, and whether its client has left before its whole body had arrived."""
+        self.created: list[Resource] = []
+        """What the request creates by use, if it is carried out."""
 
     def check(self) -> None:
         """Raises: Unauthenticated or Forbidden if the visit has ended."""
@@ -70,12 +74,12 @@ class Visit:
         try:
             self.caller.require(action, resource)
         except Forbidden:
-            self._note(self, action, resource, False)
+            self._note(self, action, resource)
             raise
         if action is Action.CREATE and resource.group is None and self.usage is not None:
             check_topic_limit(self.caller.principal, self._topics)
         if action is Action.CREATE and not self.access.is_change:
-            self._note(self, action, resource, True)  # created by use
+            self.created.append(resource)
 
     def own_name(self, name: str) -> str:
         """Return ``name`` in a form that the names of other principals never have."""

@@ -40,6 +40,7 @@ _ABOUT_BROWSERS = frozenset({b"origin", b"sec-fetch-site"})
 same check could fail at the peer, which has another host name."""
 _CREDENTIALS = frozenset({b"authorization", b"cookie"})
 """Headers that are not forwarded. The proxy that the client reached has already authenticated it."""
+_FORMS = frozenset({b"accept", b"content-type"})
 _NOT_ASKED_AGAIN = _HOP_BY_HOP | _ABOUT_BROWSERS | _CREDENTIALS | {b"content-length", b"expect", b"host"}
 _NOT_ANSWERED_AGAIN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
 """Headers of a peer's answer that the client does not receive, because they describe the connection to the peer, or
@@ -101,5 +102,7 @@ def client_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 
 def _named_by_connection(headers: Headers) -> frozenset[bytes]:
+    """Return the headers of this connection only. Those that decide the forms of body and answer are never among them:
+    both proxies must use the same forms."""
     values = [value for name, value in headers if name == b"connection"]
-    return frozenset(part.strip().lower() for value in values for part in value.split(b","))
+    return frozenset(part.strip().lower() for value in values for part in value.split(b",")) - _FORMS

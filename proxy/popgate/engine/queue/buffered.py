@@ -21,6 +21,7 @@ A proxy may buffer 100,000 messages, so each object must use little memory. Stat
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any, cast
 
 from popgate.domain.lease import LeaseRecord
 from popgate.domain.message import Message
@@ -30,6 +31,8 @@ from popgate.runtime.deadlines import NEVER
 NO_LEASE = LeaseId("")
 OVERHEAD_BYTES = 1_024
 """Approximate memory in bytes that a buffered message needs in addition to its body and headers."""
+HEADER_BYTES, VALUE_BYTES = 100, 64
+"""Approximate memory in bytes of a header in addition to its name and value, and of a value that is not text."""
 
 
 class MessageState(IntEnum):
@@ -72,16 +75,27 @@ RECOVERABLE = (_LEASED, _DELAYED)
 
 
 def size_of(message: Message) -> int:
-    """Return the bytes of the body and of the headers that are text."""
+    """Return the bytes of the body and of the headers, approximately for values that are not text."""
     size = len(message.body)
     for name, value in message.headers.items():
-        size += len(name) + (len(value) if isinstance(value, str | bytes) else 0)
+        size += len(name) + (len(value) if isinstance(value, str | bytes) else _size_of_value(value))
     return size
+
+
+def _size_of_value(value: Any) -> int:
+    """Return the approximate size of a header's value, in memory or in an answer, whichever is larger."""
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return sum((HEADER_BYTES + len(name) + _size_of_value(one) for name, one in fields.items()), VALUE_BYTES)
+    if isinstance(value, list):
+        items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
+        return sum(map(_size_of_value, items), VALUE_BYTES)
+    return len(value) + VALUE_BYTES if isinstance(value, str | bytes) else VALUE_BYTES
 
 
 def cost_of(message: Message) -> int:
     """Return the approximate memory of a buffered message, in bytes."""
-    return OVERHEAD_BYTES + size_of(message)
+    return OVERHEAD_BYTES + HEADER_BYTES * len(message.headers) + size_of(message)
 
 
 class Counts:
