@@ -52,6 +52,15 @@ def test_a_filter_of_many_names_is_refused_at_once() -> None:
         POP.read(b'{"filter":{' + b'"a":1,' * (LARGE // 6), packed=False)
 
 
+@pytest.mark.parametrize("body", [b'{"%b":1}', b'{"messages":[{"%b":1}]}'])
+def test_an_unknown_field_with_a_long_name_is_told_at_once(body: bytes) -> None:
+    began = time.monotonic()
+    with pytest.raises(InvalidRequest, match="is not a field here") as refused:
+        published(body % (b"k" * LARGE))
+    assert len(refused.value.detail) < 1_000
+    assert time.monotonic() - began < QUICK_SECONDS
+
+
 def packed(**fields: object) -> bytes:
     return msgpack.encode({"messages": [fields]})
 

@@ -454,6 +454,7 @@ BAD = [
     ("amqp_url", "amqp://a/v,amqp://b"),
     ("amqp_url", "amqp://a/v,amqp://b/w"),
     ("amqp_url", "amqp://u:1/pass@b/v"),
+    ("amqp_url", "amqps://b/v?no_verify_ssl=false"),
     ("redis_url", "u:pass\uff1f@h"),
     ("journal", "s3://key:sec/ret@bucket/x"),
     ("journal", "simplecache::ftp://u:p@host/x"),

@@ -19,6 +19,8 @@ from popgate.api.requests import (
 from popgate.domain.errors import InvalidRequest
 
 QUOTED_LENGTH_MAX = 80
+MESSAGE_LENGTH_MAX = 2_000
+"""Maximum number of characters of a message of msgspec that are read. It contains the name of an unknown field."""
 ACCEPTED = "popgate reads application/json and application/msgpack"
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
@@ -67,6 +69,8 @@ def complaint(error: Exception, request_type: type[Struct], body: bytes, *, pack
 
 
 def _invalid(message: str, request_type: type[Struct]) -> InvalidRequest:
+    if len(message) > MESSAGE_LENGTH_MAX:  # the field is named at the beginning or at the end
+        message = f"{message[: MESSAGE_LENGTH_MAX // 2]}...{message[-MESSAGE_LENGTH_MAX // 2 :]}"
     match = _PLACE.match(message)
     assert match is not None, "the pattern takes any text"
     what, path = match["what"], (match["path"] or "").lstrip(".")

@@ -67,8 +67,7 @@ class PopSettlements:
         if served is not None and served.serving.has_plenty(request):
             await asyncio.sleep(0)
             return request
-        await asyncio.wait(self._tasks.values())
-        statuses = {one.status for task in self._tasks.values() for one in task.result()}
+        statuses = {one.status for many in await asyncio.gather(*self._tasks.values()) for one in many}
         return replace(request, wait_seconds=0.0) if UNAVAILABLE.status in statuses else request
 
     async def _settle(self, verb: Verb, orders: Sequence[SettleOrder]) -> list[SettleResult]:
@@ -76,9 +75,8 @@ class PopSettlements:
 
     async def results(self) -> Results:
         """Return the results when the settlements are durable. Raises: the errors of ``Engine.settle``."""
-        if self._tasks:
-            await asyncio.wait(self._tasks.values())
-        return {verb.value: [settle_result(one) for one in task.result()] for verb, task in self._tasks.items()}
+        found = await asyncio.gather(*self._tasks.values())
+        return {verb.value: [settle_result(one) for one in many] for verb, many in zip(self._tasks, found, strict=True)}
 
     async def ended(self) -> None:
         """Wait until the settlements have ended, after a pop that failed. Never fails."""
