@@ -195,6 +195,25 @@ async def test_queues_come_and_go(cluster: Callable[[int], Cluster]) -> None:
     await several.settled()
 
 
+async def test_a_claim_that_the_store_has_lost_is_made_again(cluster: Callable[[int], Cluster]) -> None:
+    """A failover of Redis to a replica may lose the last changes that were answered."""
+    several = cluster(4)
+    for _ in range(2):
+        await several.join()
+    await several.settled()
+    redis, second = several.redis, several.proxies[1]
+    queue = next(queue for queue, owner in several.consumed.by.items() if owner == second.me)
+    for lost in (["HDEL", f"{redis.prefix}owners", queue], ["DECR", f"{redis.prefix}view"]):
+        await redis.command(*lost)
+    await asyncio.sleep(2 * BEAT_SECONDS)
+    await several.settled()
+    await until(
+        lambda: all(queue in proxy.ownership.view.owners for proxy in several.proxies),
+        timeout_seconds=SETTLED_SECONDS,
+        what="the queue to have an owner again",
+    )
+
+
 async def test_a_queue_that_can_not_be_taken_costs_the_others_nothing(
     cluster: Callable[[int], Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,8 @@ from popgate.runtime.background import Background
 
 _log = logging.getLogger(__name__)
 
+UNKNOWN = -1
+"""A version that no view has."""
 FAILED_SECONDS = 5.0
 """Seconds until a change of owner that failed unexpectedly is tried again, such as for a record that can't be read."""
 AGAIN_SECONDS = 0.5
@@ -254,11 +256,15 @@ class Ownership:
         return {*self._hosts.served(), *self._hosts.lost()}
 
     async def _look(self) -> None:
-        view = await self._claims.beat(self._me, self._view.version)
-        if view is not None:
-            self._see(view)
-            if view.version < self._version_min:
-                self._wake.set()
+        least = self._version_min
+        view = await self._claims.beat(self._me, self._view.version if self._view.version >= least else UNKNOWN)
+        if view is None:
+            return
+        self._see(view)
+        if view.version < least == self._version_min:
+            # The store has answered the change before it was asked for this view. So it has lost the change, as Redis
+            # may at a failover.
+            self._version_min = 0
 
     def _see(self, view: ClusterView) -> None:
         gone = self._view.members.keys() - view.members.keys()
