@@ -1,15 +1,22 @@
 """The contract of the lock store, over every adapter; an adapter joins by a function to open it."""
 
 import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from contract.store_openers import OpenerOf, store_opener
+from popgate.adapters.redis.address import parse_address
+from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.lock_store import RedisLockStore
 from popgate.adapters.sqlite.lock_store import SqliteLockStore
+from popgate.domain.errors import Conflict
 from popgate.domain.locks import LockDefinition, LockKind
 from popgate.ports.lock_store import LockStore
+from support.redis import RedisServer
 
 DATABASE = 3
 BUILD = LockDefinition(name="build", kind=LockKind.SEMAPHORE, slots=3)
@@ -53,6 +60,41 @@ async def test_one_definition_is_found_by_its_name_and_added_where_there_is_none
         await store.delete("clean")
         assert await store.add(CLEAN) == CLEAN
         assert set(await asyncio.gather(store.add(BUILD), store.add(BUILD))) == {BUILD}
+
+
+UNREADABLE = ("junk", "[]", '{"kind":"cage"}', '{"kind":"semaphore","slots":1000000000}', '{"kind":"mutex","slots":2}')
+
+
+@pytest.mark.parametrize("says", UNREADABLE)
+async def test_a_definition_that_can_not_be_read_is_ignored_and_not_replaced(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture, says: str
+) -> None:
+    async with opened(redis_server) as (store, redis):
+        await store.put(BUILD)
+        await redis.command("HSET", f"{redis.prefix}locks", "clean", says)
+        assert [await store.definitions() for _ in range(2)] == [[BUILD]] * 2
+        assert [record.getMessage() for record in caplog.records].count(
+            "the definition of a lock can't be read; it is ignored"
+        ) == 1
+        for ask in (store.find("clean"), store.add(CLEAN)):
+            with pytest.raises(Conflict, match="repair or delete it"):
+                await ask
+
+
+async def test_the_key_of_a_definition_is_its_name_and_newer_fields_are_ignored(redis_server: RedisServer) -> None:
+    async with opened(redis_server) as (store, redis):
+        says = '{"name":"victim","kind":"mutex","slots":1,"colour":"red"}'
+        await redis.command("HSET", f"{redis.prefix}locks", "evil", says)
+        assert await store.definitions() == [LockDefinition(name="evil", kind=LockKind.MUTEX)]
+
+
+@asynccontextmanager
+async def opened(server: RedisServer) -> AsyncGenerator[tuple[RedisLockStore, RedisConnection]]:
+    redis = RedisConnection(parse_address(server.url()), secrets.token_hex(4))
+    try:
+        yield RedisLockStore(redis), redis
+    finally:
+        await redis.close()
 
 
 async def test_no_token_is_reserved_twice(opener: Opener, tmp_path: Path) -> None:

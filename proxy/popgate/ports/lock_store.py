@@ -19,7 +19,8 @@ class LockStore(Protocol):
         ...
 
     async def find(self, name: str) -> LockDefinition | None:
-        """Return the definition of the lock ``name``, or None if it is not defined."""
+        """Return the definition of the lock ``name``, or None if it is not defined. Raises: Conflict if it can't be
+        read."""
         ...
 
     async def put(self, definition: LockDefinition) -> None:
@@ -27,7 +28,10 @@ class LockStore(Protocol):
         ...
 
     async def add(self, definition: LockDefinition) -> LockDefinition:
-        """Store the definition, unless a definition with this name exists. Return the definition that is stored now."""
+        """Store the definition, unless a definition with this name exists. Return the definition that is stored now.
+
+        Raises: Conflict if that can't be read.
+        """
         ...
 
     async def delete(self, name: str) -> None:
