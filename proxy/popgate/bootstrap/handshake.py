@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Callable
+from typing import cast
 
 from popgate.api.connection_limiter import Body, ConnectionLimiter, LimitedConnection
 from popgate.api.joined_writes import GOODBYE_SECONDS, JoinedWrites
@@ -41,8 +42,7 @@ class Handshake(asyncio.Protocol):
     # -- called by the transport ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "a stream"
-        self._inner = transport
+        self._inner = cast("asyncio.Transport", transport)  # in uvloop it has this interface, but not this class
         self._limiter.arrived(self)
         self._is_counted = True
         if self._refusal is None:

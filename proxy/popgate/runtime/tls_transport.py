@@ -26,7 +26,7 @@ import logging
 import ssl
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
-from typing import Any
+from typing import Any, cast
 
 from popgate.runtime.tcp_info import acknowledged_bytes
 
@@ -100,8 +100,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     # -- called by the inner transport ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "a stream"
-        self._inner = transport
+        self._inner = cast("asyncio.Transport", transport)  # in uvloop it has this interface, but not this class
         self.acknowledged_before = acknowledged_bytes(transport.get_extra_info("socket")) or 0
         if not self._server_side:
             self._shake()

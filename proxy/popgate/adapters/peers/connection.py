@@ -15,6 +15,7 @@ import ssl
 import struct
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 from httptools import HttpParserError, HttpResponseParser
 
@@ -110,8 +111,7 @@ class PeerConnection(asyncio.Protocol):
     # -- events from asyncio ----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "a stream"
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # in uvloop it has this interface, but not this class
 
     def data_received(self, data: bytes) -> None:
         if self._answered is None or self._answered.done():
