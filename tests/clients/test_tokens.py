@@ -4,7 +4,6 @@ The proxies are real, and their keys are made by `popgate keys`.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -13,7 +12,9 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -117,6 +118,25 @@ def test_the_environment_may_name_a_file(guarded: Guarded, tmp_path: Path, monke
     monkeypatch.setenv("POPGATE_TOKEN", "pg_wrong1_" + "a" * 43)
     with Client(guarded.url) as client, pytest.raises(Unauthorized):
         client.info()
+
+
+def test_a_consumer_needs_no_more_than_the_role_of_that_name(
+    guarded: Guarded, running: Callable[[Consumer], AbstractContextManager[Future[None]]]
+) -> None:
+    topic = "orders.role"
+    key = guarded.keys("add", "only-consumer", "--role", "consumer", "--topics", topic)
+    with Client(guarded.url, token=key) as own:
+        wait_until(lambda: is_accepted(own), timeout_seconds=10, what="the key to count")
+    with Client(guarded.url, token=guarded.key) as client:
+        client.put_topic(topic, queues=1)
+        client.put_group(topic, "only", max_deliveries=4)
+        client.publish(topic, "x")
+        seen: list[str] = []
+        consumer = Consumer(topic, "only", lambda message: seen.append(message.text), base_url=guarded.url, token=key)
+        with running(consumer) as run:
+            wait_until(lambda: consumer.counters.acked >= 1 or run.done(), timeout_seconds=20, what="the ack")
+        assert client.stats(topic, "only")["in_flight"] == 0
+    assert seen[-1] == "x"
 
 
 def test_what_the_key_does_not_allow_is_forbidden_and_names_the_action(guarded: Guarded) -> None:
@@ -364,15 +384,15 @@ async def test_what_breaks_a_tls_connection_is_an_unreachable_server(tmp_path: P
     certificate, key = write(tmp_path, *authority.issue())
     (tmp_path / "ca.pem").write_bytes(authority.pem)
     clients: list[asyncio.StreamWriter] = []
+    relays: set[asyncio.Task[None]] = set()
 
     with TlsProxy(tmp_path, f"--tls-certificate-file={certificate}", f"--tls-key-file={key}") as process:
 
         async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             clients.append(writer)
             answers, requests = await asyncio.open_connection("127.0.0.1", process.port)
-            async with asyncio.TaskGroup() as copying:
-                for source, sink in ((reader, requests), (answers, writer)):
-                    copying.create_task(copied(source, sink))
+            for source, sink in ((reader, requests), (answers, writer)):
+                relays.add(asyncio.create_task(copied(source, sink)))
 
         async with await asyncio.start_server(relay, "127.0.0.1") as server:
             url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -387,13 +407,19 @@ async def test_what_breaks_a_tls_connection_is_an_unreachable_server(tmp_path: P
                     with pytest.raises(ServerUnreachable) as raised:
                         await waiting
                     assert raised.value.outcome_unknown
+            for one in relays:
+                one.cancel()
+            await asyncio.wait(relays)
 
 
 async def copied(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
+    try:
         while data := await source.read(65536):
             sink.write(data)
-    sink.close()
+    except OSError:
+        pass
+    finally:
+        sink.close()
 
 
 def test_a_token_over_http_to_another_machine_is_told(caplog: pytest.LogCaptureFixture) -> None:

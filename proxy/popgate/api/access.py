@@ -38,9 +38,9 @@ def _server(path: tuple[str, ...]) -> Resource:
 class Access(NamedTuple):
     """What an operation needs.
 
-    ``action`` None: any valid credential is enough. ``resource`` None: a grant with ``action`` on any resource is
-    enough, because the answer contains only what the caller may see. If ``is_public``, no credential is needed. If
-    ``is_change``, the audit log records the operation.
+    ``action`` None: any valid credential is enough. ``or_action`` is enough in its place. ``resource`` None: a grant
+    with ``action`` on any resource is enough, because the answer contains only what the caller may see. If
+    ``is_public``, no credential is needed. If ``is_change``, the audit log records the operation.
     """
 
     operation: str
@@ -48,6 +48,7 @@ class Access(NamedTuple):
     resource: ResourceOf | None = None
     is_public: bool = False
     is_change: bool = False
+    or_action: Action | None = None
 
 
 def _rows() -> Iterator[tuple[str, str, Access]]:
@@ -67,7 +68,8 @@ def _rows() -> Iterator[tuple[str, str, Access]]:
     yield row("GET", "/metrics", "metrics", Action.METRICS, _server)
 
     yield row("POST", f"{TOPIC}/messages", "publish", Action.PUBLISH, _topic)
-    yield row("GET", GROUP, "state", Action.INSPECT, _group)
+    # A consumer needs the policy of its group: the length of a lease, and the maximum number of deliveries.
+    yield "GET", GROUP, Access("state", Action.INSPECT, _group, or_action=Action.CONSUME)
     for verb in ("pop", "ack", "release", "extend", "reject"):
         yield row("POST", f"{GROUP}/{verb}", verb, Action.CONSUME, _group)
     yield row("POST", f"{GROUP}/assignment", "assignment", Action.CONSUME, _group)

@@ -355,7 +355,8 @@ def _may(caller: Caller, access: Access, resource: Resource | None) -> bool:
         return True
     if resource is None:
         return any(grant.allows(access.action) for grant in caller.principal.grants)
-    return caller.principal.may(access.action, resource)
+    actions = [access.action] if access.or_action is None else [access.action, access.or_action]
+    return caller.principal.may_any(actions, resource)
 
 
 def _has_expired(caller: Caller) -> bool:
