@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import ssl
 import time
@@ -30,7 +31,7 @@ from popgate.adapters.peers.connection import PeerConnection, connect
 from popgate.adapters.peers.heads import message_head
 from popgate.api.peers import PeerApp, PeerFace
 from popgate.bootstrap.peer_tls import authority, tls_of
-from popgate.domain.errors import BrokerUnavailable, PeerUnavailable, RetryLater, WrongMode
+from popgate.domain.errors import BrokerUnavailable, PeerUnavailable, RetryLater, TooManyPops, WrongMode
 from popgate.domain.message import Message
 from popgate.domain.names import CopyId, GroupName, InstanceId, Subscription, TopicName
 from popgate.domain.permissions import Caller, Principal
@@ -518,6 +519,35 @@ async def test_a_cancellation_ends_the_pop_at_the_peer(node: PeerNode, peers: Ht
     async with asyncio.timeout(1):
         popped = await peers.forward(B, pop, wait_seconds=None)
     assert json.loads(popped.body)["messages"][0]["delivery_count"] == 1
+
+
+async def test_requests_that_wait_at_the_peer_delay_no_others(
+    node: PeerNode, peers: HttpPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(pool, "WAITING_MAX", 1)
+    pop = posted(f"{GROUP}/pop", {})
+    waiting = asyncio.create_task(peers.forward(B, pop, wait_seconds=30))
+    await until(lambda: node.parked_pops == 1)
+    async with asyncio.timeout(5):
+        await peers.ask(B, Learned(records=()))
+        assert (await peers.forward(B, pop, wait_seconds=0)).status == 200
+        with pytest.raises(TooManyPops, match="requests wait on proxy b"):
+            await peers.forward(B, pop, wait_seconds=30)
+    waiting.cancel()
+    await until(lambda: node.parked_pops == 0)
+    await peers.forward(B, pop, wait_seconds=0.1)
+
+
+async def test_an_idle_connection_keeps_no_answer(node: PeerNode) -> None:
+    node.answers.says = {PurgeAtOwner: PurgeResult(0, True)}
+    connection = await connect(HOST, node.peer_port, tls_for(A).client, node.instance, lambda _: None)
+    body = CODEC.encode_message(1, A, PURGE)
+    answer = await connection.exchange(message_head(b"h", B, len(body)), body)
+    await asyncio.sleep(0)  # the step of this task that the answer has begun refers to it
+    references = gc.get_referrers(answer)
+    connection.close()
+    assert [one for one in references if isinstance(one, asyncio.Future)] == []
 
 
 async def test_an_answer_that_came_too_late_for_its_client_gives_its_leases_back(

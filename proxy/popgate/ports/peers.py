@@ -212,7 +212,8 @@ class Peers(Protocol):
         """Forward a client's request, which ``to`` answers from its own queues.
 
         If this call is cancelled, ``to`` sees a disconnect of the client. ``wait_seconds`` replaces the value in the
-        request. Raises: PeerUnavailable.
+        request; unless it is 0, the request may wait at ``to``. Raises: PeerUnavailable; TooManyPops if too many
+        requests wait at ``to`` already.
         """
         ...
 

@@ -85,7 +85,10 @@ class PeerConnection(asyncio.Protocol):
         else:
             transport.write(head)
             transport.write(body)
-        return await self._answered
+        try:
+            return await self._answered
+        finally:
+            self._answered = None  # an idle connection must not keep the last answer in memory
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

@@ -96,7 +96,8 @@ class HttpPeers:
         try:
             body = self._codec.encode_message(self._version(), self._me, message)
             head = message_head(pool.authority, to, len(body))
-            answer = await self._exchange(pool, to, head, body, ANSWER_SECONDS, repeatable=type(message) in REPEATABLE)
+            repeatable = type(message) in REPEATABLE
+            answer = await self._exchange(pool, to, head, body, ANSWER_SECONDS, repeatable=repeatable, may_wait=False)
             if answer.status != 200:
                 raise PeerUnavailable(f"proxy {to} answered {answer.status}: {_problem(answer).detail}")
             return self._codec.decode_answer(message, answer.body)
@@ -117,7 +118,9 @@ class HttpPeers:
         except NotUnderstood as error:
             raise PeerUnavailable(error.detail) from error
         seconds = ANSWER_SECONDS + (WAIT_SECONDS_MAX if wait_seconds is None else wait_seconds)
-        answer = await self._exchange(pool, to, head, request.body, seconds, repeatable=False)
+        answer = await self._exchange(
+            pool, to, head, request.body, seconds, repeatable=False, may_wait=wait_seconds != 0.0
+        )
         if answer.status in REFUSALS.values() and _problem(answer).code in REFUSALS:
             raise PeerUnavailable(f"proxy {to} refused: {_problem(answer).detail}")
         arrivals = next((int(value) for name, value in answer.headers if name == ARRIVALS), None)
@@ -161,10 +164,18 @@ class HttpPeers:
         return pool
 
     async def _exchange(
-        self, pool: PeerPool, to: InstanceId, head: bytes, body: bytes, seconds: float, *, repeatable: bool
+        self,
+        pool: PeerPool,
+        to: InstanceId,
+        head: bytes,
+        body: bytes,
+        seconds: float,
+        *,
+        repeatable: bool,
+        may_wait: bool,
     ) -> ForwardedAnswer:
         try:
-            return await pool.exchange(head, body, seconds, repeatable=repeatable)
+            return await pool.exchange(head, body, seconds, repeatable=repeatable, may_wait=may_wait)
         except TimeoutError as error:
             raise PeerUnavailable(f"proxy {to} at {pool.address} does not answer in time") from error
         except OSError as error:

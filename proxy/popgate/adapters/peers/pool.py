@@ -12,12 +12,15 @@ import re
 import ssl
 
 from popgate.adapters.peers.connection import PeerConnection, connect
+from popgate.domain.errors import TooManyPops
 from popgate.domain.names import InstanceId
 from popgate.ports.peers import ForwardedAnswer
 
 IDLE_SECONDS_MAX = 30.0
 CONNECTIONS_MAX = 512
-"""Maximum number of simultaneous requests to one peer. Further requests wait."""
+"""Maximum number of simultaneous requests to one peer that it answers at once. Further requests wait."""
+WAITING_MAX = 512
+"""Maximum number of simultaneous requests to one peer that may wait there, such as pulls. Further ones are refused."""
 SHOWN_LENGTH_MAX = 100
 """Maximum characters of a wrong address that an error shows."""
 HTTPS_PORT, PORT_MAX = 443, 65_535
@@ -51,17 +54,27 @@ class PeerPool:
         """The idle connections, each with the loop time since which it has been idle, in the order of these times."""
         self._busy: set[PeerConnection] = set()
         self._places = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._waiting_places = asyncio.Semaphore(WAITING_MAX)
         self._is_closed = False
 
-    async def exchange(self, head: bytes, body: bytes, seconds: float, *, repeatable: bool) -> ForwardedAnswer:
+    async def exchange(
+        self, head: bytes, body: bytes, seconds: float, *, repeatable: bool, may_wait: bool
+    ) -> ForwardedAnswer:
         """Send a request and return its answer, within ``seconds``.
+
+        ``may_wait``: whether the peer may answer only after a wait. Such requests have places of their own, so they
+        can't delay the others.
 
         If the answer does not arrive, or if the call is cancelled, the connection is reset. The reset tells the peer
         that its answer was not read.
 
-        Raises: OSError, which includes TimeoutError and ConnectionError.
+        Raises: OSError, which includes TimeoutError and ConnectionError; TooManyPops.
         """
-        async with asyncio.timeout(seconds), self._places:
+        if may_wait and self._waiting_places.locked():
+            raise TooManyPops(
+                f"the maximum number of requests wait on proxy {self._instance}; lower wait_seconds, or send them there"
+            )
+        async with asyncio.timeout(seconds), self._waiting_places if may_wait else self._places:
             connection = self._take()
             if connection is not None:
                 try:
