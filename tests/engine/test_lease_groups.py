@@ -8,10 +8,13 @@ import pytest
 
 from engine.lease_groups import INVISIBILITY, STREAM, TOPIC, ack, numbered, put, read, texts
 from popgate.domain.errors import LeaseGroupExpired, LeaseGroupNotFound, RetryLater, StateUnavailable, TooManyInFlight
+from popgate.domain.lease_group import GroupKey
+from popgate.domain.names import InstanceId
 from popgate.domain.topics import Policy, RetryPolicy
 from popgate.engine.settle.orders import Verb
 from popgate.ports.journal import EventKind
 from popgate.ports.lease_groups import SettlementStep
+from popgate.ports.peers import Fetch, LearnedRecord
 from popgate.runtime.clocks import ManualClock
 from support.engines import bodies, crash, eventually, open_world
 
@@ -214,6 +217,35 @@ async def test_bodies_that_memory_has_no_room_for_are_read_again(tmp_path: Path)
         assert found == [f"{number:03}-{place:03}" for number in range(20) for place in range(20)]
         assert most < 8 * 1024 * 1024
         assert await ack(world) == (400, 0, 0)
+
+
+async def test_a_slice_is_read_in_small_parts_also_if_large_messages_follow_small_ones(tmp_path: Path) -> None:
+    sizes = [2 * 1024 * 1024] * 4 + [1] * 40 + [2 * 1024 * 1024] * 4
+    async with open_world(tmp_path, queues=1) as world:
+        for number, size in enumerate(sizes):
+            await world.publish(TOPIC, f"{number:03}" + "x" * size)
+        assert (await put(world)).message_count == len(sizes)
+        found = await world.engine.lease_groups.read(TOPIC, "default", STREAM, 1, 0)
+        parts = [part async for part in found.parts]
+        assert [text[:3] for part in parts for text in texts(part)] == [f"{number:03}" for number in range(len(sizes))]
+        assert max(sum(len(one.message.body) for one in part) for part in parts) < 3 * 1024 * 1024 + 10_000
+        assert max(map(len, parts)) > 2
+
+
+async def test_a_peer_gets_few_large_messages_at_once(tmp_path: Path) -> None:
+    async with open_world(tmp_path, queues=1) as world:
+        await world.publish(TOPIC, *("x" * 700_000 for _ in range(4)))
+        assert (await put(world)).message_count == 4
+        (host,) = world.served(TOPIC).hosts
+        key = GroupKey(world.served(TOPIC).name, STREAM, 1)
+        leases = [
+            LearnedRecord(host.broker_queue, one.copy_id, one.record, one.remaining_seconds)
+            for one in await world.context.lease_groups.members(key, 0, 4)
+            if one.record is not None
+        ]
+        fetch = Fetch(subscription=world.served(TOPIC).name, leases=tuple(leases))
+        messages = await world.engine.peering.answer(InstanceId("b"), fetch)
+        assert len(messages) == 2
 
 
 async def test_a_group_takes_as_much_as_memory_can_keep_and_the_next_one_goes_on(tmp_path: Path) -> None:

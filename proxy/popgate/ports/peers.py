@@ -80,8 +80,9 @@ class LeaseForGroup(PeerMessage[int]):
 class Fetch(PeerMessage[list[Message | None]]):
     """Asks for the messages of leases.
 
-    The answer has one element per lease, in order: the message, or None if the lease is no longer valid. Raises:
-    RetryLater if the broker has not yet delivered some of the messages.
+    The answer has one element per lease, in order: the message, or None if the lease is no longer valid. A long
+    answer ends early, after at least one element, so that it takes little memory; the rest must be asked for again.
+    Raises: RetryLater if the broker has not yet delivered some of the messages.
     """
 
     subscription: Subscription

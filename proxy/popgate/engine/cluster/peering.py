@@ -11,7 +11,7 @@ from popgate.engine.catalog.topics import Topics
 from popgate.engine.cluster.remote_pops import RemotePops
 from popgate.engine.lease.selection import GroupSelection
 from popgate.engine.lease_groups.lease_groups import LeaseGroups
-from popgate.engine.queue.buffered import BufferedMessage
+from popgate.engine.queue.buffered import BufferedMessage, count_at_once
 from popgate.engine.queue.host import QueueHost
 from popgate.engine.settle.orders import SettleOrder, Verb
 from popgate.engine.settle.settling import Settler
@@ -134,10 +134,11 @@ class Peering:
             raise RetryLater("the messages of these leases are on their way back from the broker")
         if any(one is not None and one[0].has_changed_hands(one[1]) for one in wanted):
             raise RetryLater("the queue of these leases has just changed its owner")
-        return [
+        messages = [
             None if found is None or found[1].lease_id != one.record.lease_id else found[1].message
             for found, one in zip(wanted, message.leases, strict=True)
         ]
+        return messages[: count_at_once(messages)]
 
     def _count(self, message: CountMessages) -> list[QueueCounts]:
         served = self._served(message.subscription)

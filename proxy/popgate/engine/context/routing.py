@@ -256,10 +256,11 @@ class Router:
 
     async def fetch(
         self, subscription: Subscription, leases: Iterable[LearnedRecord]
-    ) -> dict[tuple[BrokerQueue, CopyId], Message]:
+    ) -> dict[tuple[BrokerQueue, CopyId], Message | None]:
         """Fetch the messages of ``leases`` from the other proxies that own their queues.
 
-        If a lease has ended, its message is not in the result. Raises: StateUnavailable; PeerUnavailable while a queue
+        If a lease has ended, its message is None. An owner may leave out the last of its leases if their messages are
+        large, but never the first one. Raises: StateUnavailable; PeerUnavailable while a queue
         is changing its owner, or while an owner is waiting for messages from the broker. The caller must then repeat
         the call (``while_owners_change``).
         """
@@ -269,7 +270,7 @@ class Router:
             if owner is None:
                 raise PeerUnavailable(f"queue {one.queue} is changing its owner")
             by_owner.setdefault(owner, []).append(one)
-        found: dict[tuple[BrokerQueue, CopyId], Message] = {}
+        found: dict[tuple[BrokerQueue, CopyId], Message | None] = {}
         for owner, wanted in by_owner.items():
             try:
                 messages = await self.ask(owner, Fetch(subscription=subscription, leases=tuple(wanted)))
@@ -277,7 +278,5 @@ class Router:
                 raise
             except RetryLater as error:
                 raise PeerUnavailable(error.detail) from error
-            for one, message in zip(wanted, messages, strict=True):
-                if message is not None:
-                    found[one.queue, one.copy_id] = message
+            found.update({(one.queue, one.copy_id): message for one, message in zip(wanted, messages, strict=False)})
         return found

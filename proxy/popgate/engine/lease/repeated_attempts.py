@@ -3,7 +3,8 @@
 from functools import partial
 
 from popgate.domain.errors import StateUnavailable
-from popgate.domain.names import is_transient
+from popgate.domain.message import Message
+from popgate.domain.names import BrokerQueue, CopyId, is_transient
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.context.routing import while_owners_change
 from popgate.engine.lease.body_retrieval import BodyRetrieval
@@ -55,7 +56,9 @@ class RepeatedAttempts:
                 wanted.append((host, buffered, lease))
         if not await self._retrieval.bring_back([buffered for _, buffered, _ in wanted]):
             raise StateUnavailable("the messages of this attempt are on their way back from the broker")
-        found = await self._context.router.fetch(self._group.name, [LearnedRecord(*lease) for _, lease in elsewhere])
+        found: dict[tuple[BrokerQueue, CopyId], Message | None] = {}
+        while left := [LearnedRecord(*lease) for _, lease in elsewhere if (lease.queue, lease.copy_id) not in found]:
+            found |= await self._context.router.fetch(self._group.name, left)
         if any(host.has_changed_hands(buffered) for host, buffered, _ in wanted):
             raise StateUnavailable("a queue of this attempt has just changed its owner")
         repeated = [

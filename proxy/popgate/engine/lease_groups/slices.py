@@ -16,16 +16,14 @@ from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, LeaseId, StreamName
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.context.routing import while_owners_change
-from popgate.engine.queue.buffered import BufferedMessage, size_of
+from popgate.engine.queue.buffered import BYTES_AT_ONCE, BufferedMessage, count_at_once, size_of
 from popgate.engine.queue.host import QueueHost
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.lease_groups import Member
 from popgate.ports.peers import LearnedRecord
 
-COUNT_FIRST, COUNT_MAX = 16, 256
-BYTES_AT_ONCE = 1024 * 1024
-"""Approximate number of bytes in one part of a slice. A part has at least one message. The size of a body is unknown
-until the broker has delivered it, so the limit is not exact."""
+COUNT_MAX = 256
+"""Maximum number of messages in one part of a slice."""
 PATIENCE_ROUNDS = 6
 """An answer that has begun fails after this many waits for bodies, each of ``body_retrieval.WAIT_SECONDS_MAX``
 seconds."""
@@ -98,14 +96,14 @@ class SliceReader:
         return Slice(count, self._parts(group, first, end))
 
     async def _parts(self, group: _Group, first: int, end: int) -> AsyncGenerator[Sequence[GroupMessage]]:
-        limit, rounds = COUNT_FIRST, 1
+        limit, rounds = 1, 1
         while members := await self._store.members(group.key, first, end):
             place = 0
             while place < len(members):
                 part = members[place : place + limit]
                 messages = await while_owners_change(partial(_messages, group, part, rounds))
                 yield messages
-                place += len(part)
+                place += len(messages)
                 rounds = PATIENCE_ROUNDS  # the answer has begun: from now on a wait is better than an aborted answer
                 size = sum(size_of(one.message) for one in messages)
                 fitting = BYTES_AT_ONCE * len(messages) // max(1, size)
@@ -114,6 +112,7 @@ class SliceReader:
 
 
 async def _messages(group: _Group, part: Sequence[Member], rounds: int) -> Sequence[GroupMessage]:
+    """Return the messages of ``part``, from the first on, but only as many as one step should handle."""
     known = [_known(group, member) for member in part]
     fetched = await group.served.fetch([one for one in known if isinstance(one, LearnedRecord)])
     here = [one for one in known if isinstance(one, BufferedMessage)]
@@ -123,14 +122,19 @@ async def _messages(group: _Group, part: Sequence[Member], rounds: int) -> Seque
             raise BrokerUnavailable("the messages of this lease group are on their way back from the broker")
     messages: list[GroupMessage] = []
     for member, one in zip(part, known, strict=True):
-        message = one.message if isinstance(one, BufferedMessage) else fetched.get((one.queue, one.copy_id))
+        if isinstance(one, BufferedMessage):
+            message = one.message
+        elif (one.queue, one.copy_id) in fetched:
+            message = fetched[one.queue, one.copy_id]
+        else:
+            break  # the owner sends it when it is asked again
         if message is None:
             raise group.expired()  # the lease has ended meanwhile, or the queue is gone
         number = group.hosts[member.queue].queue.number
         messages.append(
             GroupMessage(member.position, message, number, member.delivery_count, member.first_delivered_at)
         )
-    return messages
+    return messages[: count_at_once(one.message for one in messages)]
 
 
 def _known(group: _Group, member: Member) -> BufferedMessage | LearnedRecord:

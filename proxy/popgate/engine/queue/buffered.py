@@ -20,6 +20,7 @@ A proxy may buffer 100,000 messages, so each object must use little memory. Stat
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, cast
 
@@ -31,6 +32,8 @@ from popgate.runtime.deadlines import NEVER
 NO_LEASE = LeaseId("")
 OVERHEAD_BYTES = 1_024
 """Approximate memory in bytes that a buffered message needs in addition to its body and headers."""
+BYTES_AT_ONCE = 1024 * 1024
+"""Number of bytes of messages that are read, sent or encoded in one step. A larger message is a step of its own."""
 HEADER_BYTES, VALUE_BYTES = 100, 64
 """Approximate memory in bytes of a header in addition to its name and value, and of a value that is not text."""
 
@@ -91,6 +94,17 @@ def _size_of_value(value: Any) -> int:
         items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
         return sum(map(_size_of_value, items), VALUE_BYTES)
     return len(value) + VALUE_BYTES if isinstance(value, str | bytes) else VALUE_BYTES
+
+
+def count_at_once(messages: Iterable[Message | None]) -> int:
+    """Return how many of ``messages``, from the first on, fit into ``BYTES_AT_ONCE``. The last one may exceed it."""
+    before, count = 0, 0
+    for message in messages:
+        if before >= BYTES_AT_ONCE:
+            break
+        count += 1
+        before += 0 if message is None else size_of(message)
+    return count
 
 
 def cost_of(message: Message) -> int:

@@ -242,8 +242,8 @@ class ServedSubscription:
         """Fetch the missing bodies of leased messages. Return False if they do not arrive in time."""
         return await self.retrieval.bring_back(many)
 
-    async def fetch(self, leases: Sequence[LearnedRecord]) -> dict[tuple[BrokerQueue, CopyId], Message]:
-        """Fetch the messages of leases in queues that other proxies own.
+    async def fetch(self, leases: Sequence[LearnedRecord]) -> dict[tuple[BrokerQueue, CopyId], Message | None]:
+        """Fetch the messages of leases in queues that other proxies own. See ``Router.fetch``.
 
         Raises: StateUnavailable; PeerUnavailable, also while the broker is delivering the messages again.
         """
