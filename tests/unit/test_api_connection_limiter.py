@@ -1,6 +1,7 @@
 """What the limiter of a process' connections decides, where a socket can't show it in a short time."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -153,6 +154,30 @@ async def test_of_unread_answers_those_of_the_principal_that_holds_most_are_cut_
     leave(known, slow, *hostile)
 
 
+async def test_no_principal_is_cut_off_because_another_one_holds_most_and_reads_at_a_good_rate() -> None:
+    known = ConnectionLimiter(HttpLimits(bodies_bytes_max=100))
+    quick, slow, *others = await waiting(known, [1, 20, 20, 20], ["bob", "alice", None, None])
+    quick.unsent_bytes, quick.position = 90, 1 << 30
+    await asyncio.sleep(0.6)
+    assert [one.ended for one in (quick, slow, *others)] == [[]] * 4
+    quick.unsent_bytes = 150
+    await asyncio.sleep(0.6)
+    assert [one.ended for one in (quick, slow, *others)] == [["aborted"], [], [], []]
+    leave(known, quick, slow, *others)
+
+
+async def test_many_unread_answers_are_ended_in_one_check_without_a_long_pause() -> None:
+    known = ConnectionLimiter(HttpLimits(bodies_bytes_max=10_000))
+    clients = await waiting(known, [1] * 10_000, ["bob", "alice"] * 5_000)
+    for client in clients:
+        client.unsent_bytes = 2
+    began = time.process_time()
+    known.must_wait(clients[0])
+    assert time.process_time() - began < 5
+    assert sum(client.ended == ["aborted"] for client in clients) == 5_000
+    leave(known, *clients)
+
+
 async def test_a_client_that_reads_at_a_good_rate_is_spared_up_to_twice_the_memory() -> None:
     known = ConnectionLimiter(HttpLimits(bodies_bytes_max=100))
     quick, stuck = Client(), Client()
@@ -172,6 +197,31 @@ async def test_a_client_that_reads_at_a_good_rate_is_spared_up_to_twice_the_memo
     await asyncio.sleep(1.0)
     assert quick.ended == ["aborted"]
     leave(known, quick, stuck)
+
+
+async def test_clients_without_a_key_that_read_slowly_make_room_for_others() -> None:
+    known = ConnectionLimiter(HttpLimits(connections_max=3))
+    with_key, early, later = await waiting(known, [10, 10, 10], ["alice", None, None])
+    for client in (with_key, early, later):
+        client.position = 1
+    known.must_wait(later)  # their progress is noted
+    newcomers = [Client() for _ in range(3)]
+    for newcomer in newcomers:
+        known.arrived(newcomer)
+        known.is_served(newcomer)
+    assert (with_key.ended, early.ended, later.ended) == ([], ["aborted"], ["aborted"])
+    assert [newcomer.ended for newcomer in newcomers] == [[], [], ["overloaded"]]
+    leave(known, with_key, early, later, *newcomers)
+
+
+async def test_of_few_permitted_connections_one_makes_room_too() -> None:
+    known = ConnectionLimiter(HttpLimits(connections_max=1))
+    idle, newcomer = Client(), Client()
+    known.arrived(idle)
+    assert known.room == 1
+    known.arrived(newcomer)
+    assert (idle.ended, newcomer.ended) == (["aborted"], [])
+    leave(known, idle, newcomer)
 
 
 async def test_a_connection_whose_client_does_not_read_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,11 @@ body arrive in one read costs one entry in ``idle``, and no timer.
 If there are more connections than allowed, one connection that waits for its client is closed to make room. The first
 connection that exists in the following order is closed: (1) the oldest in ``farewells``, even if it is new, (2) the
 connection that has waited longest with a partial head or without any request, (3) the connection that has been idle
-longest, (4) a connection whose body is too slow, even within its grace period, (5) the oldest connection of the second
-kind, even if it is new. New connections are not considered in (2) and (3). If all connections are being served, or were
-served less than ``NEW_SECONDS`` ago, the new connection is answered with 503. If ``room`` becomes 0, no further
+longest, (4) a connection whose body is too slow, even within its grace period, (5) a connection whose client makes no
+progress in reading its answer, (6) the oldest connection of the second kind, even if it is new, (7) of the connections
+whose clients have not proved who they are, the one that has been in ``unread`` longest: such clients could keep out all
+others by reading slowly. New connections are not considered in (2) and (3). If all connections are being served, or
+were served less than ``NEW_SECONDS`` ago, the new connection is answered with 503. If ``room`` becomes 0, no further
 connection is accepted until another one has ended.
 
 If bodies take too much memory, the incomplete body with the highest product of memory and age is refused with 503.
@@ -56,7 +58,7 @@ SWEEP_SECONDS = 0.5
 """Seconds between two checks of the time limits. A time limit is enforced at most this many seconds late."""
 REFUSED_MAX = 64
 """Maximum number of open connections beyond ``connections_max``, which are accepted only to be refused with 503. At
-most an eighth of ``connections_max``."""
+most an eighth of ``connections_max``, but at least one."""
 FAREWELL_SECONDS = 3.0
 """Seconds for which the rest of a body may arrive after the answer. Then the connection ends."""
 NEW_SECONDS = 0.5
@@ -133,7 +135,7 @@ class ConnectionLimiter:
         self.count_refused = count
         self._loop = asyncio.get_running_loop()
         self._present = 0
-        self._full_at = limits.connections_max + min(REFUSED_MAX, limits.connections_max // 8)
+        self._full_at = limits.connections_max + max(1, min(REFUSED_MAX, limits.connections_max // 8))
         self._silent: OrderedDict[LimitedConnection, float] = OrderedDict()
         self._heads: OrderedDict[LimitedConnection, float] = OrderedDict()
         self._idle: OrderedDict[LimitedConnection, float] = OrderedDict()
@@ -254,6 +256,7 @@ class ConnectionLimiter:
                 (one for one, body in self._bodies.items() if self._is_slow(body)),
                 self._unread.stuck_since(before - FAREWELL_SECONDS),
                 (one for one, _ in unproven),
+                self._unread.unproven(),
             ),
             None,
         )

@@ -1,11 +1,12 @@
 """Limits the memory for answers that clients don't read, and finds the clients that make no progress.
 
-If these answers take too much memory, connections are ended. The first ones are those of the principal that holds most
-of it, which have made no progress for long, and hold much. Clients that read at a good rate are spared as long as the
-answers take at most twice the memory.
+If these answers take too much memory, connections of the principal that holds most of it are ended. The first ones are
+those that have made no progress for long, and hold much. Clients that read at a good rate are spared as long as the
+answers take at most twice the memory. If all clients of this principal read at a good rate, no connection is ended: a
+principal is not cut off because of the memory that another one holds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 ANSWER_BYTES_PER_SECOND_MIN = 64 << 10
@@ -90,6 +91,10 @@ class UnreadAnswers(Generic[ConnectionT]):
         """Return the connections whose clients have made no progress since ``moved_before``."""
         return [one for one, progress in self._unread.items() if progress.moved_at <= moved_before]
 
+    def unproven(self) -> Iterator[ConnectionT]:
+        """Return the connections whose clients have not proved who they are, beginning with the oldest entry."""
+        return (one for one in self._unread if one.user is None)
+
     def check(self, now: float) -> None:
         """Note the progress of the clients. If their answers take too much memory, end connections."""
         self._checked_at = now
@@ -98,23 +103,23 @@ class UnreadAnswers(Generic[ConnectionT]):
             progress.look(connection.reached(), now)
             sizes[connection] = connection.unsent_bytes
         total = sum(sizes.values())
+        if total <= self._bytes_max:
+            return
+        held: dict[object, int] = {}
+        ends: dict[object, list[ConnectionT]] = {}
+        """The connections of each principal. The last one is ended first."""
+        for one in sorted(sizes, key=lambda one: sizes[one] * (now - self._unread[one].moved_at + CHECK_SECONDS)):
+            held[one.user] = held.get(one.user, 0) + sizes[one]
+            ends.setdefault(one.user, []).append(one)
         while total > self._bytes_max:
-            worst = self._worst(sizes, now, spares=total <= 2 * self._bytes_max)
-            if worst is None:
+            user = max(held, key=lambda user: held[user])
+            if not ends[user]:
                 return
-            total -= sizes.pop(worst)
+            worst = ends[user].pop()
+            if total <= 2 * self._bytes_max and not self._unread[worst].is_slow(now):
+                continue
+            total -= sizes[worst]
+            held[user] -= sizes[worst]
             self._warn("answers that clients don't read take as much memory as allowed: the slowest are cut off")
             self.forget(worst)
             worst.abort()
-
-    def _worst(self, sizes: dict[ConnectionT, int], now: float, *, spares: bool) -> ConnectionT | None:
-        """Return the connection to end next, or None if all of them are spared."""
-        held: dict[object, int] = {}
-        for one, size in sizes.items():
-            held[one.user] = held.get(one.user, 0) + size
-        ends = [one for one in sizes if not spares or self._unread[one].is_slow(now)]
-
-        def burden(one: ConnectionT) -> tuple[int, float]:
-            return held[one.user], sizes[one] * (now - self._unread[one].moved_at + CHECK_SECONDS)
-
-        return max(ends, key=burden, default=None)
