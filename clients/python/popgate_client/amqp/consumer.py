@@ -208,6 +208,7 @@ class AmqpConsumer:
     async def _run_sessions(self) -> None:
         backoff = Backoff(self._chance)
         is_known = False
+        settled_before = 0
         for attempt in count():
             if self._stop.is_set():
                 return
@@ -217,10 +218,13 @@ class AmqpConsumer:
                 try:
                     group = await find_group(session, self._topic, self._group, self._queues)
                     is_known = True
-                    backoff.reset()
                     await self._share(session, group, url)
                 finally:
                     await session.close()
+                    # Only work is a success: each lost connection counts as a delivery of all prefetched messages.
+                    if (settled := self.counters.acked + self.counters.rejected) > settled_before:
+                        settled_before = settled
+                        backoff.reset()
                 if not self._stop.is_set():
                     logger.warning("the connection to RabbitMQ was lost", extra={"why": session.reason})
             except (BrokerUnavailable, RequestInvalid) as error:

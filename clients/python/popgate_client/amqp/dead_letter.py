@@ -4,6 +4,7 @@ The headers are those of ``popgate.domain.dead_letter``. Only a proxy can give a
 needs the proxies' secret; this one has none until it is redriven.
 """
 
+import json
 import time
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import DeliveryError
 from pamqp.commands import Basic
 
-from popgate_client.amqp.delivered import DELIVERY_COUNTS
+from popgate_client.amqp.delivered import DELIVERY_COUNTS, ESCAPED_PREFIX
 from popgate_client.amqp.group import Group
 from popgate_client.amqp.session import ChannelRefused, Session
 from popgate_client.errors import BrokerUnavailable
@@ -25,28 +26,10 @@ async def publish_dead_letter(
 
     Raises: BrokerUnavailable.
     """
-    now = time.time()
-    properties = delivered.header.properties
-    table = (properties.headers or {}).items()
-    headers = {name: _sendable(value) for name, value in table if name not in DELIVERY_COUNTS}
-    origin = headers.pop("x-popgate-copy-id", "")
-    headers.pop("x-popgate-identity", None)
-    headers |= {
-        "x-popgate-dead-cause": cause,
-        "x-popgate-dead-reason": reason or cause,
-        "x-popgate-dead-topic": group.topic,
-        "x-popgate-dead-group": group.name,
-        "x-popgate-dead-queue": message.queue,
-        "x-popgate-dead-at": now,
-        "x-popgate-delivery-count": message.delivery_count,
-        "x-popgate-first-delivered-at": message.first_delivered_at,
-        "x-popgate-origin-copy-id": origin,
-    }
-    kept = {name: getattr(properties, name) for name in Basic.Properties.attributes() if name not in _NOT_KEPT}
-    dead = Basic.Properties(**kept, headers=headers, delivery_mode=2)
+    dead, body = _dead_letter(group, delivered, message, cause, reason, frame_bytes_max=session.frame_bytes_max)
     channel = await session.open_channel(confirms=True)
     try:
-        publish = channel.basic_publish(message.body, routing_key=group.dead, properties=dead, mandatory=True)
+        publish = channel.basic_publish(body, routing_key=group.dead, properties=dead, mandatory=True)
         await session.call(publish)
     except (DeliveryError, ChannelRefused) as error:
         raise BrokerUnavailable("broker_unavailable", f"queue {group.dead!r} accepts no message: {error}") from error
@@ -54,8 +37,70 @@ async def publish_dead_letter(
         await session.close_channel(channel)
 
 
+def _dead_letter(
+    group: Group,
+    delivered: DeliveredMessage,
+    message: Message,
+    cause: str,
+    reason: str | None,
+    *,
+    frame_bytes_max: int,
+) -> tuple[Basic.Properties, bytes]:
+    """Return the properties and the body. If RabbitMQ can't carry the publisher's headers with those of popgate, they
+    are in front of the body, as in the proxies' packed dead letters."""
+    properties = delivered.header.properties
+    table = properties.headers or {}
+    origin = table.get("x-popgate-copy-id", "")
+    notes: dict[str, Any] = {
+        "x-popgate-dead-cause": cause,
+        "x-popgate-dead-reason": reason or cause,
+        "x-popgate-dead-topic": group.topic,
+        "x-popgate-dead-group": group.name,
+        "x-popgate-dead-queue": message.queue,
+        "x-popgate-dead-at": time.time(),
+        "x-popgate-delivery-count": message.delivery_count,
+        "x-popgate-first-delivered-at": message.first_delivered_at,
+        "x-popgate-origin-copy-id": origin if isinstance(origin, str) else "",
+    }
+    headers = {_sent_name(name): _sendable(value) for name, value in table.items() if name not in _LEFT_OUT}
+    kept = {name: getattr(properties, name) for name in Basic.Properties.attributes() if name not in _NOT_KEPT}
+    dead = Basic.Properties(**kept, headers=headers | notes, delivery_mode=2)
+    if _fits(dead, frame_bytes_max):
+        return dead, message.body
+    if message.ordering_key is not None:
+        notes["x-popgate-ordering-key"] = message.ordering_key
+    packed = json.dumps(dict(message.headers)).encode()
+    if len(packed) + len(message.body) > MESSAGE_BYTES_MAX:
+        packed = b""
+    else:
+        notes["x-popgate-dead-headers-bytes"] = len(packed)
+    bare = Basic.Properties(
+        message_id=properties.message_id, timestamp=properties.timestamp, headers=notes, delivery_mode=2
+    )
+    return bare, packed + message.body
+
+
 _NOT_KEPT = frozenset({"headers", "delivery_mode", "expiration", "user_id", "cluster_id"})
 """Properties that a dead letter does not keep: RabbitMQ checks the user, and would drop a dead letter that expires."""
+
+_LEFT_OUT = frozenset({*DELIVERY_COUNTS, "x-popgate-copy-id", "x-popgate-identity"})
+_ROUTING = frozenset({"CC", "BCC"})
+"""Headers that name further queues. RabbitMQ would put a copy of the dead letter there, with this program's rights."""
+_FRAME_OVERHEAD_BYTES = 20
+"""Bytes of a content header frame around its properties."""
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+
+
+def _sent_name(name: str) -> str:
+    return f"{ESCAPED_PREFIX}{name}" if name in _ROUTING else name
+
+
+def _fits(properties: Basic.Properties, frame_bytes_max: int) -> bool:
+    try:
+        size = len(properties.marshal()) + _FRAME_OVERHEAD_BYTES
+    except Exception:  # a value that pamqp reads but can't write, such as a number beyond 32 bits with a fraction
+        return False
+    return not frame_bytes_max or size <= frame_bytes_max
 
 
 def _sendable(value: Any) -> Any:

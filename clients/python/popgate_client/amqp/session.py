@@ -25,6 +25,7 @@ from aiormq.exceptions import (
 )
 from yarl import URL
 
+from popgate_client.amqp.frames import ReadableTransport
 from popgate_client.errors import BrokerUnavailable, PopgateError, Unauthorized
 
 T = TypeVar("T")
@@ -74,7 +75,9 @@ class Session:
 
         Raises: BrokerUnavailable; Unauthorized if RabbitMQ rejects the user.
         """
-        connection = aiormq.Connection(url.update_query(heartbeat=HEARTBEAT_SECONDS))
+        connection = aiormq.Connection(
+            url.update_query(heartbeat=HEARTBEAT_SECONDS), transport_factory=ReadableTransport()
+        )
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 connect = cast(Any, connection).connect
@@ -97,6 +100,11 @@ class Session:
         """The version of the node: major, minor and patch, as far as they are numbers."""
         text = str(self._connection.server_properties.get("version", ""))
         return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame that RabbitMQ accepts; 0: no limit."""
+        return self._connection.connection_tune.frame_max or 0
 
     async def open_channel(self, *, confirms: bool = False) -> AbstractChannel:
         """Open a channel. Raises: BrokerUnavailable."""

@@ -72,7 +72,9 @@ async def call_handler(work: Work, message: Message) -> BaseException | None:
             message.lease_lost.set()  # for a thread that runs on: its work will not be acked
             raise
         error = cancelled
-    except (Exception, SystemExit) as raised:  # a library's sys.exit must not take the other messages with it
+    except (KeyboardInterrupt, GeneratorExit):  # this process is to end
+        raise
+    except BaseException as raised:  # a library's sys.exit or panic must not take the other messages with it
         error = raised
     if error is None:
         work.counters.handled += 1
