@@ -158,25 +158,63 @@ def test_a_policy_that_is_changed_holds_for_the_next_leases(
     assert consumer.counters.leases_lost == 0
 
 
-def test_a_policy_that_can_not_be_read_at_first_costs_nothing_but_time(
+def test_a_policy_that_can_never_be_read_costs_no_lease(
+    shared_proxy: ProxyProcess,
     client: Client,
     topic: str,
     running: Running,
     wire_url: str,
     lose_answers: Callable[[str, Sequence[int]], None],
-    sent_requests: list[bytes],
 ) -> None:
+    """Messages that were popped are handled, and their leases are extended, at whatever length they have."""
     holding = Holding()
-    holding.let_go.set()
-    publish(client, topic, "a")
-    lose_answers("GET /v1/topics/", [1, 2])
+    publish(client, topic, "a", "b")
+    client.put_group(topic, "default", invisibility_seconds=3)
+    lose_answers("GET /v1/topics/", range(1, 1_000))
     consumer = Consumer(topic, "default", holding, base_url=wire_url)
+    with running(consumer), Client(shared_proxy.url) as rival:
+        wait_until(lambda: consumer.counters.extended >= 2, timeout_seconds=WAIT_SECONDS, what="the extensions")
+        assert rival.pop(topic, "default", wait_seconds=4) == []
+        holding.let_go.set()
+        wait_until(lambda: consumer.counters.acked == 2, timeout_seconds=WAIT_SECONDS, what="the acks")
+    assert [message.delivery_count for message in holding.messages] == [1, 1]
+    assert consumer.counters.leases_lost == consumer.counters.calls_failed == 0
+
+
+def test_a_stop_while_the_policy_is_read_gives_the_messages_back(
+    shared_proxy: ProxyProcess, client: Client, topic: str, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pop has taken acks along: they are settled already when it is repeated."""
+    monkeypatch.setattr("popgate_client.lengths.POLICY_SECONDS", 0.0)
+    transport = SlowPolicy(after=20)
+    publish(client, topic, *map(str, range(60)))
+    client.put_group(topic, "default", invisibility_seconds=600)
+    consumer = Consumer(topic, "default", lambda _: None, base_url=shared_proxy.url, concurrency=1, transport=transport)
     with running(consumer):
-        wait_until(lambda: consumer.counters.acked == 1, timeout_seconds=WAIT_SECONDS, what="the ack")
-    assert [message.delivery_count for message in holding.messages] == [1]
-    attempts = [body["attempt_id"] for body in bodies_of(sent_requests, "pop")]
-    assert len(set(attempts[:3])) == 1
-    assert consumer.counters.calls_failed == 2
+        wait_until(transport.is_reading.is_set, timeout_seconds=WAIT_SECONDS, what="the slow read")
+    assert transport.acks_with_pops > 0
+    state = client.stats(topic, "default")
+    assert (state["in_flight"], state["ready"]) == (0, 60 - consumer.counters.acked)
+
+
+class SlowPolicy(httpx.AsyncHTTPTransport):
+    """A server that does not answer reads of the policy after some."""
+
+    def __init__(self, *, after: int) -> None:
+        super().__init__()
+        self.is_reading = threading.Event()
+        self.acks_with_pops = 0
+        self._left = after
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/pop"):
+            self.acks_with_pops += b'"ack"' in request.content
+        if request.method == "GET" and request.url.path.startswith("/v1/topics/"):
+            self._left -= 1
+            if self._left < 0 and self.acks_with_pops:
+                self.is_reading.set()
+                await asyncio.sleep(WAIT_SECONDS)
+        return await super().handle_async_request(request)
 
 
 def test_a_consumer_says_who_pops_where_the_server_takes_that(
