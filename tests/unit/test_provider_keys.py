@@ -12,7 +12,7 @@ import pytest_asyncio
 from joserfc.jwk import OKPKey
 
 from popgate.auth.key_set import ProviderKey
-from popgate.auth.provider_client import ProviderError
+from popgate.auth.provider_client import FETCH_SECONDS, ProviderError
 from popgate.auth.provider_keys import (
     FETCHES_MAX,
     KEEP_SECONDS,
@@ -62,6 +62,12 @@ class Provider:
 
     async def key(self, id: str) -> ProviderKey | None:
         return await in_time(self.known.key(id, "EdDSA"))
+
+    async def renewed(self) -> None:
+        """Wait for a fetch that has not begun yet."""
+        self.fetched = asyncio.Semaphore(0)
+        async with asyncio.timeout(SOON_SECONDS):
+            await self.fetched.acquire()
 
     async def fetched_again(self) -> None:
         """Let a token with an unknown key cause a fetch."""
@@ -150,12 +156,13 @@ def test_pauses_have_jitter_and_grow_with_failures() -> None:
     chance = random.Random(1)
     pauses = {pause_seconds(0, chance) for _ in range(50)}
     assert len(pauses) == 50
-    assert all(0.9 * RENEW_SECONDS <= pause <= 1.1 * RENEW_SECONDS for pause in pauses)
+    assert all(0.8 * RENEW_SECONDS <= pause <= RENEW_SECONDS - FETCH_SECONDS for pause in pauses)
     for failures, longest in ((1, 2.0), (2, 4.0), (10, RETRY_SECONDS_MAX), (10_000, RETRY_SECONDS_MAX)):
         assert all(longest / 2 <= pause_seconds(failures, chance) <= longest for _ in range(50))
 
 
-async def test_without_keys_clients_are_asked_to_try_again() -> None:
+async def test_without_keys_clients_are_asked_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("popgate.auth.provider_keys.RETRY_SECONDS_MAX", 0.05)
     provider = Provider()
     provider.failure = ProviderError("down")
     task = asyncio.create_task(provider.known.run(), name="keys")
@@ -166,10 +173,37 @@ async def test_without_keys_clients_are_asked_to_try_again() -> None:
             assert raised.value.retry_after_seconds >= 1
         assert provider.began <= 2
         provider.failure = None
-        provider.clock.advance(UNKNOWN_KEY_SECONDS)
+        await provider.renewed()
         assert await provider.key("a") is not None
     finally:
         task.cancel()
+
+
+async def test_while_the_provider_fails_tokens_neither_wait_nor_cause_fetches(provider: Provider) -> None:
+    known = await provider.key("a")
+    provider.failure = ProviderError("down")
+    await provider.fetched_again()
+    began = provider.began
+    for _ in range(10):
+        await provider.fetched_again()
+    assert provider.began == began
+    assert await provider.key("a") is known
+
+
+async def test_a_bounded_number_of_tokens_waits_for_the_provider(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("popgate.auth.provider_keys.WAITING_MAX", 3)
+    await provider.key("a")
+    provider.clock.advance(UNKNOWN_KEY_SECONDS)
+    provider.gate.clear()
+    waiting = [asyncio.ensure_future(provider.key("b")) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(RetryLater):
+        await provider.key("c")
+    provider.gate.set()
+    assert await asyncio.gather(*waiting) == [None] * 3
+    assert await provider.key("c") is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"<html>"])
@@ -183,23 +217,25 @@ async def test_an_answer_that_is_no_set_of_keys_keeps_the_known_ones(provider: P
 
 
 async def test_keys_remain_valid_for_a_day_while_the_provider_is_down(
-    provider: Provider, caplog: pytest.LogCaptureFixture
+    provider: Provider, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("popgate.auth.provider_keys.RETRY_SECONDS_MAX", 0.05)
     known = await provider.key("a")
     provider.failure = ProviderError("down")
-    for _ in range(5):
-        await provider.fetched_again()
+    await provider.fetched_again()
+    for _ in range(4):
+        await provider.renewed()
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
-    provider.clock.advance(KEEP_SECONDS - 6 * UNKNOWN_KEY_SECONDS)
+    provider.clock.advance(KEEP_SECONDS - 2 * UNKNOWN_KEY_SECONDS)
     assert await provider.key("a") is known
     assert provider.known.version == 0
-    provider.clock.advance(6 * UNKNOWN_KEY_SECONDS)
+    provider.clock.advance(2 * UNKNOWN_KEY_SECONDS)
     with pytest.raises(RetryLater):
         await provider.key("a")
     assert provider.known.version == 1
     provider.failure = None
-    provider.clock.advance(UNKNOWN_KEY_SECONDS)
+    await provider.renewed()
     assert await provider.key("a") == known
 
 

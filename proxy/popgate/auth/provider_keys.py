@@ -2,7 +2,8 @@
 
 Theory of operation. ``run`` is the only task that fetches, so there is never more than one request to the provider. It
 fetches every few minutes, and when a token names an unknown key. Because anyone can send such tokens, they cause at
-most one fetch in ``UNKNOWN_KEY_SECONDS``. Tokens with known keys never wait.
+most one fetch in ``UNKNOWN_KEY_SECONDS``, at most ``WAITING_MAX`` of them wait for it, and none waits or causes a fetch
+while the provider fails. Tokens with known keys never wait.
 
     no keys --fetched--> keys --fetched--> other keys: those that are gone are withdrawn
        |                  |
@@ -26,7 +27,7 @@ from popgate.runtime.clocks import SystemClock
 _log = logging.getLogger(__name__)
 
 RENEW_SECONDS = 300.0
-"""Seconds between two fetches. A key that the provider withdraws remains valid for at most this time."""
+"""Maximum seconds from a fetch to the end of the next one. A key that the provider withdraws remains valid so long."""
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 1.0, 60.0
 """Bounds of the seconds between a failed fetch and the next one."""
 UNKNOWN_KEY_SECONDS = 5.0
@@ -37,6 +38,8 @@ WAIT_SECONDS = FETCH_SECONDS + 2
 """Maximum seconds for which a token waits for a fetch."""
 FETCHES_MAX = 2
 """Maximum number of fetches for which a token waits: the key may be published while one is running."""
+WAITING_MAX = 128
+"""Maximum number of tokens that wait for a fetch. A request that waits takes memory even if its client has gone."""
 WITHDRAWN_MAX = 256
 """Maximum number of withdrawn keys that are remembered."""
 LOGGED_IDS_MAX = 10
@@ -61,6 +64,7 @@ class ProviderKeys:
         self._is_due = True
         """Whether a fetch is running or begins now."""
         self._asked_at = float("-inf")
+        self._waiting = 0
         self._wake = asyncio.Event()
         self._fetch_ended = asyncio.Event()
         """Set when the present or the next fetch ends, and then replaced."""
@@ -74,7 +78,7 @@ class ProviderKeys:
     async def key(self, id: str, algorithm: str) -> ProviderKey | None:
         """Return the key with this id for this algorithm, or None if the provider has no such key.
 
-        Raises: RetryLater if this is not known, because the provider can't be reached.
+        Raises: RetryLater if this is not known, because the provider can't be reached or too many tokens wait.
         """
         for fetches in range(FETCHES_MAX + 1):
             self._forget_old_keys()
@@ -83,14 +87,16 @@ class ProviderKeys:
                 return found
             if fetches == FETCHES_MAX or not await self._next_fetch():
                 break
-        if self._keys is None or self._failures:
+        if self._keys is None or self._failures or self._waiting >= WAITING_MAX:
             raise RetryLater(
                 "the keys of the OpenID provider can't be fetched at present", retry_after_seconds=UNKNOWN_KEY_SECONDS
             )
         return None
 
     async def _next_fetch(self) -> bool:
-        """Wait until the fetch that runs, or a new one, has ended. Return False if none may begin now."""
+        """Wait until the fetch that runs, or a new one, has ended. Return False if the token may not wait."""
+        if self._failures or self._waiting >= WAITING_MAX:
+            return False
         if not self._is_due:
             now = self._clock.monotonic()
             if now - self._asked_at < UNKNOWN_KEY_SECONDS:
@@ -98,11 +104,14 @@ class ProviderKeys:
             self._asked_at = now
             self._is_due = True
             self._wake.set()
+        self._waiting += 1
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._fetch_ended.wait()
         except TimeoutError:
             return False
+        finally:
+            self._waiting -= 1
         return True
 
     # -- fetches --------------------------------------------------------------------------------------------------
@@ -170,6 +179,6 @@ class ProviderKeys:
 def pause_seconds(failures: int, chance: random.Random) -> float:
     """Return the seconds until the next fetch, after this number of failures in succession."""
     if not failures:
-        return RENEW_SECONDS * chance.uniform(0.9, 1.1)
+        return RENEW_SECONDS * chance.uniform(0.8, 0.97)  # the rest is for the fetch itself
     longest = min(RETRY_SECONDS_MAX, RETRY_SECONDS_MIN * float(1 << min(failures, 10)))
     return longest * chance.uniform(0.5, 1.0)
