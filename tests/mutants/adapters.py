@@ -32,8 +32,8 @@ ADAPTERS = (
     ),
     Slip(
         "adapters/rabbitmq/properties.py",
-        "                if name == self.count_header and isinstance(value, int):",
-        "                if isinstance(value, int):",
+        "if name == self.count_header and isinstance(value, int) and self.delivery_count is None:",
+        "if isinstance(value, int) and self.delivery_count is None:",
         (*PROPERTIES, "contract/test_rabbitmq_adoption.py"),
     ),
     Slip(

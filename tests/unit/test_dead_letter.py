@@ -83,3 +83,9 @@ def test_no_packed_letter_is_larger_than_a_message_may_be() -> None:
 def test_a_note_with_an_impossible_time_is_as_good_as_none(at: HeaderValue) -> None:
     note = dead_letter_details({"x-popgate-dead-at": at, "x-popgate-first-delivered-at": at})
     assert (note.dead_lettered_at, note.first_delivered_at) == (None, None)
+
+
+@pytest.mark.parametrize("count", [-1, 2**31, 2**63, True, 1.0, "1"])
+def test_a_note_with_an_impossible_count_is_as_good_as_none(count: HeaderValue) -> None:
+    note = dead_letter_details({"x-popgate-delivery-count": count, "x-popgate-dead-queue": count})
+    assert (note.delivery_count, note.queue) == (None, None)

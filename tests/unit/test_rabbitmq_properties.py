@@ -307,6 +307,13 @@ def test_the_delivery_count_is_read_and_not_shown() -> None:
     assert result.message.headers == {"other": 1}
 
 
+@pytest.mark.parametrize("counts", [(3, 2**63 - 1), (3, 5), (2**63 - 1,)])
+def test_a_publisher_that_repeats_the_delivery_count_does_not_change_it(counts: tuple[int, ...]) -> None:
+    """RabbitMQ 3.x writes only the first header of this name. A count near 2**63 made each grant fail."""
+    table = b"".join(short_string("x-delivery-count") + field("x-delivery-count", count) for count in counts)
+    assert decoded(b"\x20\0" + len(table).to_bytes(4, "big") + table).delivery_count == min(counts[0], 1_000_000)
+
+
 def test_pamqp_is_encoded_with_the_types_that_this_file_expects() -> None:
     assert encode.encode_table_value(0.5) == b"f" + bytes.fromhex("3f000000")
     assert unpack(">i", encode.encode_table_value(-70_000)[1:]) == (-70_000,)

@@ -34,6 +34,8 @@ _DEAD_AT, _FIRST_DELIVERED_AT = "x-popgate-dead-at", "x-popgate-first-delivered-
 _DELIVERY_COUNT, _ORIGIN = "x-popgate-delivery-count", "x-popgate-origin-copy-id"
 _UNREADABLE_HEADERS = "amqp-unreadable-headers"
 _UNREADABLE_CHARACTERS_MAX = 4_096
+_COUNT_MAX = 2**31 - 1
+"""Largest count or index of a queue in the headers of a dead letter. The journal's columns have 32 bits."""
 _HEADERS_BYTES = "x-popgate-dead-headers-bytes"
 """Header of a packed dead letter. Its value is the number of bytes of JSON in front of the body. This JSON contains the
 publisher's headers."""
@@ -134,7 +136,7 @@ def unpacked(letter: Message) -> Message:
 
 
 def dead_letter_details(headers: Mapping[str, HeaderValue]) -> DeadLetterDetails:
-    """Return the values of a dead letter's headers. A value of the wrong type is treated as missing."""
+    """Return the values of a dead letter's headers. A value that popgate would not write is treated as missing."""
     return DeadLetterDetails(
         cause=_text(headers.get(_CAUSE)),
         reason=_text(headers.get(_REASON)),
@@ -150,7 +152,7 @@ def _text(value: HeaderValue) -> str | None:
 
 
 def _count(value: HeaderValue) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _COUNT_MAX else None
 
 
 def _seconds(value: HeaderValue) -> float | None:

@@ -37,6 +37,7 @@ from popgate.domain.message import (
     seconds_of_timestamp,
 )
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId
+from popgate.domain.topics import MAX_DELIVERIES_MAX
 
 COPY_ID_HEADER = "x-popgate-copy-id"
 IDENTITY_HEADER = "x-popgate-identity"
@@ -274,8 +275,8 @@ class _Reading:
             if name[:10] == _OWN_PREFIX:
                 self._read_own(name, value)
             elif name in _COUNTS:
-                if name == self.count_header and isinstance(value, int):
-                    self.delivery_count = value
+                if name == self.count_header and isinstance(value, int) and self.delivery_count is None:
+                    self.delivery_count = min(value, MAX_DELIVERIES_MAX)  # RabbitMQ writes the first of equal names
             else:
                 headers[as_text(name)] = value
         if self.visible_at is None:
