@@ -13,6 +13,7 @@ import pytest
 from contract.http_server import HttpServer, Json, Topic, answer, problem, put, started_server
 from popgate.journal.counters import OTHER
 from support.proxy import ProxyProcess
+from support.rabbitmq import RabbitNode
 
 QUOTAS = {
     "topics_max": 3,
@@ -133,6 +134,19 @@ def test_no_more_locks_exist_than_the_quota_allows(server: HttpServer) -> None:
     assert answer(server.client.post("/v1/locks/l1/acquire", json=acquire))["acquired"]
     server.client.delete("/v1/locks/l2")
     put(server.client, "/v1/locks/l3", {"kind": "semaphore", "slots": 1})
+
+
+def test_a_lock_by_use_beyond_the_quota_leaves_no_queues_on_rabbitmq(rabbitmq: RabbitNode, tmp_path: Path) -> None:
+    acquire = {"holder": "h", "ttl_seconds": 30}
+    with (
+        rabbitmq.own_vhost("quotas") as vhost,
+        ProxyProcess(tmp_path, *USED, "--locks-max", "1", "--amqp-url", rabbitmq.amqp_url(vhost)) as proxy,
+    ):
+        assert answer(proxy.client.post("/v1/locks/first/acquire", json=acquire))["acquired"]
+        problem(proxy.client.post("/v1/locks/further/acquire", json=acquire), 409, "quota_exceeded")
+        queues = rabbitmq.ctl("list_queues", "--vhost", vhost, "name")
+    assert "popgate:mutex:first:" in queues
+    assert "further" not in queues
 
 
 def test_no_more_lease_groups_wait_for_their_ack_than_the_quota_allows(server: HttpServer) -> None:

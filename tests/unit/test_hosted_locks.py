@@ -11,7 +11,7 @@ import pytest
 
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.lock_store import SqliteLockStore
-from popgate.domain.errors import BrokerUnavailable, Conflict, LockLost, LockNotFound, StateUnavailable
+from popgate.domain.errors import BrokerUnavailable, Conflict, LockLost, LockNotFound, QuotaExceeded, StateUnavailable
 from popgate.domain.locks import MUTEX_KEPT_SECONDS, LockKind
 from popgate.domain.names import InstanceId
 from popgate.locks.embedded import TOKENS_RESERVED, EmbeddedArbiter
@@ -23,16 +23,20 @@ from popgate.runtime.clocks import ManualClock
 from unit.sqlite_store import opened
 
 
-def hosted(database: Database, clock: ManualClock, *, auto_create: bool = True) -> HostedLocks:
+def hosted(database: Database, clock: ManualClock, *, auto_create: bool = True, locks_max: int = 10) -> HostedLocks:
     store, background = SqliteLockStore(database), Background()
-    arbiter = EmbeddedArbiter(store, clock, background)
-    return HostedLocks(arbiter, store, clock, background, instance=InstanceId("i"), auto_create=auto_create)
+    arbiter, instance = EmbeddedArbiter(store, clock, background), InstanceId("i")
+    return HostedLocks(
+        arbiter, store, clock, background, instance=instance, auto_create=auto_create, locks_max=locks_max
+    )
 
 
 @asynccontextmanager
-async def started(folder: Path, clock: ManualClock, *, auto_create: bool = True) -> AsyncGenerator[HostedLocks]:
+async def started(
+    folder: Path, clock: ManualClock, *, auto_create: bool = True, locks_max: int = 10
+) -> AsyncGenerator[HostedLocks]:
     async with opened(folder, clock) as database:
-        locks = hosted(database, clock, auto_create=auto_create)
+        locks = hosted(database, clock, auto_create=auto_create, locks_max=locks_max)
         await locks.start()
         try:
             yield locks
@@ -67,6 +71,31 @@ async def test_a_mutex_that_came_by_use_goes_after_a_day_without_any(tmp_path: P
         assert {view.name for view in locks.locks()} == {"defined"}
     async with started(tmp_path, clock) as locks:
         assert {view.name for view in locks.locks()} == {"defined"}
+
+
+async def test_a_new_lock_takes_the_place_of_the_idle_mutex_by_use_that_was_used_longest_ago(tmp_path: Path) -> None:
+    async with started(tmp_path, ManualClock(), locks_max=4) as locks:
+        await locks.administer("defined", LockKind.MUTEX, None, None)
+        await held(locks, "held")
+        for name in ("first", "second", "first"):
+            await locks.release(name, (await held(locks, name))[0])
+        await held(locks, "new")
+        assert names(locks) == ["defined", "first", "held", "new"]
+        await locks.administer("asked", LockKind.MUTEX, None, None)
+        assert names(locks) == ["asked", "defined", "held", "new"]
+        with pytest.raises(QuotaExceeded):
+            await held(locks, "none-is-idle")
+        assert names(locks) == ["asked", "defined", "held", "new"]
+
+
+async def test_places_that_are_taken_at_the_same_time_keep_to_the_quota(tmp_path: Path) -> None:
+    async with started(tmp_path, ManualClock(), locks_max=3) as locks:
+        for number in range(3):
+            await locks.release(f"old-{number}", (await held(locks, f"old-{number}"))[0])
+        given = await asyncio.gather(*(held(locks, f"new-{number}") for number in range(5)), return_exceptions=True)
+        assert sum(isinstance(one, tuple) for one in given) == 3
+        assert sum(isinstance(one, QuotaExceeded) for one in given) == 2
+        assert [name[:3] for name in names(locks)] == ["new"] * 3
 
 
 async def test_tokens_grow_over_restarts_also_with_a_clock_that_was_set_back(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ AMQP. In ``embedded``, a proxy that runs alone decides by itself. ``hosted`` add
 clients of the proxy see.
 """
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from popgate.domain.locks import LockDefinition
 from popgate.locks.administration import LockStatus
@@ -18,6 +18,9 @@ class Arbiter(Protocol):
     All methods except ``start`` and ``stop`` raise BrokerUnavailable or StateUnavailable if the arbiter can't decide at
     present.
     """
+
+    keeps_queues: ClassVar[bool]
+    """Whether a lock has queues on the broker, which would outlast a definition that is forgotten early."""
 
     async def start(self) -> None:
         """Start the arbiter, so that it can grant slots. Raises: StartupError, StateUnavailable."""

@@ -9,7 +9,8 @@ announcement. A proxy that is not in a cluster reads the store only when it star
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from itertools import islice
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
@@ -18,6 +19,9 @@ from popgate.domain.locks import MUTEX_KEPT_SECONDS, LockDefinition, checked_loc
 from popgate.domain.quotas import Quota, check_quota
 from popgate.ports.clock import Clock
 from popgate.ports.lock_store import LockStore
+
+LOOKED_AT_MAX = 1_000
+"""Maximum number of locks that are looked at to find one whose place a new lock takes."""
 
 Announce: TypeAlias = Callable[[], Awaitable[None]]
 """Announces a change of the definitions. Returns when all other proxies that can be reached have applied the change."""
@@ -29,16 +33,29 @@ class Definitions:
     ``announce`` is None if no other proxy uses this store.
     """
 
-    def __init__(self, store: LockStore, clock: Clock, announce: Announce | None, locks_max: int) -> None:
-        """Create an empty copy. ``locks_max`` is the maximum number of locks. Further locks are refused."""
+    def __init__(
+        self,
+        store: LockStore,
+        clock: Clock,
+        announce: Announce | None,
+        locks_max: int,
+        is_idle: Callable[[str], bool] | None,
+    ) -> None:
+        """Create an empty copy. ``locks_max`` is the maximum number of locks.
+
+        A further lock takes the place of a mutex that was created by use and is idle: the one whose last use is longest
+        ago. If there is none, or if ``is_idle`` is None, the further lock is refused.
+        """
         self._store = store
         self._clock = clock
         self._announce = announce
         self._locks_max = locks_max
+        self._is_idle = is_idle
         self._known: dict[str, LockDefinition] = {}
         self._adding: set[str] = set()
         """Names of locks whose definitions are being written to the store."""
         self._used_at: dict[str, float] = {}
+        """The time of the last use of each lock, in the order of these times."""
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self) -> None:
@@ -105,7 +122,7 @@ class Definitions:
 
     async def put(self, definition: LockDefinition) -> None:
         """Write ``definition`` to the store and to the copy. Raises: QuotaExceeded, StateUnavailable."""
-        with self._place_for(definition.name):
+        async with self.place_for(definition.name):
             if self._known.get(definition.name) != definition:
                 await self._store.put(definition)
                 self._learn(definition)
@@ -118,10 +135,30 @@ class Definitions:
 
         Raises: QuotaExceeded, StateUnavailable.
         """
-        with self._place_for(definition.name):
+        async with self.place_for(definition.name):
             added = await self._store.add(definition)
             self._learn(added)
         return added
+
+    @contextlib.asynccontextmanager
+    async def place_for(self, name: str) -> AsyncGenerator[None]:
+        """Count the lock ``name`` in the quota while its definition is written to the store, and make room for it.
+
+        Raises: QuotaExceeded, StateUnavailable.
+        """
+        is_new = name not in self._known and name not in self._adding
+        count = len(self._known) + sum(one not in self._known for one in self._adding)
+        replaced = self._replaceable() if is_new and count >= self._locks_max else None
+        if is_new and replaced is None:
+            check_quota(Quota.LOCKS, self._locks_max, count)
+        self._adding.add(name)
+        try:
+            if replaced is not None:  # nobody holds its ``changes``, so no other task runs before its place is free
+                async with self.changes(replaced.name), self.deleting(replaced):
+                    pass
+            yield
+        finally:
+            self._adding.discard(name)
 
     @contextlib.asynccontextmanager
     async def deleting(self, definition: LockDefinition) -> AsyncGenerator[None]:
@@ -171,6 +208,7 @@ class Definitions:
     def used(self, name: str) -> None:
         """Record that a client has just used the lock ``name``."""
         if name in self._known:
+            self._used_at.pop(name, None)  # the newest one is the last one
             self._used_at[name] = self._clock.monotonic()
 
     def unused(self, now: float) -> Iterator[LockDefinition]:
@@ -185,17 +223,17 @@ class Definitions:
         self._known[definition.name] = definition
         self._used_at.setdefault(definition.name, self._clock.monotonic())
 
-    @contextlib.contextmanager
-    def _place_for(self, name: str) -> Generator[None]:
-        """Count the lock ``name`` in the quota while its definition is written to the store. Raises: QuotaExceeded."""
-        if name not in self._known and name not in self._adding:
-            adding = sum(one not in self._known for one in self._adding)
-            check_quota(Quota.LOCKS, self._locks_max, len(self._known) + adding)
-        self._adding.add(name)
-        try:
-            yield
-        finally:
-            self._adding.discard(name)
+    def _replaceable(self) -> LockDefinition | None:
+        """Return the mutex whose place a new lock takes, or None. No change of its definition is in progress."""
+        if self._is_idle is None:
+            return None
+        for name in list(islice(self._used_at, LOOKED_AT_MAX)):
+            definition, turn = self._known.get(name), self._changing.get(name)
+            is_free = definition is not None and definition.by_use and (turn is None or not turn.locked())
+            if is_free and self._is_idle(name):
+                return definition
+            self.used(name)  # the next search begins after it
+        return None
 
 
 def not_found(name: str) -> LockNotFound:

@@ -8,6 +8,7 @@ on RabbitMQ, the first token is derived from the current time, so that tokens gr
 import asyncio
 import logging
 from collections import deque
+from typing import ClassVar
 
 from popgate.domain.errors import LockLost, PopgateError, StateUnavailable
 from popgate.domain.locks import LockDefinition, Slot, first_token
@@ -30,6 +31,8 @@ class EmbeddedArbiter:
     free slot and a waiting client, with one exception: while no reserved fencing token is left, clients wait although
     slots are free.
     """
+
+    keeps_queues: ClassVar[bool] = False
 
     def __init__(self, store: LockStore, clock: Clock, background: Background) -> None:
         self._store = store

@@ -93,7 +93,8 @@ class HostedLocks:
         self._clock = clock
         self._background = background
         self._auto_create = auto_create
-        self._definitions = Definitions(store, clock, announce, locks_max)
+        is_idle = None if arbiter.keeps_queues else self._is_idle
+        self._definitions = Definitions(store, clock, announce, locks_max, is_idle)
         self._waiting: dict[str, set[LockWaiter]] = {}
         self._waiting_count = 0
         self._stopping = False
@@ -316,7 +317,7 @@ class HostedLocks:
     def due(self, now: float) -> float:
         """Forget mutexes that were created by use and have not been used for a day. The broker deletes them, too."""
         for definition in self._definitions.unused(now):
-            if not self.grants.of(definition.name) and definition.name not in self._waiting:
+            if self._is_idle(definition.name):
                 self._background.spawn(self._forget(definition), name=f"forget lock {definition.name}")
         return now + COLLECT_SECONDS
 
@@ -327,12 +328,15 @@ class HostedLocks:
                 self._definitions.used(name)  # clients of other proxies may use the lock: check again in a day
                 return
             async with self._definitions.changes(name):
-                is_as_it_was = self._definitions.known.get(name) == definition
-                if is_as_it_was and not self.grants.of(name) and name not in self._waiting:
+                if self._definitions.known.get(name) == definition and self._is_idle(name):
                     async with self._definitions.deleting(definition):
                         pass
         except PopgateError as error:
             _log.info("an unused lock could not be deleted yet", extra={"lock": name, "reason": error.detail})
+
+    def _is_idle(self, name: str) -> bool:
+        """Return whether no client of this proxy holds the lock or waits for it."""
+        return name not in self._waiting and not self.grants.of(name)
 
     async def _keep_following(self) -> None:
         """Regularly apply changes of locks that were not announced to this proxy. Never returns."""
@@ -360,8 +364,9 @@ class HostedLocks:
                 definition = await self._definitions.latest(name)
                 if definition is None:
                     made = LockDefinition(name=name, kind=LockKind.MUTEX, by_use=True)
-                    await self._arbiter.set_slots(made)  # once, even if several clients are the first to use it
-                    definition = await self._definitions.add(made)
+                    async with self._definitions.place_for(name):  # before the broker has queues for it
+                        await self._arbiter.set_slots(made)  # once, even if several clients are the first to use it
+                        definition = await self._definitions.add(made)
         return definition or await self._definitions.find(name)
 
     async def _found(self, name: str, token: str) -> HostedGrant:

@@ -7,6 +7,7 @@ connection to the broker ends, all locks that the proxy holds are lost. A new co
 import contextlib
 import random
 from collections.abc import Generator
+from typing import ClassVar
 
 from popgate.domain.errors import BrokerUnavailable, LockNotFound, LockUnavailable
 from popgate.domain.locks import LockDefinition
@@ -25,6 +26,8 @@ class BrokerArbiter:
     ``renew_seconds`` is the time between two renewals of a held lock. It must be much shorter than the broker's
     consumer_timeout.
     """
+
+    keeps_queues: ClassVar[bool] = True
 
     def __init__(self, connection: LockConnection, clock: Clock, background: Background, renew_seconds: float) -> None:
         self._connection = connection
