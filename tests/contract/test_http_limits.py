@@ -330,6 +330,19 @@ def test_a_body_that_comes_too_slowly_is_given_up(proxy: ProxyProcess) -> None:
         assert refused(connection) == (408, "request_timeout")
 
 
+def test_an_incomplete_body_behind_a_request_that_waits_has_a_time_limit_too(proxy: ProxyProcess) -> None:
+    body = b'{"wait_seconds":1}' + b" " * 3_000
+    with connected(proxy) as connection:
+        connection.sendall(head_of(path=POP, length=len(body)) + body[:1_000])
+        time.sleep(0.2)
+        connection.sendall(body[1_000:])
+        time.sleep(0.2)
+        connection.sendall(head_of(path=PUBLISH, length=100) + b"{")
+        assert read_answer(connection)[0] == 200
+        connection.settimeout(HEAD_SECONDS + 5)
+        assert refused(connection) == (408, "request_timeout")
+
+
 def test_what_still_comes_after_an_answer_has_a_time_limit_too(proxy: ProxyProcess) -> None:
     with connected(proxy) as connection:
         connection.sendall(head_of(path=PUBLISH, length=65 * MIB))

@@ -206,9 +206,11 @@ class ConnectionLimiter:
 
     def body_grew(self, connection: LimitedConnection, size: int) -> None:
         """Record that ``size`` bytes of an incomplete body have arrived. Its request has not been answered."""
-        body = connection.body
-        if body is None:
-            connection.body = body = self._bodies[connection] = Body(self._loop.time())
+        if connection not in self._bodies:  # it may have an earlier body, which is complete but not answered
+            earlier = connection.body
+            connection.body = self._bodies[connection] = Body(self._loop.time())
+            connection.body.held = 0 if earlier is None else earlier.held
+        body = self._bodies[connection]
         body.received += size
         body.held += size
         self._bodies_bytes += size
