@@ -23,14 +23,16 @@ def _die(moment: str, after: GroupSpec) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def _change_and_die(self: RedisCatalog, before: GroupSpec | None, after: GroupSpec) -> bool:
+async def _change_and_die(
+    self: RedisCatalog, before: GroupSpec | None, after: GroupSpec, version: int | None = None
+) -> int:
     is_step = before is not None and before.mode is not after.mode
     if is_step:
         _die("before", after)
-    is_changed = await _change_group(self, before, after)
-    if is_step and is_changed:
+    changed = await _change_group(self, before, after, version)
+    if is_step and changed:
         _die("after", after)
-    return is_changed
+    return changed
 
 
 if __name__ == "__main__":

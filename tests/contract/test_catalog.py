@@ -114,8 +114,23 @@ async def test_of_many_who_change_a_group_at_once_one_does(opener: Opener, tmp_p
         assert await catalog.change_group(None, DEFAULTS)
         wanted = [replace(DEFAULTS, mode_generation=2 + number) for number in range(10)]
         changed = await asyncio.gather(*(catalog.change_group(DEFAULTS, spec) for spec in wanted))
-        assert changed.count(True) == 1
-        assert await catalog.group(DEFAULTS.subscription) == wanted[changed.index(True)]
+        (version,) = filter(None, changed)
+        assert await catalog.group(DEFAULTS.subscription) == wanted[changed.index(version)]
+        assert await catalog.version() == version
+
+
+async def test_what_was_decided_from_an_earlier_version_is_not_written(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as catalog:
+        earlier = await catalog.version()
+        version = await catalog.put_topic(PLAIN, earlier)
+        assert version == await catalog.version() > earlier
+        assert not await catalog.put_topic(replace(PLAIN, queue_count=1), earlier)
+        assert not await catalog.put_topic(ADOPTED, earlier)
+        assert not await catalog.change_group(None, DEFAULTS, earlier)
+        assert (await catalog.topics(), await catalog.groups()) == ([PLAIN], [])
+        assert await catalog.version() == version
+        assert await catalog.change_group(None, DEFAULTS, version) == await catalog.version() > version
+        assert await catalog.groups() == [DEFAULTS]
 
 
 async def test_the_time_goes_on(opener: Opener, tmp_path: Path) -> None:

@@ -31,8 +31,13 @@ class Catalog(Protocol):
         """Return the names that the latest calls of ``topics`` and ``groups`` have left out."""
         ...
 
-    async def put_topic(self, spec: TopicSpec) -> None:
-        """Create or replace the topic. The change is durable when the call returns. Raises: Conflict."""
+    async def put_topic(self, spec: TopicSpec, version: int | None = None) -> int:
+        """Create or replace the topic, and return the new version of the catalog.
+
+        If the catalog does not have ``version`` any more, change nothing and return 0; None: any version. So what was
+        decided from a catalog is written only while that catalog is the present one. The change is durable when the
+        call returns. Raises: Conflict.
+        """
         ...
 
     async def delete_topic(self, topic: TopicName) -> None:
@@ -41,9 +46,10 @@ class Catalog(Protocol):
 
     async def group(self, subscription: Subscription) -> GroupSpec | None: ...
 
-    async def change_group(self, before: GroupSpec | None, after: GroupSpec) -> bool:
-        """Replace the stored spec ``before`` by ``after``, and return True. If another spec is stored, return False.
+    async def change_group(self, before: GroupSpec | None, after: GroupSpec, version: int | None = None) -> int:
+        """Replace the stored spec ``before`` by ``after``, and return the new version of the catalog.
 
+        If another spec is stored, or the catalog does not have ``version`` any more, change nothing and return 0.
         ``before`` None: the group must not exist yet. The comparison ensures that two proxies never undo each other's
         changes. The change is durable when the call returns. Raises: Conflict.
         """

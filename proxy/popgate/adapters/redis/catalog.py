@@ -38,11 +38,14 @@ class RedisCatalog:
     def unreadable(self) -> Unreadable:
         return self._reader.unreadable
 
-    async def put_topic(self, spec: TopicSpec) -> None:
+    async def put_topic(self, spec: TopicSpec, version: int | None = None) -> int:
         present: str | None = await self._redis.run("find", _TOPICS, spec.topic)
         self._reader.check_topic(spec.topic, present)
-        await self._redis.run("put_spec", _TOPICS, spec.topic, topic_json(spec))
-        self._redis.remember_field(_TOPICS, spec.topic, topic_json(spec))
+        known, text = False if version is None else version, topic_json(spec)
+        changed: int = await self._redis.run("put_spec", _TOPICS, spec.topic, text, known)
+        if changed:
+            self._redis.remember_field(_TOPICS, spec.topic, text)
+        return changed
 
     async def delete_topic(self, topic: TopicName) -> None:
         await self._redis.run("delete_topic", topic)
@@ -51,18 +54,19 @@ class RedisCatalog:
     async def group(self, subscription: Subscription) -> GroupSpec | None:
         return self._reader.group(subscription, await self._text(subscription))
 
-    async def change_group(self, before: GroupSpec | None, after: GroupSpec) -> bool:
+    async def change_group(self, before: GroupSpec | None, after: GroupSpec, version: int | None = None) -> int:
         present = await self._text(after.subscription)
         self._reader.check_group(after.subscription, present)
         if before != self._reader.group(after.subscription, present):
-            return False
+            return 0
+        known = False if version is None else version
         key, text = subscription_key(after.subscription), group_json(after)
         # The script compares the stored text with ``present``, not with the text of ``before``: another release of
         # popgate may have written the same spec as a different text.
-        is_changed: bool = await self._redis.run("change_spec", _GROUPS, key, text, present or False)
-        if is_changed:
+        changed: int = await self._redis.run("change_spec", _GROUPS, key, text, present or False, known)
+        if changed:
             self._redis.remember_field(_GROUPS, key, text)
-        return is_changed
+        return changed
 
     async def delete_group(self, subscription: Subscription) -> None:
         await self._redis.run("delete_spec", _GROUPS, subscription_key(subscription))

@@ -34,13 +34,16 @@ class SqliteCatalog:
     def unreadable(self) -> Unreadable:
         return self._reader.unreadable
 
-    async def put_topic(self, spec: TopicSpec) -> None:
-        def job(connection: sqlite3.Connection) -> None:
+    async def put_topic(self, spec: TopicSpec, version: int | None = None) -> int:
+        def job(connection: sqlite3.Connection) -> bool:
             present = connection.execute("SELECT spec FROM topic WHERE name = ?", (spec.topic,)).fetchone()
             self._reader.check_topic(spec.topic, None if present is None else present[0])
+            if not self._has(version):
+                return False
             connection.execute("REPLACE INTO topic VALUES (?, ?)", (spec.topic, topic_json(spec)))
+            return True
 
-        await self._write(job)
+        return await self._change(job)
 
     async def delete_topic(self, topic: TopicName) -> None:
         def job(connection: sqlite3.Connection) -> None:
@@ -53,19 +56,17 @@ class SqliteCatalog:
         text = await self._database.read(lambda connection: _text(connection, subscription), StateUnavailable)
         return self._reader.group(subscription, text)
 
-    async def change_group(self, before: GroupSpec | None, after: GroupSpec) -> bool:
+    async def change_group(self, before: GroupSpec | None, after: GroupSpec, version: int | None = None) -> int:
         def job(connection: sqlite3.Connection) -> bool:
             present = _text(connection, after.subscription)
             self._reader.check_group(after.subscription, present)
-            if self._reader.group(after.subscription, present) != before:
+            if self._reader.group(after.subscription, present) != before or not self._has(version):
                 return False
             row = (*after.subscription, group_json(after))
             connection.execute("REPLACE INTO topic_group VALUES (?, ?, ?)", row)
             return True
 
-        is_changed = await self._database.write(job, StateUnavailable)
-        self._version += is_changed
-        return is_changed
+        return await self._change(job)
 
     async def delete_group(self, subscription: Subscription) -> None:
         await self._write(
@@ -80,6 +81,15 @@ class SqliteCatalog:
 
     async def changed(self) -> None:
         await asyncio.get_running_loop().create_future()  # no other process changes the catalog
+
+    def _has(self, version: int | None) -> bool:
+        return version is None or version == self._version
+
+    async def _change(self, job: Callable[[sqlite3.Connection], bool]) -> int:
+        if not await self._database.write(job, StateUnavailable):
+            return 0
+        self._version += 1
+        return self._version
 
     async def _write(self, job: Callable[[sqlite3.Connection], object]) -> None:
         await self._database.write(job, StateUnavailable)

@@ -2,16 +2,18 @@
 
 Every change is written to the catalog and the broker first, then to memory. If the process crashes between these steps,
 the administrator completes the change by repeating the request. A proxy makes one change at a time, under a lock that
-stays locked during I/O. A client's request waits for this lock only if the request creates its topic or group, or if
+stays locked during I/O. It decides from its memory what a request may do to topics, and what it creates. It writes this
+only if no other proxy has changed the catalog since this proxy has read it; otherwise it reads the catalog, and decides
+again. A client's request waits for this lock only if the request creates its topic or group, or if
 its topic has no group yet and another request may be creating the first one.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from popgate.domain.errors import Conflict, GroupNotFound, StateUnavailable, TopicNotFound
 from popgate.domain.modes import drained, switched
@@ -26,11 +28,17 @@ from popgate.engine.publish.publishing import PublisherGate
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.journal import EventKind
 
+AnswerT = TypeVar("AnswerT")
+
 PolicyChange: TypeAlias = Callable[[Policy], Policy]
 """Returns the new policy of a group for its present policy."""
 
 CHANGES_MAX = 20
-"""Maximum number of attempts to change a group's catalog entry while other proxies change the same entry."""
+"""Maximum number of attempts to change the catalog while other proxies change it."""
+
+
+class _CatalogChangedError(Exception):
+    """Nothing was written, because another proxy has changed the catalog since this proxy has read it."""
 
 
 class Topics:
@@ -40,6 +48,8 @@ class Topics:
         self._context = context
         self._signer = signer
         self._changing = asyncio.Lock()
+        self._version = 0
+        """The version of the catalog from which ``specs`` and ``served`` were made."""
         self.publishers = PublisherGate()
         self.specs: dict[TopicName, TopicSpec] = {}
         self.served: dict[Subscription, ServedSubscription] = {}
@@ -51,6 +61,7 @@ class Topics:
 
         Raises: BrokerUnavailable, StateUnavailable, Conflict.
         """
+        self._version = await self._context.catalog.version()
         for topic in await self._context.catalog.topics():
             await self._declare_topic(topic)
             self.specs[topic.topic] = topic
@@ -60,23 +71,32 @@ class Topics:
     async def follow(self) -> None:
         """Apply changes that other proxies have made to the catalog. Raises: StateUnavailable."""
         async with self._changing:
-            specs = {spec.topic: spec for spec in await self._context.catalog.topics()}
-            groups = {group.subscription: group for group in await self._context.catalog.groups()}
-            self._keep_unreadable(specs, groups)
-            for name, served in list(self.served.items()):
-                if name not in groups or name.topic not in specs or specs[name.topic].layout(name) != served.layout:
-                    del self.served[name]
-                    await served.stop()
-                    self._context.missing_queues.difference_update(served.layout.queues)
-            self.specs = specs
-            for name, group in groups.items():
-                known = self.served.get(name)
-                if known is not None:
-                    await self._follow(known, group)
-                elif name.topic in specs:
-                    await self._serve(group)
+            await self._read_catalog()
         if self._context.router.cluster is not None:
             self._context.router.cluster.ownership.queues_changed()
+
+    async def _read_catalog(self) -> None:
+        version = await self._context.catalog.version()  # first: a change during the reads makes it outdated
+        specs = {spec.topic: spec for spec in await self._context.catalog.topics()}
+        groups = {group.subscription: group for group in await self._context.catalog.groups()}
+        self._keep_unreadable(specs, groups)
+        for name, served in list(self.served.items()):
+            if name not in groups or name.topic not in specs or specs[name.topic].layout(name) != served.layout:
+                del self.served[name]
+                await served.stop()
+                self._context.missing_queues.difference_update(served.layout.queues)
+        for topic in [topic for topic, spec in self.specs.items() if specs.get(topic) != spec]:
+            async with self.publishers.kept_out(topic):  # no publish uses the former spec when this method returns
+                self.specs.pop(topic)
+                self.specs.update({topic: specs[topic]} if topic in specs else {})
+        self.specs = specs
+        for name, group in groups.items():
+            known = self.served.get(name)
+            if known is not None:
+                await self._follow(known, group)
+            elif name.topic in specs:
+                await self._serve(group)
+        self._version = version
 
     def _keep_unreadable(self, specs: dict[TopicName, TopicSpec], groups: dict[Subscription, GroupSpec]) -> None:
         """Add what this proxy serves already, if it exists in the catalog but can't be read. It may have messages."""
@@ -133,16 +153,15 @@ class Topics:
         spec = self.specs.get(TopicName(name))
         if self._context.options.auto_create and (spec is None or self._is_half_made(spec.topic)):
             async with self._change():
-                is_new = name not in self.specs
                 group = Subscription(topic_name(name), DEFAULT_GROUP)
 
                 def permit_both(action: Action, resource: Resource) -> None:
                     permit(action, resource)
                     permit(action, Resource(*group))
 
-                spec = await self._ensure_topic(topic_name(name), permit_both)
+                spec, is_new = await self._decided(partial(self._ensure_topic, group.topic, permit_both))
                 if is_new:
-                    await self._ensure_group(group)
+                    await self._decided(partial(self._ensure_group, group))
         return spec or self.topic(name)
 
     def _is_half_made(self, topic: TopicName) -> bool:
@@ -161,21 +180,38 @@ class Topics:
             async with self._change():
                 if name not in self.served:
                     permit(Action.CREATE, Resource(*name))
-                await self._ensure_topic(name.topic, permit)
-                return await self._ensure_group(name)
+                await self._decided(partial(self._ensure_topic, name.topic, permit))
+                return (await self._decided(partial(self._ensure_group, name)))[0]
         return served or self.subscription(topic, group)
 
-    async def _ensure_topic(self, topic: TopicName, permit: Permit) -> TopicSpec:
+    async def _ensure_topic(self, topic: TopicName, permit: Permit) -> tuple[TopicSpec, bool]:
+        """Return the topic, and whether it is new."""
         spec = self.specs.get(topic)
-        if spec is None:
-            permit(Action.CREATE, Resource(topic))
-            spec = TopicSpec(topic=topic, queue_count=self._context.options.auto_create_queues)
-            self._check_queues(spec.queue_count)  # the queues that the first group will have
-            await self._put_topic(spec)
-        return spec
+        if spec is not None:
+            return spec, False
+        permit(Action.CREATE, Resource(topic))
+        spec = TopicSpec(topic=topic, queue_count=self._context.options.auto_create_queues)
+        self._check_queues(spec.queue_count)  # the queues that the first group will have
+        return await self._put_topic(spec), True
 
-    async def _ensure_group(self, name: Subscription) -> ServedSubscription:
-        return self.served.get(name) or (await self._put_group(name, Policy()))[0]
+    async def _ensure_group(
+        self, name: Subscription, policy: Policy | PolicyChange | None = None, permit: Permit = permit_all
+    ) -> tuple[ServedSubscription, bool]:
+        """Return the group, and whether it is new."""
+        served = self.served.get(name)
+        if served is not None:
+            return served, False
+        permit(Action.CREATE, Resource(*name))
+        return await self._put_group(name, _applied(policy, Policy())), True
+
+    async def _decided(self, decide: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        """Call ``decide`` again while other proxies change the catalog before it can write what it has decided."""
+        for _ in range(CHANGES_MAX):
+            try:
+                return await decide()
+            except _CatalogChangedError:
+                await self._read_catalog()
+        raise StateUnavailable("other proxies keep changing topics and groups; try again")
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncGenerator[None]:
@@ -212,24 +248,27 @@ class Topics:
         """
         wanted = asked_topic(topic_name(name), queues, adopt, unique_message_ids=unique_message_ids)
         async with self._change():
-            present = self.specs.get(wanted.topic)
-            whole_topic = Resource(wanted.topic, ANY)
-            if wanted.adopted:
-                permit(Action.ADMIN, whole_topic)
-                for queue in wanted.adopted:
-                    permit(Action.ADMIN, Resource(wanted.topic, ANY, queue=queue))
-            if present is None:
-                permit(Action.CREATE, Resource(wanted.topic))
-                warnings = await check_adoption(wanted, self.specs.values(), self._context.broker)
-                return await self._put_topic(wanted), True, warnings
-            if present.adopted != wanted.adopted or present.unique_message_ids != wanted.unique_message_ids:
-                raise Conflict(f"topic {name!r} uses other queues; delete it before you create it with these")
-            if present.queue_count != wanted.queue_count:
-                permit(Action.ADMIN, whole_topic)
-                await self._change_queue_count(wanted)
-            else:
-                await self._declare_topic(present)
-            return wanted, False, []
+            return await self._decided(partial(self._put_asked, wanted, permit))
+
+    async def _put_asked(self, wanted: TopicSpec, permit: Permit) -> tuple[TopicSpec, bool, list[str]]:
+        present = self.specs.get(wanted.topic)
+        whole_topic = Resource(wanted.topic, ANY)
+        if wanted.adopted:
+            permit(Action.ADMIN, whole_topic)
+            for queue in wanted.adopted:
+                permit(Action.ADMIN, Resource(wanted.topic, ANY, queue=queue))
+        if present is None:
+            permit(Action.CREATE, Resource(wanted.topic))
+            warnings = await check_adoption(wanted, self.specs.values(), self._context.broker)
+            return await self._put_topic(wanted), True, warnings
+        if present.adopted != wanted.adopted or present.unique_message_ids != wanted.unique_message_ids:
+            raise Conflict(f"topic {wanted.topic!r} uses other queues; delete it before you create it with these")
+        if present.queue_count != wanted.queue_count:
+            permit(Action.ADMIN, whole_topic)
+            await self._change_queue_count(wanted)
+        else:
+            await self._declare_topic(present)
+        return wanted, False, []
 
     async def delete_topic(self, name: str) -> None:
         """Delete the topic, its groups and their messages. Adopted queues are not deleted. Raises: TopicNotFound."""
@@ -255,14 +294,10 @@ class Topics:
         were deleted at the broker are declared again. Raises: TopicNotFound, Conflict, and the errors of ``permit``.
         """
         async with self._change():
-            spec = self.topic(topic)
-            name = Subscription(spec.topic, group_name(group))
-            served = self.served.get(name)
-            if served is None:
-                permit(Action.CREATE, Resource(*name))
-                served, is_new = await self._put_group(name, _applied(policy, Policy()))
-                if is_new:
-                    return served, True
+            name = Subscription(self.topic(topic).topic, group_name(group))
+            served, is_new = await self._decided(partial(self._ensure_group, name, policy, permit))
+            if is_new:
+                return served, True
 
             def changed(spec: GroupSpec) -> GroupSpec:
                 wanted = _applied(policy, spec.policy)
@@ -272,7 +307,7 @@ class Topics:
 
             if policy is not None:
                 await self._change_spec(served, changed)
-            await self._declare_topic(spec)
+            await self._declare_topic(self.topic(topic))
             await self._context.broker.declare_group(served.layout)
             await served.queues_declared()
             return served, False
@@ -331,18 +366,23 @@ class Topics:
         if spec.topic not in self.specs:
             self._context.options.quotas.check(Quota.TOPICS, len(self.specs))
         await self._declare_topic(spec)
-        await self._context.catalog.put_topic(spec)
+        self._written(await self._context.catalog.put_topic(spec, self._version))
         self.specs[spec.topic] = spec
         return spec
+
+    def _written(self, version: int) -> None:
+        if not version:
+            raise _CatalogChangedError
+        self._version = version
 
     async def _declare_topic(self, spec: TopicSpec) -> None:
         if not spec.adopted:
             await self._context.broker.declare_topic(spec.topic)
 
-    async def _put_group(self, name: Subscription, policy: Policy) -> tuple[ServedSubscription, bool]:
-        """Create a group and serve it. The second value is False if another proxy has created the group first."""
-        spec = self.specs[name.topic]
-        others = [served.name.group for served in self.groups(spec.topic)]
+    async def _put_group(self, name: Subscription, policy: Policy) -> ServedSubscription:
+        spec = self.topic(name.topic)
+        unreadable = self._context.catalog.unreadable().groups - self.served.keys()
+        others = [*self.group_names(spec.topic), *(other.group for other in unreadable if other.topic == spec.topic)]
         if spec.adopted and others:  # the text does not name the group, because the caller may not see it
             raise Conflict(
                 f"topic {spec.topic!r} uses adopted queues and already has a group, and messages of adopted queues "
@@ -361,13 +401,9 @@ class Topics:
             mode_generation=generation,
             lease_generation=generation,
         )
-        is_new = await self._context.catalog.change_group(None, group)
-        present = group if is_new else await self._context.catalog.group(name)
-        if present is None:
-            raise StateUnavailable(f"group {name.group!r} was created and deleted by other requests just now")
-        if is_new:
-            self._note(EventKind.GROUP_CREATED, name)
-        return await self._serve(present), is_new
+        self._written(await self._context.catalog.change_group(None, group, self._version))
+        self._note(EventKind.GROUP_CREATED, name)
+        return await self._serve(group)
 
     def _check_queues(self, more: int) -> None:
         """Check that ``more`` queues fit into the quota of queues. Raises: QuotaExceeded.

@@ -36,15 +36,20 @@ local function reserve_tokens(count, lowest)
   return cmsgpack.pack(first)
 end
 
--- Raise the catalog's version. It is written last: when its memory is full, Redis refuses a script whose first write
--- may need more, and then nothing could be deleted.
+local function catalog_version() return tonumber(redis.call('GET', key_of('catalog')) or 0) end
+
+-- Raise the catalog's version, and return it. It is written last: when its memory is full, Redis refuses a script whose
+-- first write may need more, and then nothing could be deleted.
 local function announce()
-  redis.call('SET', key_of('catalog'), digits(next_version(tonumber(redis.call('GET', key_of('catalog')) or 0))))
+  local version = next_version(catalog_version())
+  redis.call('SET', key_of('catalog'), digits(version))
   redis.call('PUBLISH', key_of('catalog_changes'), '')
-  return cmsgpack.pack(true)
+  return cmsgpack.pack(version)
 end
 
-local function put_spec(hash, field, value)
+-- Set the field if the catalog has the version known, where false stands for any. Return the new version, or 0.
+local function put_spec(hash, field, value, known)
+  if known and known ~= catalog_version() then return cmsgpack.pack(0) end
   put(hash, field, value)
   return announce()
 end
@@ -54,10 +59,10 @@ local function delete_spec(hash, field)
   return announce()
 end
 
--- Set the field if it has the value expected, where false stands for a missing field. Return whether it had.
-local function change_spec(hash, field, value, expected)
-  if redis.call('HGET', key_of(hash), field) ~= expected then return cmsgpack.pack(false) end
-  return put_spec(hash, field, value)
+-- Like put_spec, if the field also has the value expected, where false stands for a missing field.
+local function change_spec(hash, field, value, expected, known)
+  if redis.call('HGET', key_of(hash), field) ~= expected then return cmsgpack.pack(0) end
+  return put_spec(hash, field, value, known)
 end
 
 -- Delete the topic and its groups.

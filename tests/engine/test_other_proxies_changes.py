@@ -1,0 +1,92 @@
+"""Two proxies that change topics and groups before they have followed each other.
+
+The second proxy is another ``Topics`` on the same catalog and broker.
+"""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from popgate.domain.errors import Conflict, Forbidden
+from popgate.domain.names import BrokerQueue, Layout, Subscription, TopicName, group_name
+from popgate.domain.permissions import Action, Resource
+from popgate.domain.receipt import ReceiptSigner
+from popgate.domain.topics import GroupSpec, TopicSpec
+from popgate.engine.catalog.topics import Topics
+from popgate.runtime.clocks import ManualClock
+from support.engines import World, bodies, open_world
+
+T = TopicName("t")
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with open_world(tmp_path, clock=ManualClock(), queues=2) as world:
+        yield world
+
+
+@pytest.fixture
+async def other(world: World) -> AsyncIterator[Topics]:
+    """The topics of a proxy that knows the changes of ``world`` only when it has followed them."""
+    topics = Topics(world.context, ReceiptSigner(world.context.options.secrets))
+    await topics.start()
+    yield topics
+    await topics.stop()
+
+
+def creates_only(action: Action, resource: Resource) -> None:
+    if action is not Action.CREATE:
+        raise Forbidden(f"{action} of {resource}", action=action)
+
+
+async def stored(world: World) -> tuple[list[TopicSpec], list[GroupSpec]]:
+    return await world.context.catalog.topics(), await world.context.catalog.groups()
+
+
+async def test_a_topic_that_another_proxy_has_just_created_is_not_replaced_without_the_right_to(
+    world: World, other: Topics
+) -> None:
+    await other.put_topic(T, queues=4, adopt=None)
+    await other.put_group(T, "default", None)
+    with pytest.raises(Forbidden, match="admin"):
+        await world.engine.topics.put_topic(T, queues=1, adopt=None, permit=creates_only)
+    assert await world.engine.topics.put_topic(T, queues=4, adopt=None, permit=creates_only) == (
+        TopicSpec(topic=T, queue_count=4),
+        False,
+        [],
+    )
+    assert [spec.queue_count for spec in (await stored(world))[0]] == [4]
+
+
+async def test_the_first_publish_does_not_replace_a_topic_that_another_proxy_has_just_created(
+    world: World, other: Topics
+) -> None:
+    await other.put_topic(T, queues=4, adopt=None)
+    await other.put_group(T, "g", None)
+    assert await world.publish(T, "a") == ["published"]
+    topics, groups = await stored(world)
+    assert [spec.queue_count for spec in topics] == [4]
+    assert [spec.subscription for spec in groups] == [Subscription(T, group_name("g"))]
+    assert bodies(await world.pop(T, "g", wait=5)) == ["a"]
+
+
+async def test_a_group_gets_the_number_of_queues_that_its_topic_has_now(world: World, other: Topics) -> None:
+    await world.engine.topics.put_topic(T, queues=1, adopt=None)
+    await other.put_topic(T, queues=4, adopt=None)
+    await world.engine.topics.put_group(T, "g", None)
+    assert len(world.served(T, "g").layout.queues) == 4
+
+
+async def test_adopted_queues_get_one_group_only(world: World, other: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def declare_group(layout: Layout) -> None:
+        assert layout.adopted  # the embedded broker has no such queues
+
+    monkeypatch.setattr(world.broker, "declare_group", declare_group)
+    await world.context.catalog.put_topic(TopicSpec(topic=T, queue_count=1, adopted=(BrokerQueue("billing"),)))
+    await world.engine.topics.follow()
+    await other.follow()
+    await other.put_group(T, "g", None)
+    with pytest.raises(Conflict, match="already has a group"):
+        await world.engine.topics.put_group(T, "mine", None, creates_only)
+    assert [spec.subscription.group for spec in (await stored(world))[1]] == ["g"]
