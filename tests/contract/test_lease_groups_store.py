@@ -37,7 +37,7 @@ from contract.lease_group_bench import (
     renew,
     settle_all,
 )
-from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound
+from popgate.domain.errors import Conflict, LeaseGroupAcked, LeaseGroupNotFound
 from popgate.domain.lease import GrantStatus, RecordState, SettleAction, SettleStatus
 from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.names import CopyId, GroupName, LeaseId, StreamName, Subscription
@@ -284,6 +284,23 @@ async def test_a_watermark_is_kept_while_it_is_used(bench: Bench) -> None:
     await bench.pass_time(DAY + 1)
     await bench.groups.collect(forming_seconds=200, older_than_seconds=DAY)
     assert await bench.groups.find(KEY) is None
+
+
+async def test_the_number_of_streams_is_limited(bench: Bench) -> None:
+    async def ack(stream: str, through: int = 1) -> None:
+        await bench.groups.begin_ack(SUBSCRIPTION, StreamName(stream), through, streams_max=2)
+
+    await ack("a")
+    await ack("b")
+    with pytest.raises(Conflict, match="has 2 streams"):
+        await ack("c")
+    with pytest.raises(Conflict, match="has 2 streams"):
+        await bench.groups.begin(KEY, lease_id=LEASE, builder=BUILDER, slices=1, streams_max=2)
+    await ack("b", 2)
+    other = Subscription(SUBSCRIPTION.topic, GroupName("other"))
+    await bench.groups.begin_ack(other, STREAM, 1, streams_max=2)
+    await bench.groups.drop(SUBSCRIPTION)
+    await ack("c")
 
 
 async def test_a_deleted_subscription_leaves_no_group_behind(bench: Bench) -> None:

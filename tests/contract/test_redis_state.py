@@ -347,6 +347,16 @@ async def test_collecting_leaves_nothing_behind_either(admin: RedisConnection, s
     assert {*await admin.command("KEYS", "*")} == before
 
 
+async def test_the_record_of_an_attempt_is_looked_at_long_before_a_long_lease_ends(
+    admin: RedisConnection, store: RedisLeaseStore
+) -> None:
+    await store.claim(QUEUE)
+    await store.grant(replace(grant_request(FIRST, COPIES[0], seconds=43_200.0), attempt_id="try"))
+    ((key,),) = [await admin.command("KEYS", "*:attempt_ends")]
+    (seconds, _) = await admin.command("TIME")
+    assert await admin.command("ZCOUNT", key, "-inf", (int(seconds) + 1_000) * 1_000_000) == 1
+
+
 async def test_settings_that_put_records_at_risk_are_warned_of(
     admin: RedisConnection, connection: RedisConnection
 ) -> None:

@@ -34,16 +34,16 @@ async def database(tmp_path: Path, clock: ManualClock) -> AsyncGenerator[Databas
 
 
 async def popped(
-    database: Database, lease_id: LeaseId, attempt_id: str | None, copy_id: CopyId = COPY
+    database: Database, lease_id: LeaseId, attempt_id: str | None, copy_id: CopyId = COPY, seconds: float = 10.0
 ) -> SqliteLeaseStore:
-    """Return a store in which the copy is leased for ten seconds."""
+    """Return a store in which the copy is leased for ``seconds``."""
     store = SqliteLeaseStore(database)
     await store.grant(
         GrantRequest(
             subscription=Subscription(TopicName("t"), GroupName("g")),
             lease_id=lease_id,
             entries=[GrantEntry(QUEUE, 1, copy_id, 0)],
-            invisibility_seconds=10.0,
+            invisibility_seconds=seconds,
             max_deliveries=None,
             mode_generation=1,
             attempt_id=attempt_id,
@@ -70,6 +70,17 @@ async def test_an_attempt_is_forgotten_once_its_lease_was_settled_or_given_back(
     clock.advance(11.0)
     await store.collect(older_than_seconds=LONG_AGO)
     assert await kept(database) == []
+
+
+async def test_an_attempt_with_a_long_lease_is_forgotten_soon_after_the_release(
+    database: Database, clock: ManualClock
+) -> None:
+    await popped(database, FIRST, "held", CopyId("held"), 43_200.0)
+    store = await popped(database, FIRST, "released", seconds=43_200.0)
+    await store.settle([SettleEntry(QUEUE, COPY, FIRST, SettleAction.RELEASE)])
+    clock.advance(attempts.LOOK_AGAIN_SECONDS + 1.0)
+    await store.collect(older_than_seconds=LONG_AGO)
+    assert await kept(database) == ["held"]
 
 
 async def test_an_attempt_is_forgotten_soon_after_somebody_else_got_its_message(

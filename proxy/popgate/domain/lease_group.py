@@ -32,6 +32,8 @@ SLICES_MAX = 1_024
 EPOCH_MAX = 2**63 - 1
 GROUPS_MAX = 1_000
 """Default maximum number of unacknowledged lease groups of one subscription."""
+STREAMS_MAX = 10_000
+"""Maximum number of streams of one subscription. The store remembers which epochs of each stream were acked."""
 
 
 class GroupState(StrEnum):
@@ -58,6 +60,13 @@ def epoch_acked(key: GroupKey, acked_through: int) -> LeaseGroupAcked:
 def no_group(key: GroupKey) -> LeaseGroupNotFound:
     return LeaseGroupNotFound(
         f"stream {key.stream!r} has no lease group of epoch {key.epoch}; create it with PUT (it may have been empty)"
+    )
+
+
+def too_many_streams(streams_max: int) -> Conflict:
+    return Conflict(
+        f"the group has {streams_max} streams of lease groups, and can't have more; use fewer names (a stream is "
+        "forgotten 30 days after its last use), or delete the group"
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from popgate.domain.lease import LeaseRecord, SettleAction, SettleAnswer
-from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState
+from popgate.domain.lease_group import GROUPS_MAX, STREAMS_MAX, GroupKey, GroupState
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId, StreamName, Subscription
 
 STEP_MEMBERS_MAX = 1_000
@@ -120,12 +120,20 @@ class AckedSoFar(NamedTuple):
 
 class LeaseGroupStore(Protocol):
     async def begin(
-        self, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int, groups_max: int = GROUPS_MAX
+        self,
+        key: GroupKey,
+        *,
+        lease_id: LeaseId,
+        builder: str,
+        slices: int,
+        groups_max: int = GROUPS_MAX,
+        streams_max: int = STREAMS_MAX,
     ) -> StoredGroup:
         """Return the group. If it does not exist, create it as FORMING.
 
         ``builder`` names the request that forms the group. If the group is FORMING already, this request takes over
-        from the earlier one. Raises: LeaseGroupAcked; QuotaExceeded if the subscription has ``groups_max`` groups.
+        from the earlier one. Raises: LeaseGroupAcked; QuotaExceeded if the subscription has ``groups_max`` groups;
+        Conflict if the stream is new and the subscription has ``streams_max`` streams.
         """
         ...
 
@@ -171,11 +179,13 @@ class LeaseGroupStore(Protocol):
         """
         ...
 
-    async def begin_ack(self, subscription: Subscription, stream: StreamName, through: int) -> AckedSoFar:
+    async def begin_ack(
+        self, subscription: Subscription, stream: StreamName, through: int, *, streams_max: int = STREAMS_MAX
+    ) -> AckedSoFar:
         """Raise the watermark of the stream to ``through``.
 
         If the watermark is already ``through``, return what was settled so far. Otherwise return zeros. The call never
-        lowers the watermark.
+        lowers the watermark. Raises: Conflict if the stream is new and the subscription has ``streams_max`` streams.
         """
         ...
 

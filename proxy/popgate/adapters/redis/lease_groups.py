@@ -16,11 +16,13 @@ from popgate.adapters.redis.records import (
 from popgate.domain.lease import SettleAction, SettleAnswer, remaining_seconds
 from popgate.domain.lease_group import (
     GROUPS_MAX,
+    STREAMS_MAX,
     GroupKey,
     GroupState,
     epoch_acked,
     no_group,
     taken_over,
+    too_many_streams,
 )
 from popgate.domain.names import GroupName, LeaseId, StreamName, Subscription, TopicName
 from popgate.domain.quotas import Quota, quota_exceeded
@@ -59,11 +61,20 @@ class RedisLeaseGroups:
     # -- forming and finding --------------------------------------------------------------------------------------
 
     async def begin(
-        self, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int, groups_max: int = GROUPS_MAX
+        self,
+        key: GroupKey,
+        *,
+        lease_id: LeaseId,
+        builder: str,
+        slices: int,
+        groups_max: int = GROUPS_MAX,
+        streams_max: int = STREAMS_MAX,
     ) -> StoredGroup:
-        answer = await self._redis.run("begin_group", key_of(key), lease_id, builder, slices, groups_max)
+        answer = await self._redis.run("begin_group", key_of(key), lease_id, builder, slices, groups_max, streams_max)
         if answer == ["full"]:
             raise quota_exceeded(Quota.LEASE_GROUPS, groups_max)
+        if answer == ["crowded"]:
+            raise too_many_streams(streams_max)
         row = accepted(answer, key)
         return _stored(key.stream, key.epoch, row)
 
@@ -133,15 +144,20 @@ class RedisLeaseGroups:
 
     # -- settling -------------------------------------------------------------------------------------------------
 
-    async def begin_ack(self, subscription: Subscription, stream: StreamName, through: int) -> AckedSoFar:
-        acked, lost = await self._redis.run(
+    async def begin_ack(
+        self, subscription: Subscription, stream: StreamName, through: int, *, streams_max: int = STREAMS_MAX
+    ) -> AckedSoFar:
+        answer = await self._redis.run(
             "begin_ack",
             subscription_key(subscription),
             stream,
             epoch_code(through),
             microseconds(STREAM_TOUCHED_SECONDS),
+            streams_max,
         )
-        return AckedSoFar(acked, lost)
+        if answer == ["crowded"]:
+            raise too_many_streams(streams_max)
+        return AckedSoFar(*answer)
 
     async def begin_release(self, subscription: Subscription, stream: StreamName, after: int) -> None:
         await self._redis.run("begin_release", subscription_key(subscription), stream, epoch_code(after))

@@ -47,8 +47,6 @@ from popgate.ports.leases import (
 RECORDS_PER_STEP = 1_000
 """Maximum number of records that one script loads, restores or cleans up, so that it delays others by at most 2 ms."""
 ATTEMPTS_PER_STEP = 200
-LOOK_AGAIN_SECONDS = 900.0
-"""Seconds between two checks of an attempt whose leases have expired but may still be extended."""
 
 
 class RedisLeaseStore:
@@ -209,7 +207,7 @@ class RedisLeaseStore:
                 return total, oldest
 
     async def _end_attempts(self) -> int:
-        looked_at: int = await self._redis.run("end_attempts", ATTEMPTS_PER_STEP, microseconds(LOOK_AGAIN_SECONDS))
+        looked_at: int = await self._redis.run("end_attempts", ATTEMPTS_PER_STEP)
         return looked_at
 
 

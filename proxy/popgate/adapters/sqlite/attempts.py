@@ -16,7 +16,8 @@ from popgate.domain.names import CopyId, LeaseId, Subscription
 
 ATTEMPTS_PER_TRANSACTION_MAX = 500
 LOOK_AGAIN_SECONDS = 900.0
-"""Seconds until an attempt is checked again if its leases have expired, but can still be extended."""
+"""Maximum seconds until an attempt is checked, because its leases may be settled or released long before they end. An
+attempt whose leases have expired, but can still be extended, is checked again after this time."""
 
 Copies = Sequence[tuple[int, CopyId]]
 
@@ -27,9 +28,10 @@ def add_to_attempt(
     attempt_id: str,
     lease_id: LeaseId,
     copies: Copies,
+    now: float,
     ends_at: float,
 ) -> None:
-    """Record that ``copies`` were leased under ``lease_id`` until ``ends_at``.
+    """Record at ``now`` that ``copies`` were leased under ``lease_id`` until ``ends_at``.
 
     If the attempt already contains copies under the same lease id, the new copies are appended to them.
     """
@@ -40,7 +42,13 @@ def add_to_attempt(
     earlier: list[tuple[int, CopyId]] = [] if row is None else orjson.loads(row[0])
     connection.execute(
         "REPLACE INTO attempt (topic, name, attempt_id, lease_id, ends_at, copies) VALUES (?, ?, ?, ?, ?, ?)",
-        (*subscription, attempt_id, lease_id, ends_at, orjson.dumps([*earlier, *copies])),
+        (
+            *subscription,
+            attempt_id,
+            lease_id,
+            min(ends_at, now + LOOK_AGAIN_SECONDS),
+            orjson.dumps([*earlier, *copies]),
+        ),
     )
 
 

@@ -79,7 +79,9 @@ def grant(
         add_members(connection, group, changed, former, now + request.invisibility_seconds)
     if request.attempt_id is not None and changed:
         ends_at = now + request.invisibility_seconds
-        add_to_attempt(connection, request.subscription, request.attempt_id, request.lease_id, list(changed), ends_at)
+        add_to_attempt(
+            connection, request.subscription, request.attempt_id, request.lease_id, list(changed), now, ends_at
+        )
     return answers
 
 

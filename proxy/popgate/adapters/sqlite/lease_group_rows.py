@@ -17,6 +17,7 @@ from popgate.domain.lease_group import (
     epoch_acked,
     no_group,
     taken_over,
+    too_many_streams,
 )
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId, StreamName, Subscription
 from popgate.ports.lease_groups import StoredGroup
@@ -89,11 +90,15 @@ def read_stream(connection: sqlite3.Connection, subscription: Subscription, stre
 
 
 def ensure_stream(
-    connection: sqlite3.Connection, subscription: Subscription, stream: StreamName, now: float
+    connection: sqlite3.Connection, subscription: Subscription, stream: StreamName, now: float, streams_max: int
 ) -> StreamRow:
+    """Return the stream. If it does not exist, create it. Raises: Conflict if there are ``streams_max`` streams."""
     row = read_stream(connection, subscription, stream)
     if row is not None:
         return row
+    sql = "SELECT count(*) FROM lease_stream WHERE topic = ? AND name = ?"
+    if connection.execute(sql, subscription).fetchone()[0] >= streams_max:
+        raise too_many_streams(streams_max)
     cursor = connection.execute(
         "INSERT INTO lease_stream (topic, name, stream, changed_at) VALUES (?, ?, ?, ?)", (*subscription, stream, now)
     )
@@ -168,13 +173,19 @@ def group_count(connection: sqlite3.Connection, subscription: Subscription) -> i
 
 
 def insert_group(
-    connection: sqlite3.Connection, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int, now: float
+    connection: sqlite3.Connection,
+    stream: StreamRow,
+    epoch: int,
+    *,
+    lease_id: LeaseId,
+    builder: str,
+    slices: int,
+    now: float,
 ) -> None:
-    stream = ensure_stream(connection, key.subscription, key.stream, now)
     connection.execute(
         "INSERT INTO lease_group (stream_id, epoch, state, lease_id, builder, slices, ends_at, created_at, held_since) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (stream.stream_id, key.epoch, _CODES[GroupState.FORMING], lease_id, builder, slices, NOT_LEASED, now, now),
+        (stream.stream_id, epoch, _CODES[GroupState.FORMING], lease_id, builder, slices, NOT_LEASED, now, now),
     )
 
 

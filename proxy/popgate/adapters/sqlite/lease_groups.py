@@ -41,7 +41,7 @@ from popgate.domain.lease import (
     decide_settle,
     remaining_seconds,
 )
-from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState, decide_renewal, lease_end
+from popgate.domain.lease_group import GROUPS_MAX, STREAMS_MAX, GroupKey, GroupState, decide_renewal, lease_end
 from popgate.domain.names import LeaseId, StreamName, Subscription
 from popgate.domain.quotas import Quota, check_quota
 from popgate.ports.lease_groups import (
@@ -79,14 +79,22 @@ class SqliteLeaseGroups:
     # -- forming and finding --------------------------------------------------------------------------------------
 
     async def begin(
-        self, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int, groups_max: int = GROUPS_MAX
+        self,
+        key: GroupKey,
+        *,
+        lease_id: LeaseId,
+        builder: str,
+        slices: int,
+        groups_max: int = GROUPS_MAX,
+        streams_max: int = STREAMS_MAX,
     ) -> StoredGroup:
         def job(connection: sqlite3.Connection) -> StoredGroup:
             now = self._database.now()
             row = find_group(connection, key)
             if row is None:
                 check_quota(Quota.LEASE_GROUPS, groups_max, group_count(connection, key.subscription))
-                insert_group(connection, key, lease_id=lease_id, builder=builder, slices=slices, now=now)
+                stream = ensure_stream(connection, key.subscription, key.stream, now, streams_max)
+                insert_group(connection, stream, key.epoch, lease_id=lease_id, builder=builder, slices=slices, now=now)
             elif row.state is GroupState.FORMING:
                 connection.execute(
                     "UPDATE lease_group SET builder = ?, slices = ? WHERE group_id = ?", (builder, slices, row.group_id)
@@ -190,10 +198,12 @@ class SqliteLeaseGroups:
 
     # -- settling -------------------------------------------------------------------------------------------------
 
-    async def begin_ack(self, subscription: Subscription, stream: StreamName, through: int) -> AckedSoFar:
+    async def begin_ack(
+        self, subscription: Subscription, stream: StreamName, through: int, *, streams_max: int = STREAMS_MAX
+    ) -> AckedSoFar:
         def job(connection: sqlite3.Connection) -> AckedSoFar:
             now = self._database.now()
-            row = ensure_stream(connection, subscription, stream, now)
+            row = ensure_stream(connection, subscription, stream, now, streams_max)
             if through > row.acked_through:
                 connection.execute(
                     "UPDATE lease_stream SET acked_through = ?, acked = 0, lost = 0, changed_at = ? "

@@ -5,6 +5,10 @@
 --   attempt_ends  sorted set of the fields by the times of the next look at them
 -- Arguments: field is the subscription and the attempt id as one string; times are microseconds.
 
+
+-- An attempt is looked at after this time, and again if its leases have expired but may still be extended.
+local LOOK_AGAIN = 900 * 1000000
+
 local function attempt_field(subscription, attempt) return subscription .. '/' .. attempt end
 
 -- Note the new leases of a batch. They are added to the attempt's earlier ones under the same lease id.
@@ -25,7 +29,7 @@ local function note_attempt(field, lease_id, ends_at, parts, new)
     end
   end
   redis.call('HSET', key_of('attempts'), field, cmsgpack.pack(noted))
-  redis.call('ZADD', key_of('attempt_ends'), ends_at, field)
+  redis.call('ZADD', key_of('attempt_ends'), math.min(ends_at, now + LOOK_AGAIN), field)
 end
 
 -- Call visit(queue, copy, record, raw) for each lease of an attempt that was neither settled nor granted to others
@@ -63,14 +67,13 @@ end
 
 -- Forget attempts that will never find a lease again. An attempt does not learn of extensions, and an expired lease can
 -- be extended until another client gets the message. So no attempt is deleted before all its leases are settled, given
--- back or granted to others. Looks at up to limit attempts, and at kept ones again after some time. Returns how many it
--- looked at.
-local function end_attempts(limit, again_after)
+-- back or granted to others. Looks at up to limit attempts. Returns how many it looked at.
+local function end_attempts(limit)
   local due = redis.call('ZRANGEBYSCORE', key_of('attempt_ends'), '-inf', '(' .. digits(now), 'LIMIT', 0, limit)
   for _, field in ipairs(due) do
     local look_again = false
     each_good_lease(field, function(_, _, record)
-      look_again = math.max(look_again or now + again_after, record.visible_at)
+      look_again = math.max(look_again or now + LOOK_AGAIN, record.visible_at)
     end)
     if look_again then
       redis.call('ZADD', key_of('attempt_ends'), look_again, field)

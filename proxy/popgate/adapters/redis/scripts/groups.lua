@@ -25,6 +25,12 @@ local function read_stream(of, stream)
   return raw and unpack_stream(raw)
 end
 
+-- streams_max: the maximum number of streams of a subscription.
+local function may_have(of, stream, streams_max)
+  local streams = key_of('streams', of)
+  return redis.call('HEXISTS', streams, stream) == 1 or redis.call('HLEN', streams) < streams_max
+end
+
 local function write_stream(of, stream, s)
   redis.call('HSET', key_of('streams', of), stream, cmsgpack.pack({ s.watermark, s.acked, s.lost, s.changed_at }))
   redis.call('SADD', key_of('group_homes'), of)
@@ -103,12 +109,13 @@ local function watermarks(of)
 end
 
 -- groups_max: the maximum number of groups of a subscription.
-local function begin_group(group_key, lease_id, builder, slices, groups_max)
+local function begin_group(group_key, lease_id, builder, slices, groups_max, streams_max)
   local group, refused = present_group(group_key)
   if refused then return refused end
   local of, stream, epoch = unpack(group_key)
   if not group then
     if redis.call('HLEN', key_of('groups', of)) >= groups_max then return refusal('full') end
+    if not may_have(of, stream, streams_max) then return refusal('crowded') end
     if not read_stream(of, stream) then
       write_stream(of, stream, { watermark = ('0'):rep(#epoch), acked = 0, lost = 0, changed_at = now })
     end
@@ -180,7 +187,8 @@ end
 
 -- Ack the stream through an epoch. An ack that brings no change is written only if the last write is so old. Returns
 -- how many members were acked and lost until now.
-local function begin_ack(of, stream, epoch, pause)
+local function begin_ack(of, stream, epoch, pause, streams_max)
+  if not may_have(of, stream, streams_max) then return refusal('crowded') end
   local s = read_stream(of, stream)
   if not s or epoch > s.watermark then
     write_stream(of, stream, { watermark = epoch, acked = 0, lost = 0, changed_at = now })
