@@ -17,6 +17,7 @@ import pytest
 from popgate.api.connection_limiter import FAREWELL_SECONDS, NEW_SECONDS
 from popgate.api.joined_writes import GOODBYE_SECONDS
 from popgate.api.protocol import FAREWELL_BYTES_MAX
+from support.key_files import Key, KeyFile, everything
 from support.processes import wait_until
 from support.proxy import POPGATE, ProxyProcess
 
@@ -440,6 +441,31 @@ def test_unfinished_bodies_give_way_where_they_take_too_much_memory(proxy: Proxy
         assert refused(slow[2]) == (503, "overloaded")
         assert psutil.Process(proxy.pid).memory_info().rss - before < 3 * BODIES_BYTES_MAX
     assert "memory" in proxy.output
+
+
+def test_requests_that_wait_do_not_keep_large_bodies_of_others_out(tmp_path: Path) -> None:
+    """Neither do bytes that a client has sent behind such a request."""
+    keys = KeyFile(tmp_path / "keys.toml")
+    others, mine = keys.principal("others", everything()), keys.principal("mine", everything())
+
+    def post(path: str, key: Key, body: bytes) -> bytes:
+        return head_of(f"authorization: {key.headers['authorization']}", path=path, length=len(body)) + body
+
+    whole = json.dumps({"messages": [{"body": "x" * (2 * MIB)}]}).encode()
+    limit = ("--bodies-bytes-max", str(BODIES_BYTES_MAX), "--keys-file", str(keys.path), "--auto-create", "true")
+    with ProxyProcess(tmp_path / "proxy", *limit) as proxy, contextlib.ExitStack() as stack:
+        before = psutil.Process(proxy.pid).memory_info().rss
+        waiting = [stack.enter_context(connected(proxy)) for _ in range(400)]
+        pop = post("/v1/topics/t/groups/default/pop", others, b'{"wait_seconds":30' + b" " * 200_000 + b"}")
+        for part in (pop[:-100], pop[-100:], pop):
+            for connection in waiting:
+                with contextlib.suppress(ConnectionError):
+                    connection.sendall(part)
+        assert psutil.Process(proxy.pid).memory_info().rss - before < 2 * BODIES_BYTES_MAX
+        upload = stack.enter_context(connected(proxy))
+        for _ in range(5):
+            upload.sendall(post(PUBLISH, mine, whole))
+            assert read_answer(upload)[0] == 200
 
 
 def test_bodies_whose_clients_leave_before_the_answer_do_not_count_any_more(proxy: ProxyProcess) -> None:

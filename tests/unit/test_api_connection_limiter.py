@@ -17,6 +17,7 @@ class Client:
     def __init__(self) -> None:
         self.body: Body | None = None
         self.reads = True
+        self.waits = False
         self.ended: list[str] = []
         self.user: object | None = None
         self.unsent_bytes = 0
@@ -44,7 +45,7 @@ async def test_the_time_in_which_popgate_reads_nothing_of_a_body_does_not_count(
     client = Client()
     known.arrived(client)
     known.is_served(client)
-    known.body_grew(client, 10)
+    known.body_grew(client, 10, 10)
     client.reads = False
     await asyncio.sleep(1.0)
     client.reads = True
@@ -67,12 +68,12 @@ async def test_a_pause_in_reading_does_not_make_a_body_look_younger_than_the_oth
     for client in (slow, quick):
         known.arrived(client)
         known.is_served(client)
-    known.body_grew(slow, 60)
+    known.body_grew(slow, 60, 60)
     slow.reads = False
     await asyncio.sleep(0.3)
-    known.body_grew(quick, 30)
+    known.body_grew(quick, 30, 30)
     await asyncio.sleep(0.2)
-    known.body_grew(quick, 30)
+    known.body_grew(quick, 30, 30)
     assert (slow.ended, quick.ended) == (["overloaded"], [])
     for client in (slow, quick):
         known.left(client)
@@ -86,7 +87,7 @@ async def test_answered_connections_whose_bodies_are_incomplete_make_room_first(
     await asyncio.sleep(2 * connection_limiter.NEW_SECONDS)
     for client in (early, later):
         known.is_served(client)
-        known.body_grew(client, 10)
+        known.body_grew(client, 10, 10)
         known.body_answered(client)
         known.says_farewell(client)
     newcomers = [Client() for _ in range(3)]
@@ -107,17 +108,52 @@ async def test_a_body_that_is_discarded_takes_no_memory_and_its_end_makes_the_co
     client, next_client, newcomer = Client(), Client(), Client()
     known.arrived(client)
     known.is_served(client)
-    known.body_grew(client, 90)
+    known.body_grew(client, 90, 90)
     known.body_answered(client)
     known.says_farewell(client)
     known.discarded_rest(client)
-    known.body_grew(next_client, 90)
+    known.body_grew(next_client, 90, 90)
     assert (client.ended, next_client.ended) == ([], [])
     await asyncio.sleep(2 * connection_limiter.NEW_SECONDS)
     known.arrived(newcomer)
     assert client.ended == ["aborted"]
     for one in (client, next_client, newcomer):
         known.left(one)
+
+
+async def test_of_large_requests_those_of_the_principal_that_holds_most_make_room() -> None:
+    known = ConnectionLimiter(HttpLimits(bodies_bytes_max=100))
+    busy, *parked, unproven, upload = clients = [Client() for _ in range(6)]
+    for client, user in zip(clients, ["bob", "bob", "bob", "bob", None, "alice"], strict=True):
+        known.arrived(client)
+        known.is_served(client)
+        client.user = user
+    for client in (busy, *parked):
+        known.holds(client, 20)  # complete
+        client.waits = client is not busy
+    known.body_grew(unproven, 10, 10)
+    known.body_grew(upload, 10, 10)
+    await asyncio.sleep(0.1)
+    for _ in range(3):
+        known.body_grew(upload, 10, 10)
+    assert (busy.ended, unproven.ended, upload.ended) == ([], [], [])
+    assert sum(one.ended == ["aborted"] for one in parked) == 2
+    known.body_answered(busy)
+    known.body_grew(unproven, 80, 80)
+    assert (unproven.ended, upload.ended) == (["overloaded"], [])
+    leave(known, *clients)
+
+
+async def test_bytes_that_only_separate_the_parts_of_a_body_take_no_memory() -> None:
+    known = ConnectionLimiter(HttpLimits(bodies_bytes_max=100))
+    chunked, upload = Client(), Client()
+    for client in (chunked, upload):
+        known.arrived(client)
+        known.is_served(client)
+    known.body_grew(chunked, 1_000, 10)
+    known.body_grew(upload, 90, 90)
+    assert (chunked.ended, upload.ended) == ([], [])
+    leave(known, chunked, upload)
 
 
 async def waiting(known: ConnectionLimiter, sizes: Sequence[int], users: Sequence[object | None] = ()) -> list[Client]:

@@ -6,7 +6,7 @@ are found without a search. Only the bodies, which are few, are checked one by o
     silent --a part--> heads --a whole head--> (is served) --answered--> idle --a part of a head--> heads
       | idle_seconds    | head_seconds            |                       | idle_seconds
       v                 v                         |                       v
-    closed             408                        +--in several reads--> bodies --too slow--> 408
+    closed             408                        +--large, or late--> bodies --too slow--> 408
                                                                            |
                                               idle <--rest of the body-- farewells --FAREWELL_SECONDS--> closed
 
@@ -31,10 +31,14 @@ others by reading slowly. New connections are not considered in (2) and (3). If 
 were served less than ``NEW_SECONDS`` ago, the new connection is answered with 503. If ``room`` becomes 0, no further
 connection is accepted until another one has ended.
 
-If bodies take too much memory, the incomplete body with the highest product of memory and age is refused with 503.
-Bodies that arrive fast are spared, because they are complete soon. If answers that clients don't read take as much
-memory, connections of the principal that holds most of it are ended: those that have made no progress for long, and
-hold much. Clients that read at a good rate are spared.
+A body stays in ``bodies`` until its request is answered, and counts as memory. So does what a client sends behind a
+request in progress. Small ones that arrive in one read are not counted. If they take too much memory, one connection
+of the principal that holds most of it is chosen, by the product of memory and age: a request whose body is incomplete
+is refused with 503, and a request that waits is ended with its connection. Requests that are being carried out go on,
+because they are answered soon. All clients that have not proved who they are count as one principal.
+
+If answers that clients don't read take as much memory, connections of the principal that holds most of it are ended:
+those that have made no progress for long, and hold much. Clients that read at a good rate are spared.
 """
 
 import asyncio
@@ -84,8 +88,7 @@ class HttpLimits:
     body_bytes_per_second_min: int = 1 << 10
     """Minimum average rate of a body, checked after its first ``head_seconds``."""
     bodies_bytes_max: int = 256 << 20
-    """Maximum total size of all unanswered bodies that arrived in several reads, and of all answers that clients don't
-    read."""
+    """Maximum total size of all large requests that are not answered, and of all answers that clients don't read."""
 
 
 class LimitedConnection(AnsweringConnection, Protocol):
@@ -99,6 +102,11 @@ class LimitedConnection(AnsweringConnection, Protocol):
         data."""
         ...
 
+    @property
+    def waits(self) -> bool:
+        """Whether the request in progress waits, so that nothing is lost if it ends."""
+        ...
+
     def refuse(self, error: PopgateError) -> None:
         """Answer with ``error``, and close the connection."""
         ...
@@ -110,18 +118,20 @@ class LimitedConnection(AnsweringConnection, Protocol):
 
 
 class Body:
-    """The body of a request that arrives in more than one read. ``received`` counts all of its bytes that have arrived.
+    """The body of a request that is large, or arrives in more than one read.
 
-    ``held`` counts the bytes that are in memory. ``excused_seconds`` is the time in which popgate did not read, so that
-    the client could not send.
+    ``received`` counts all of its bytes that have arrived. ``held`` counts the bytes in memory for all requests of the
+    connection. ``excused_seconds`` is the time in which popgate did not read, so that the client could not send.
     """
 
-    __slots__ = ("began", "excused_seconds", "held", "received")
+    __slots__ = ("began", "excused_seconds", "held", "is_complete", "received")
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, *, is_complete: bool, held: int = 0) -> None:
         self.began = now
+        self.is_complete = is_complete
+        self.held = held
         self.excused_seconds = 0.0
-        self.held = self.received = 0
+        self.received = 0
 
 
 class ConnectionLimiter:
@@ -204,32 +214,42 @@ class ConnectionLimiter:
         """Record that all written bytes have been passed to the kernel."""
         self._unread.forget(connection)
 
-    def body_grew(self, connection: LimitedConnection, size: int) -> None:
-        """Record that ``size`` bytes of an incomplete body have arrived. Its request has not been answered."""
-        if connection not in self._bodies:  # it may have an earlier body, which is complete but not answered
-            earlier = connection.body
-            connection.body = self._bodies[connection] = Body(self._loop.time())
-            connection.body.held = 0 if earlier is None else earlier.held
-        body = self._bodies[connection]
-        body.received += size
-        body.held += size
-        self._bodies_bytes += size
-        while self._bodies_bytes > self.limits.bodies_bytes_max and self._shed():
-            pass
+    def body_grew(self, connection: LimitedConnection, received: int, held: int) -> None:
+        """Record that bytes of an incomplete body have arrived. Its request has not been answered. ``held`` of them are
+        in memory: the others only separated the parts of the body."""
+        body = connection.body
+        if body is None or body.is_complete:
+            held_before = 0 if body is None else body.held
+            body = Body(self._loop.time(), is_complete=False, held=held_before)
+            connection.body = self._bodies[connection] = body
+        body.received += received
+        self.holds(connection, held)
 
     def body_ended(self, connection: LimitedConnection) -> None:
         """Record that the body is complete. Its bytes count as memory until ``body_answered``, because processing the
         body takes as much memory."""
-        self._bodies.pop(connection, None)
+        if connection.body is not None:
+            connection.body.is_complete = True
+
+    def holds(self, connection: LimitedConnection, size: int) -> None:
+        """Record that so many more bytes of requests are in memory until ``body_answered``."""
+        if connection.body is None:
+            connection.body = self._bodies[connection] = Body(self._loop.time(), is_complete=True)
+        connection.body.held += size
+        self._bodies_bytes += size
+        while self._bodies_bytes > self.limits.bodies_bytes_max and self._shed():
+            pass
 
     def body_answered(self, connection: LimitedConnection) -> None:
         """Record that a request was answered, so its body is no longer in memory. An incomplete body is that of a later
         request, or is reported with ``says_farewell``."""
-        if connection.body is not None:
-            self._bodies_bytes -= connection.body.held
-            connection.body.held = 0
-            if connection not in self._bodies:
+        body = connection.body
+        if body is not None:
+            self._bodies_bytes -= body.held
+            body.held = 0
+            if body.is_complete:
                 connection.body = None
+                del self._bodies[connection]
 
     def says_farewell(self, connection: LimitedConnection) -> None:
         """Record that the request was answered or refused, but its body is incomplete. Idempotent."""
@@ -255,7 +275,7 @@ class ConnectionLimiter:
             chain(
                 self._farewells,
                 (one for one, since in waiting if since < before),
-                (one for one, body in self._bodies.items() if self._is_slow(body)),
+                (one for one, body in self._bodies.items() if not body.is_complete and self._is_slow(body)),
                 self._unread.stuck_since(before - FAREWELL_SECONDS),
                 (one for one, _ in unproven),
                 self._unread.unproven(),
@@ -271,20 +291,27 @@ class ConnectionLimiter:
         return True
 
     def _shed(self) -> bool:
-        """Refuse the incomplete body with the highest product of memory and age. Return False if no incomplete body is
-        in memory."""
+        """End the request that holds most memory for longest, among those of the principal that holds most. Return
+        False if all requests are being carried out."""
         now = self._loop.time()
-        held = [(body.held * (now - body.began), connection) for connection, body in self._bodies.items() if body.held]
-        if not held:
+        held: dict[object, int] = {}
+        for connection, body in self._bodies.items():
+            held[connection.user] = held.get(connection.user, 0) + body.held
+        ends = [one for one, body in self._bodies.items() if body.held and (not body.is_complete or one.waits)]
+        if not ends:
             return False
-        _, connection = max(held, key=lambda one: one[0])
+        worst = max(ends, key=lambda one: (held[one.user], self._bodies[one].held * (now - self._bodies[one].began)))
+        is_complete = self._bodies[worst].is_complete
         self._warn("unfinished requests take as much memory as allowed: the slowest are refused")
-        self._forget_body(connection)
-        connection.refuse(Overloaded("too many large requests are under way; send less at a time, or try again later"))
+        self._forget_body(worst)
+        if is_complete:
+            worst.abort()
+        else:
+            worst.refuse(Overloaded("too many large requests are under way; send less at a time, or try again later"))
         return True
 
     def _forget_body(self, connection: LimitedConnection) -> None:
-        self._bodies.pop(connection, None)
+        self.body_ended(connection)
         self.body_answered(connection)
 
     # -- time -------------------------------------------------------------------------------------------------------
@@ -311,6 +338,8 @@ class ConnectionLimiter:
             self._unread.forget(connection)
             connection.abort()
         for connection, body in [*self._bodies.items()]:
+            if body.is_complete:
+                continue
             if not connection.reads:
                 body.excused_seconds += SWEEP_SECONDS
             elif self._is_slow(body, grace_seconds=limits.head_seconds):

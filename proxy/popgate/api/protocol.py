@@ -40,6 +40,10 @@ SLICE_BYTES = 1024
 """Maximum number of bytes that are passed to the parser at once, because they may contain many requests. If the length
 of a body is known, all of its remaining bytes are passed at once."""
 
+UNCOUNTED_BYTES_MAX = 16 << 10
+"""Maximum size of a body, or of data behind a request in progress, that the limiter does not count as memory if it
+arrives in one read."""
+
 FAREWELL_BYTES_MAX = 1 << 20
 """Maximum number of bytes of a body that are discarded after the answer before the connection ends. It bounds what a
 client without a credential can make the proxy read, and lets a body through that was on its way."""
@@ -106,6 +110,8 @@ class WatchedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._body_bytes = 0
         """Upper bound for the number of received bytes of the current body."""
+        self._content_bytes = 0
+        """Number of bytes of the current body in memory that the limiter does not count yet."""
         self._trailer_bytes = 0
         self._discarded_bytes = 0
         """Number of bytes that arrived in this farewell."""
@@ -176,6 +182,7 @@ class WatchedProtocol(HttpToolsProtocol):
             if self.pipeline or self._is_unread:
                 self._held = data[taken:]
                 self._held_flow.hold()
+                self._count_held()
                 break
             end = taken + self._slice_bytes()
             self._take_slice(data[taken:end])
@@ -188,6 +195,11 @@ class WatchedProtocol(HttpToolsProtocol):
         self._take(held)
         if not self._held:
             self._held_flow.let_go()
+
+    def _count_held(self) -> None:
+        """Count the stored data as memory until the next answer. Behind an unread one, ``unsent_bytes`` counts it."""
+        if len(self._held) > UNCOUNTED_BYTES_MAX and not self._is_unread:
+            self._limiter.holds(self, len(self._held))
 
     def _slice_bytes(self) -> int:
         if self._stage is not _BODY:
@@ -219,7 +231,8 @@ class WatchedProtocol(HttpToolsProtocol):
     def _note_unfinished(self, size: int) -> None:
         if self._stage is _BODY:
             if not self.cycle.response_complete:
-                self._limiter.body_grew(self, size)
+                held, self._content_bytes = self._content_bytes, 0
+                self._limiter.body_grew(self, size, held)
                 return
             self._discarded_bytes += size
             if self._discarded_bytes > FAREWELL_BYTES_MAX:
@@ -255,18 +268,25 @@ class WatchedProtocol(HttpToolsProtocol):
             self._declined = b"\r\n".join([start, *lines, b"", b""])
             return
         super().on_headers_complete()
-        self._head_bytes = self._body_bytes = self._trailer_bytes = self._discarded_bytes = 0
+        self._head_bytes = self._body_bytes = self._trailer_bytes = self._discarded_bytes = self._content_bytes = 0
         self._stage = _BODY
         self._connection.transport.is_receiving = True
         self._limiter.is_served(self)
 
+    def on_body(self, body: bytes) -> None:
+        self._content_bytes += len(body)
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         if self._declined:
             return
+        if (self.body is not None or self._content_bytes > UNCOUNTED_BYTES_MAX) and not self.cycle.response_complete:
+            self._limiter.holds(self, self._content_bytes)
+            if self.transport.is_closing():  # it was refused
+                return
         self._stage = _BETWEEN
         self._connection.transport.is_receiving = False
-        if self.body is not None:
-            self._limiter.body_ended(self)
+        self._limiter.body_ended(self)
         if self.cycle.response_complete:
             self._limiter.discarded_rest(self)
         super().on_message_complete()
@@ -278,9 +298,8 @@ class WatchedProtocol(HttpToolsProtocol):
         if self.body is not None:
             self._limiter.body_answered(self)
         if not self.pipeline:
-            self.cycle.body = (
-                bytearray()
-            )  # a refused body was not read, and would stay in memory until the next request
+            # A refused body was not read, and would stay in memory until the next request.
+            self.cycle.body = bytearray()
         if self.transport.is_closing():
             if self._stage is _BODY and not self._is_answering():
                 self._limiter.says_farewell(self)
@@ -297,7 +316,9 @@ class WatchedProtocol(HttpToolsProtocol):
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
-        if self._held and not self.pipeline:
+        if self._held and self.pipeline:
+            self._count_held()
+        elif self._held:
             self._take_held()
         if self._is_answering() or self.transport.is_closing():
             return
@@ -325,6 +346,10 @@ class WatchedProtocol(HttpToolsProtocol):
     @property
     def reads(self) -> bool:
         return not self.flow.read_paused and not self._held
+
+    @property
+    def waits(self) -> bool:
+        return self._connection.presence is not None
 
     def refuse(self, error: PopgateError) -> None:
         """Answer with ``error``, and close the connection.
@@ -367,7 +392,7 @@ class WatchedProtocol(HttpToolsProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        return self._connection.unsent_bytes()
+        return self._connection.unsent_bytes() + len(self._held)
 
     def abort(self) -> None:
         self._connection.ended(by_client=False, is_cut=True)

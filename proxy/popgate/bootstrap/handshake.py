@@ -107,6 +107,10 @@ class Handshake(asyncio.Protocol):
     def reads(self) -> bool:
         return True
 
+    @property
+    def waits(self) -> bool:
+        return False
+
     def refuse(self, error: PopgateError) -> None:
         """Close the connection. If it has just arrived, refuse it after the handshake."""
         if not self._is_counted:
