@@ -122,6 +122,14 @@ def test_the_body_behind_the_offer_of_another_protocol_is_the_body(
         assert read_answer(connection)[2] == {"status": "ok"}
 
 
+def test_the_offer_of_another_protocol_on_a_connection_that_ends_is_answered(proxy: ProxyProcess) -> None:
+    with connected(proxy) as connection:
+        connection.settimeout(5)
+        connection.sendall(head_of("upgrade: h2c", "connection: upgrade", "connection: close"))
+        assert read_answer(connection)[0] == 200
+        assert connection.recv(1) == b""
+
+
 CHUNKED = b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
 TRAILERS = 200_000
 

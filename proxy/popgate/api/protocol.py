@@ -224,6 +224,7 @@ class WatchedProtocol(HttpToolsProtocol):
             parser.feed_data(data)
         except httptools.HttpParserUpgrade as offered:
             head, self._declined = self._declined, b""
+            self.parser = httptools.HttpRequestParser(self)  # this one takes nothing after ``Connection: close``
             self._feed(head + data[offered.args[0] :])
         except httptools.HttpParserError:
             self.refuse(self._refusal or HttpError(400, "invalid_request", "Invalid HTTP request received."))
