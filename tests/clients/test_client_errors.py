@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from popgate_client import (
+    AsyncClient,
     BrokerUnavailable,
     Client,
     Conflict,
@@ -33,8 +34,11 @@ from popgate_client import (
     Unauthorized,
     WrongMode,
 )
+from popgate_client.assignments import assign
 from popgate_client.errors import error_from
 from popgate_client.exchange import Exchanges
+from popgate_client.message import SettleEntry, Verb
+from popgate_client.subscription_calls import SubscriptionCalls
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
 
@@ -231,6 +235,10 @@ LEASE = '"receipt_handle": "a", "queue": 0, "delivery_count": 1, "first_delivere
         '{"messages": [{}]}',
         f'{{"messages": [{{{LEASE}, "body_base64": "?"}}]}}',
         f'{{"messages": [{{{LEASE}, "body": "", "published_at": "noon"}}]}}',
+        f'{{"messages": [{{{LEASE}, "body": "", "ordering_key": [1]}}]}}',
+        f'{{"messages": [{{{LEASE}, "body": "", "receipt_handle": {{}}}}]}}',
+        f'{{"messages": [{{{LEASE}, "body": "", "published_at": {"9" * 400}}}]}}',
+        "[" * 100_000,
     ],
 )
 def test_an_answer_that_is_not_popgates_is_the_servers_fault(body: str) -> None:
@@ -239,6 +247,47 @@ def test_an_answer_that_is_not_popgates_is_the_servers_fault(body: str) -> None:
     with pytest.raises(ServerFault) as caught:
         exchange.send(httpx.Response(200, text=body))
     assert caught.value.code == "malformed_answer"
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 451])
+def test_a_refusal_of_a_gateway_says_nothing_about_the_request(status: int) -> None:
+    exchange = Exchanges().pop("t", "g", make=Message)
+    next(exchange)
+    with pytest.raises(ServerFault):
+        exchange.send(httpx.Response(status, html="<html>"))
+
+
+def test_results_of_another_call_are_the_servers_fault() -> None:
+    """A gateway that answers once too often makes a client take each answer for that of its next request."""
+    publishing = Exchanges().publish("t", ["a"])
+    next(publishing)
+    with pytest.raises(ServerFault):
+        publishing.send(httpx.Response(200, json={"results": [{"status": "acked"}]}))
+    acking = Exchanges().settle("t", "g", Verb.ACK, [SettleEntry(receipt_handle="h")])
+    next(acking)
+    with pytest.raises(ServerFault):
+        acking.send(httpx.Response(200, json={"results": [{"status": "published"}]}))
+
+
+@pytest.mark.parametrize("body", ["{}", '{"features": null}', '{"features": 5}', '{"status": "ok"}'])
+async def test_features_that_are_not_popgates_are_the_servers_fault(body: str) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=body))
+    async with AsyncClient("http://x", transport=transport) as client:
+        calls = SubscriptionCalls(client, "t", "g", client_id="c", invisibility_seconds=None, filter=None)
+        with pytest.raises(ServerFault):
+            await calls.features()
+        with pytest.raises(ServerFault):
+            await calls.policy()
+
+
+@pytest.mark.parametrize("told", ["0", "-1e999", "NaN", "1e999"])
+def test_a_heartbeat_has_bounds(told: str) -> None:
+    exchange = assign(Exchanges(), "t", "g", "c", ["pull"], None)
+    next(exchange)
+    body = f'{{"mode": "pull", "generation": 1, "queues": [], "heartbeat_seconds": {told}}}'
+    with pytest.raises(StopIteration) as answered:
+        exchange.send(httpx.Response(200, text=body))
+    assert 0.1 <= answered.value.value.heartbeat_seconds <= 86_400
 
 
 def test_an_answer_with_too_few_results_is_the_servers_fault() -> None:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeAlias
 
+import httpx
 import pytest
 
 from popgate_client import Client, Consumer, LeasedMessage, Message, RequestInvalid
@@ -144,6 +145,40 @@ def test_a_stop_while_messages_arrive_strands_none(
             ready, in_flight = ready_and_in_flight(client, topic)
             assert in_flight == 0, consumer.counters
             assert ready + acked == published, consumer.counters
+
+
+class StuckPop(httpx.AsyncHTTPTransport):
+    """The answer to the first pop with messages does not arrive, and the next connection is reset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_stuck = threading.Event()
+        self._was_reset = False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        is_pop = request.url.path.endswith("/pop")
+        if is_pop and self.is_stuck.is_set() and not self._was_reset:
+            self._was_reset = True
+            raise httpx.ReadError("reset")
+        response = await super().handle_async_request(request)
+        if is_pop and not self.is_stuck.is_set():
+            await response.aread()
+            self.is_stuck.set()
+            await asyncio.sleep(WAIT_SECONDS)
+        return response
+
+
+def test_a_stop_asks_again_for_the_messages_of_an_interrupted_pop(
+    shared_proxy: ProxyProcess, client: Client, topic: str, running: Running
+) -> None:
+    publish(client, topic, 5)
+    transport = StuckPop()
+    consumer = Consumer(
+        topic, "default", ignore, base_url=shared_proxy.url, invisibility_seconds=600, transport=transport
+    )
+    with running(consumer):
+        wait_until(transport.is_stuck.is_set, timeout_seconds=WAIT_SECONDS, what="the pop")
+    assert ready_and_in_flight(client, topic) == (5, 0)
 
 
 def test_a_handler_may_stop_its_consumer(

@@ -16,6 +16,7 @@ from popgate_client.wire import (
     Request,
     T,
     encode,
+    length_seconds,
     path_segment,
     read_answer,
     read_messages,
@@ -100,7 +101,7 @@ def _assignment(body: JsonObject) -> Assignment:
         mode=str(body["mode"]),
         generation=int(body["generation"]),
         queues=tuple(int(queue) for queue in body["queues"]),
-        heartbeat_seconds=float(body["heartbeat_seconds"]),
+        heartbeat_seconds=length_seconds(body["heartbeat_seconds"]),
     )
 
 

@@ -41,6 +41,7 @@ from popgate_client.wire import (
     outgoing_entry,
     pop_request,
     publish_request,
+    read_answer,
     read_invisibility_seconds,
     read_messages,
     read_object,
@@ -196,7 +197,11 @@ class Exchanges:
 
     def read(self, path: str) -> Exchange[JsonObject]:
         """Send a GET; return the JSON object of the answer."""
-        return read_object((yield from self._send(Request(method="GET", path=path), is_passing)))
+        return (yield from self.read_as(path, dict))
+
+    def read_as(self, path: str, reader: Callable[[JsonObject], T]) -> Exchange[T]:
+        """Send a GET; return what `reader` finds in the JSON object of the answer."""
+        return read_answer((yield from self._send(Request(method="GET", path=path), is_passing)), reader)
 
     def invisibility_seconds(self, topic: str, group: str) -> Exchange[float]:
         """Return the length of a lease if a pop does not specify it."""

@@ -134,11 +134,22 @@ class Popper:
             return []
         try:
             async with asyncio.timeout(RECLAIM_SECONDS):
-                return await self._pop(pending, 0.0)
+                return await self._repeat(pending)
         except (PopgateError, TimeoutError) as error:
             logger.info("an interrupted pop could not be repeated", extra={"error": repr(error)})
             self._leave_acks(pending)
             return []
+
+    async def _repeat(self, pending: PendingPop) -> list[Message]:
+        """Repeat a pop without a wait until it is answered. Raises: PopgateError if it will not be."""
+        self._backoff.reset()
+        while True:
+            try:
+                return await self._pop(pending, 0.0)
+            except PopgateError as error:
+                if not isinstance(error, RetryLater | ServerFault):
+                    raise
+            await asyncio.sleep(self._backoff.next_seconds(lease_seconds=RECLAIM_SECONDS))
 
     async def _pop(self, pending: PendingPop, wait_seconds: float) -> list[Message]:
         """Pop, and report the results of the acks that the pop has taken along. Raises: PopgateError."""

@@ -112,8 +112,11 @@ class Settler:
         self._arrived.set()
 
     def finish(self) -> None:
-        """Let `run` return when all settlements are answered. Nothing may be submitted afterwards."""
+        """Let `run` return when all settlements are answered; try each of them again now. Nothing may be submitted
+        afterwards."""
         self._finishing = True
+        for pending in self._pending.values():
+            pending.try_at = 0.0
         self._arrived.set()
 
     async def run(self) -> None:
@@ -177,7 +180,9 @@ class Settler:
             if result.status != UNAVAILABLE.status:
                 self._conclude(pending, result)
             elif now < pending.lease_ends_at:
-                pending.try_at = now + pending.backoff.next_seconds(asked_for, lease_seconds=self._length.seconds)
+                lease_seconds = self._length.seconds
+                at_least = min(asked_for, lease_seconds / 6)  # there must be time for several tries
+                pending.try_at = now + pending.backoff.next_seconds(at_least, lease_seconds=lease_seconds)
             else:
                 self._forget(pending)
                 self._counters.settlements_abandoned += 1

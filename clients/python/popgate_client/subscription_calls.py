@@ -61,8 +61,7 @@ class SubscriptionCalls:
 
     async def features(self) -> Collection[str]:
         """Return the server's features."""
-        found = await self._client.perform(self._exchanges.read("/v1"))
-        names = [str(name) for name in found.get("features", [])]
+        names = await self._client.perform(self._exchanges.read_as("/v1", _features))
         self._tells_its_name = NAME_FEATURE in names
         self.acks_with_pops = ACK_FEATURE in names
         return names
@@ -109,8 +108,8 @@ class SubscriptionCalls:
         """Return the part of the group's policy that concerns failures, at most POLICY_SECONDS old."""
         now = asyncio.get_running_loop().time()
         if self._policy is None or now > self._policy[0] + POLICY_SECONDS:
-            state = await self._client.perform(self._exchanges.read(subscription_path(self._topic, self._group)))
-            self._policy = now, _policy(state.get("policy", {}))
+            path = subscription_path(self._topic, self._group)
+            self._policy = now, await self._client.perform(self._exchanges.read_as(path, _policy))
         return self._policy[1]
 
     # -- pull mode ------------------------------------------------------------------------------------------------
@@ -149,7 +148,12 @@ class SubscriptionCalls:
         await self._client.perform(assignments.leave(self._exchanges, self._topic, self._group, self._client_id))
 
 
-def _policy(policy: JsonObject) -> GroupPolicy:
+def _features(body: JsonObject) -> list[str]:
+    return [str(name) for name in body["features"]]
+
+
+def _policy(body: JsonObject) -> GroupPolicy:
+    policy = body["policy"]
     retry = policy.get("retry", {})
     delays = RetryDelays(
         initial_seconds=float(retry.get("initial_seconds", 0.0)),

@@ -28,6 +28,16 @@ because a slow confirm would otherwise look like a lost answer, which leaves the
 DETAIL_LENGTH_MAX = 200
 PROBLEM_CONTENT_TYPE = "application/problem+json"
 PROBLEM_TYPE_PREFIX = "urn:popgate:problem:"
+RETRY_AFTER_SECONDS_MAX = 60.0
+"""Maximum seconds of a Retry-After that a client follows. popgate asks for less, but a gateway may ask for a day."""
+LENGTH_SECONDS_MIN, LENGTH_SECONDS_MAX = 0.1, 86_400.0
+"""Bounds of a length that a server reports; outside of them a client would call without a pause, or never."""
+_OF_ANY_SERVER = frozenset({401, 403, 407, 408, 413, 429})
+"""Statuses below 500 that mean the same if a gateway answers; its other ones say nothing about the request."""
+_PUBLISHED = frozenset({"published", "duplicate", "failed"})
+_SETTLED = frozenset(
+    {"acked", "already_acked", "released", "extended", "rejected", "expired", "invalid", "unavailable"}
+)
 # After these errors nothing was sent: no connection was made, or none was free.
 _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
@@ -200,16 +210,21 @@ def accepted(reply: Reply) -> httpx.Response:
         raise error from reply
     if reply.is_success:
         return reply
-    problem = _problem(reply.content)
-    if reply.status_code == 503 and not _is_popgates(reply, problem):
-        problem.pop("code", None)  # a gateway does not know what popgate did
-    raise error_from(problem, status=reply.status_code, retry_after_seconds=retry_after_seconds(reply))
+    problem, status = _problem(reply.content), reply.status_code
+    if not _is_popgates(reply, problem):
+        if status == 503:
+            problem.pop("code", None)  # a gateway does not know what popgate did
+        elif 400 <= status < 500 and status not in _OF_ANY_SERVER:
+            raise ServerFault(
+                f"http_{status}", f"a server that is not popgate answered: {problem.get('detail')}", status
+            )
+    raise error_from(problem, status=status, retry_after_seconds=retry_after_seconds(reply))
 
 
 def retry_after_seconds(answer: httpx.Response) -> float:
-    """Return the seconds of the Retry-After header, 0.0 if there is none."""
+    """Return the seconds of the Retry-After header, at most RETRY_AFTER_SECONDS_MAX; 0.0 if there is none."""
     try:
-        return max(0.0, float(answer.headers.get("retry-after", "0")))
+        return min(RETRY_AFTER_SECONDS_MAX, max(0.0, float(answer.headers.get("retry-after", "0"))))
     except ValueError:  # the header's other form is a date; popgate never sends it
         return 0.0
 
@@ -230,7 +245,7 @@ def read_object(answer: httpx.Response) -> JsonObject:
 
 
 def read_invisibility_seconds(answer: httpx.Response) -> float:
-    return read_answer(answer, lambda body: float(body["policy"]["invisibility_seconds"]))
+    return read_answer(answer, lambda body: length_seconds(body["policy"]["invisibility_seconds"]))
 
 
 def read_topics(answer: httpx.Response) -> list[JsonObject]:
@@ -241,7 +256,7 @@ def read_published(answer: httpx.Response, count: int) -> list[PublishResult]:
     def read(entry: JsonObject) -> PublishResult:
         error: JsonObject | None = entry.get("error")
         return PublishResult(
-            status=entry["status"],
+            status=_one_of(_PUBLISHED, entry["status"]),
             message_id=entry.get("message_id"),
             error=None if error is None else {name: str(value) for name, value in error.items()},
         )
@@ -251,7 +266,8 @@ def read_published(answer: httpx.Response, count: int) -> list[PublishResult]:
 
 def read_settled(answer: httpx.Response, count: int, *, field: str = "results") -> list[SettleResult]:
     def read(entry: JsonObject) -> SettleResult:
-        return SettleResult(status=entry["status"], invisible_until=_seconds_or_none(entry.get("invisible_until")))
+        until = _seconds_or_none(entry.get("invisible_until"))
+        return SettleResult(status=_one_of(_SETTLED, entry["status"]), invisible_until=until)
 
     return read_answer(answer, lambda body: [read(entry) for entry in _results(body, count, field)])
 
@@ -262,13 +278,13 @@ def read_messages(answer: httpx.Response, topic: str, group: str, make: Callable
         return make(
             topic=topic,
             group=group,
-            receipt_handle=entry["receipt_handle"],
+            receipt_handle=_text(entry["receipt_handle"]),
             body=base64.b64decode(entry["body_base64"], validate=True) if text is None else text.encode("utf-8"),
             headers=entry.get("headers") or {},
             message_id=entry.get("message_id"),
-            ordering_key=entry.get("ordering_key"),
-            queue=entry["queue"],
-            delivery_count=entry["delivery_count"],
+            ordering_key=None if (key := entry.get("ordering_key")) is None else _text(key),
+            queue=int(entry["queue"]),
+            delivery_count=int(entry["delivery_count"]),
             published_at=_seconds_or_none(entry.get("published_at")),
             first_delivered_at=float(entry["first_delivered_at"]),
             invisible_until=float(entry.get("invisible_until", math.inf)),  # a pulled message has no lease that ends
@@ -291,6 +307,24 @@ def _list_object(name: str, entries: Iterable[bytes]) -> bytes:
 def without_none(fields: Mapping[str, Any]) -> JsonObject:
     """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def length_seconds(value: Any) -> float:
+    """Return a length that a server reports, within the bounds that a client can work with."""
+    return min(LENGTH_SECONDS_MAX, max(LENGTH_SECONDS_MIN, float(value)))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} instead of a text")
+    return value
+
+
+def _one_of(known: frozenset[str], status: str) -> str:
+    """Return a known status. An unknown one belongs to another request, whose answer came twice or late."""
+    if status not in known:
+        raise ValueError(f"{status!r} is not a result of this call")
+    return status
 
 
 def _seconds_or_none(value: Any) -> float | None:
