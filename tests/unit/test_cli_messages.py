@@ -74,6 +74,9 @@ def test_flags_hold_for_every_line_that_does_not_say_otherwise() -> None:
         ('{"body":"a","delay_seconds":"5"}', "delay_seconds must be a number"),
         ('{"body":"a","delay_seconds":true}', "delay_seconds must be a number"),
         ('{"body":"a","bodi":1}', "'bodi' is not a field"),
+        ('{"body":"\\ud800"}', "can't be written as JSON"),
+        ('{"body":"a","headers":{"n":NaN}}', "can't be written as JSON"),
+        ('{"body":"a","delay_seconds":1e999}', "can't be written as JSON"),
     ],
 )
 def test_a_line_that_is_no_message_is_refused_with_the_reason(line: str | bytes, reason: str) -> None:

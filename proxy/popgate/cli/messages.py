@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from popgate.cli.printing import Column, JsonObject, clipped, duration, field
-from popgate_client import Message, OutgoingMessage
+from popgate_client import Message, OutgoingMessage, RequestInvalid
+from popgate_client.wire import outgoing_entry
 
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 ONLY_POPPED = frozenset(
@@ -76,7 +77,12 @@ def outgoing_from_json(line: bytes, defaults: Defaults) -> OutgoingMessage:
         "ttl_seconds": defaults.ttl_seconds,
         **fields,
     }
-    return OutgoingMessage(body=body, headers={**defaults.headers, **headers} or None, **options)
+    message = OutgoingMessage(body=body, headers={**defaults.headers, **headers} or None, **options)
+    try:
+        outgoing_entry(message)
+    except RequestInvalid as error:  # half a character, NaN: otherwise the other messages of the request fail, too
+        raise BadMessage(error.detail) from error
+    return message
 
 
 def _body(fields: dict[str, Any]) -> str | bytes:
