@@ -1,6 +1,7 @@
 """Proxies that the environment names, such as HTTP_PROXY, receive no token, password or body from the clients."""
 
 import os
+import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from popgate_client import AsyncClient, Client, GroupNotFound, ServerUnreachable
+from popgate_client import AsyncClient, Client, GroupNotFound, RequestInvalid, ServerUnreachable
 from popgate_client.amqp.management import Management, ManagementUnreachable
 from popgate_spark.options import Place
 from popgate_spark.proxies import Proxies
@@ -129,6 +130,14 @@ async def test_the_password_of_rabbitmqs_management_interface_is_not_sent_to_it(
         await management.look("me", [])
     await management.close()
     assert named.seen == []
+
+
+def test_a_context_that_a_transport_would_not_use_is_refused() -> None:
+    context = ssl.create_default_context()
+    with httpx.HTTPTransport() as transport, pytest.raises(RequestInvalid, match="verify=ssl_context"):
+        Client("https://popgate.example.org", ssl_context=context, transport=transport)
+    with pytest.raises(RequestInvalid, match="verify=ssl_context"):
+        AsyncClient("https://popgate.example.org", ssl_context=context, transport=httpx.AsyncHTTPTransport())
 
 
 def test_a_proxy_that_the_caller_passes_is_used(company_proxy: CompanyProxy) -> None:

@@ -99,7 +99,7 @@ class AsyncClient(AsyncPullCalls):
     ) -> None:
         self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max)
         self._leased = partial(AsyncLeasedMessage, client=self)
-        self._http = httpx.AsyncClient(**connection(base_url, token, ssl_context), transport=transport)
+        self._http = httpx.AsyncClient(**connection(base_url, token, ssl_context, transport))
 
     async def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
         """Publish messages, and return a result for each; check them. `Client.publish` says when a publish is repeated

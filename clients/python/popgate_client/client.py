@@ -3,6 +3,7 @@
 It decides nothing: `exchange` and `wire` decide what is sent, repeated and read. `async_client` is its twin.
 """
 
+import os
 import ssl
 import time
 from collections.abc import Iterable, Sequence
@@ -90,7 +91,10 @@ class Client(PullCalls):
         503, or answers that a limit is exceeded, counted from the first failure; 0 turns repeats off.
     ssl_context: how to verify the server, and the client's certificate. None: the machine's certificate authorities, or
         only those in the file that SSL_CERT_FILE names.
-    transport: another httpx transport, for tests or for a proxy. No proxy of the environment (HTTP_PROXY) is used.
+    transport: another httpx transport, for tests or for a proxy; it verifies the server itself, so it excludes
+        `ssl_context`. No proxy of the environment (HTTP_PROXY) is used.
+
+    After a fork, the child makes connections of its own; with a `transport`, create the client after the fork.
 
     Every call may raise RequestInvalid (fix the request), Unauthorized or Forbidden, RetryLater (after the repeats)
     and ServerFault. Calls that take a list accept any length, split it into requests of at most 256 entries, and
@@ -108,7 +112,9 @@ class Client(PullCalls):
     ) -> None:
         self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max)
         self._leased = partial(LeasedMessage, client=self)
-        self._http = httpx.Client(**connection(base_url, token, ssl_context), transport=transport)
+        self._connect = partial(httpx.Client, **connection(base_url, token, ssl_context, transport))
+        self._http = self._connect()
+        self._process = os.getpid()
 
     def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
         """Publish messages. Check the results, or call `raise_for_status()` on each: some may have failed.
@@ -428,6 +434,8 @@ class Client(PullCalls):
     def _attempt(self, attempt: Attempt) -> Reply:
         if attempt.delay_seconds:
             time.sleep(attempt.delay_seconds)
+        if self._process != os.getpid():  # forked: on the parent's connections each would get the other's answers
+            self._http, self._process = self._connect(), os.getpid()
         try:
             return self._http.request(**call_arguments(attempt.request))
         except httpx.RequestError as error:

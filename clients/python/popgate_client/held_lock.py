@@ -6,6 +6,7 @@ clock, so that it notices the end in time. Both are daemon threads: a process th
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ class HeldLock:
         self._grant = grant
         self._on_loss = on_loss
         self._term = grant.term
+        self._process = os.getpid()
         self._ended = False
         self._changed = threading.Condition()
         self._watcher = threading.Thread(target=self._watch, name="popgate-lock-watch", daemon=True)
@@ -53,7 +55,7 @@ class HeldLock:
     @property
     def is_lost(self) -> bool:
         """Whether the lock is lost by this process' clock, without a request; also right after the process was
-        suspended. True after the block."""
+        suspended. True after the block, and in a forked child."""
         return self._loss() is not None
 
     def raise_if_lost(self) -> None:
@@ -86,8 +88,10 @@ class HeldLock:
         """Release the lock, within a few seconds; return why it was lost before, if it was. Raises nothing.
 
         Also waits up to `ON_LOSS_SECONDS_MAX` for `on_loss`: a thread that still writes when the interpreter ends
-        would crash it.
+        would crash it. A forked child releases nothing.
         """
+        if not self._is_here:
+            return None
         with self._changed:
             loss = self._loss()
             self._ended = True
@@ -103,8 +107,15 @@ class HeldLock:
             self._watcher.join(ON_LOSS_SECONDS_MAX)
         return loss
 
+    @property
+    def _is_here(self) -> bool:
+        """Whether this is the process that acquired the lock; a forked child has no thread that renews it."""
+        return self._process == os.getpid()
+
     def _loss(self) -> LockLost | None:
         """Return why the lock is lost; the first call that finds this notifies all waiting threads."""
+        if not self._is_here:
+            return LockLost("lock_lost", "the process that this one was forked from holds the lock")
         with self._changed:
             loss = self._term.lost(term_clock())
             if loss is not None and not self._ended and not self.lost.is_set():

@@ -18,17 +18,24 @@ CONNECTIONS_MAX = 256
 KEEPALIVE_SECONDS = 4.0
 """Seconds for which an idle connection is kept. This is less than the 5 s after which common servers close one, because
 a publish on a connection that is just being closed could not be repeated safely."""
+CONTEXT_UNUSED = "give ssl_context to the transport: httpx.HTTPTransport(verify=ssl_context)"
+"""httpx gives a context only to the transport that it makes itself."""
 
 
 def connection(
-    base_url: str | None, token: AsyncTokenSource | None, ssl_context: ssl.SSLContext | None = None
+    base_url: str | None,
+    token: AsyncTokenSource | None,
+    ssl_context: ssl.SSLContext | None = None,
+    transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None = None,
 ) -> dict[str, Any]:
     """Return the arguments for `httpx.Client` and its asyncio twin.
 
     The URL is the given one, else POPGATE_URL, else the local default. The token is the given one, else that of the
     environment (`tokens.token_of_environment`). Raises: RequestInvalid if the URL is not http or https, if the token
-    can't be sent, or if SSL_CERT_FILE can't be read.
+    can't be sent, if SSL_CERT_FILE can't be read, or if `ssl_context` would have no effect.
     """
+    if ssl_context is not None and transport is not None:
+        raise RequestInvalid("invalid_request", CONTEXT_UNUSED)
     text = base_url or os.environ.get(URL_VARIABLE) or URL_DEFAULT
     complaint = url_complaint(text)
     if complaint is not None:
@@ -40,7 +47,12 @@ def connection(
         max_keepalive_connections=CONNECTIONS_MAX,
         keepalive_expiry=KEEPALIVE_SECONDS,
     )
-    arguments = {**private_connection(url, ssl_context), "headers": headers, "limits": limits}
+    arguments = {
+        **private_connection(url, ssl_context),
+        "headers": headers,
+        "limits": limits,
+        "transport": transport,
+    }
     if (bearer := bearer_auth(token, url)) is not None:
         arguments["auth"] = bearer
     return arguments
