@@ -32,6 +32,22 @@ def test_a_new_folder_is_synced_with_all_that_were_made_for_it(tmp_path: Path, s
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is refused the folder of another user")
+def test_root_does_not_use_the_folder_of_another_user(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65534, 65534)
+    with pytest.raises(StartupError, match="belongs to another user"):
+        make_folder(tmp_path)
+
+
+def test_a_link_in_place_of_a_draft_is_not_followed(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("untouched")
+    (tmp_path / "secret.new").symlink_to(other)
+    kept_secret(tmp_path)
+    assert other.read_text() == "untouched"
+    assert not (tmp_path / "secret").is_symlink()
+
+
 def test_the_name_of_a_new_file_is_synced_with_its_folder(tmp_path: Path, synced: list[Path]) -> None:
     kept_secret(tmp_path)
     draft, check = tmp_path / "secret.new", tmp_path / "secret.check.new"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from popgate.adapters.doctor.catalog import folder_catalog
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.log_check import damage_in
 from popgate.domain.errors import StartupError
@@ -246,3 +247,30 @@ def test_a_log_that_was_never_synced_is_no_damaged_one(tmp_path: Path, content: 
     log.write_bytes(content)
     assert damage_in(log, bytes_max=1 << 30) is None
     assert damage_in(tmp_path / "missing", bytes_max=1 << 30) is None
+
+
+@pytest.mark.parametrize("content", [None, b""])
+async def test_a_lost_database_is_not_taken_for_a_new_one(tmp_path: Path, content: bytes | None) -> None:
+    folder = await crashed(tmp_path)
+    file, log = folder / FILE, folder / LOG
+    file.unlink() if content is None else file.write_bytes(content)
+    before = log.read_bytes()
+    assert "is missing or empty, although it was in use" in await refusal(folder)
+    assert log.read_bytes() == before
+    async with opened(tmp_path / "closed"):
+        pass
+    (tmp_path / "closed" / FILE).unlink()
+    assert "is missing or empty" in await refusal(tmp_path / "closed")
+
+
+async def test_the_catalog_is_read_without_a_change_of_the_folder(tmp_path: Path) -> None:
+    folder = await crashed(tmp_path)
+    (folder / "popgate.lock").touch()
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert folder_catalog(folder / FILE) == []
+    damaged = bytearray(before[LOG])
+    damaged[LOG_HEADER_BYTES + 3 * FRAME_BYTES + 100] ^= 1
+    (folder / LOG).write_bytes(damaged)
+    with pytest.raises(OSError, match="is damaged: frame"):
+        folder_catalog(folder / FILE)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {**before, LOG: bytes(damaged)}

@@ -195,6 +195,14 @@ async def test_a_second_process_on_the_folder_is_refused_by_name(tmp_path: Path)
     FolderLock(tmp_path).release()
 
 
+async def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("untouched")
+    (tmp_path / "popgate.lock").symlink_to(other)
+    assert "--data-dir" in await refusal(tmp_path)
+    assert other.read_text() == "untouched"
+
+
 async def test_a_commit_is_on_stable_storage(tmp_path: Path) -> None:
     async with opened(tmp_path) as database:
         assert await database.read(lambda c: c.execute("PRAGMA journal_mode").fetchone()) == ("wal",)

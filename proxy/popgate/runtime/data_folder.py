@@ -18,13 +18,22 @@ SECRET_LENGTH_MIN = 32
 
 
 def make_folder(folder: Path) -> None:
-    """Create the data folder if it is missing. Raises: StartupError."""
+    """Create the data folder if it is missing. Raises: StartupError.
+
+    Root does not use a folder of another user, who could replace its files by links to files of root.
+    """
     try:
         make_stable_folder(folder)
     except OSError as error:
         raise StartupError(
             f"the data folder {folder} can't be created ({error.strerror}); choose one with --data-dir"
         ) from error
+    owner = folder.stat().st_uid
+    if os.geteuid() == 0 != owner:
+        raise StartupError(
+            f"the data folder {folder} belongs to another user (uid {owner}): run popgate as that user, or run: "
+            f"chown -R 0 {folder}"
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StartupError(f"the data folder {folder} is not writable; choose one with --data-dir")
 

@@ -22,9 +22,10 @@ def make_stable_folder(folder: Path, *, mode: int = 0o700) -> None:
 
 
 def write_stably(file: Path, text: str) -> None:
-    """Write ``file`` atomically, readable by its owner only. Raises: OSError."""
+    """Write ``file`` atomically, readable by its owner only. A link in its place is replaced. Raises: OSError."""
     draft = file.with_name(f"{file.name}.new")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as stream:
         stream.write(text)
         stream.flush()

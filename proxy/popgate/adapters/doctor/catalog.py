@@ -3,20 +3,22 @@
 This module never changes the catalog.
 """
 
+import shutil
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.spec_json import SpecReader
-from popgate.adapters.sqlite.folder_lock import FolderLock
+from popgate.adapters.sqlite.folder_lock import unused
+from popgate.adapters.sqlite.log_check import damage_in
+from popgate.adapters.sqlite.opening import LOG_CHECK_BYTES_MAX
 from popgate.doctor.facts import Owner
 from popgate.domain.names import GroupName, Subscription, TopicName
 from popgate.domain.topics import TopicSpec
-
-LOCK_WAIT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +43,22 @@ async def redis_catalog(redis: RedisConnection) -> list[CatalogQueue]:
 def folder_catalog(file: Path) -> list[CatalogQueue]:
     """Return the queues of the catalog in ``file``, the database of a data folder.
 
-    If a killed proxy left a write-ahead log, SQLite itself may copy the log into the database file.
+    SQLite opens a copy only. In the folder, it would delete a log whose damage a proxy refuses, and would carry out,
+    with the rights of root, what another user has written beside the file.
 
     Raises: StartupError if a proxy uses the folder; sqlite3.Error, OSError.
     """
-    lock = FolderLock(file.parent)
-    try:
-        with closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True, timeout=LOCK_WAIT_SECONDS)) as connection:
-            connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
+    with unused(file.parent), TemporaryDirectory() as private:
+        copy = Path(private) / "copy"
+        log = file.with_name(f"{file.name}-wal")
+        if (damage := damage_in(log, bytes_max=LOG_CHECK_BYTES_MAX)) is not None:
+            raise OSError(f"{log} is damaged: {damage}")
+        shutil.copyfile(file, copy)
+        if log.exists():
+            shutil.copyfile(log, copy.with_name(f"{copy.name}-wal"))
+        with closing(sqlite3.connect(copy)) as connection:
             topics = connection.execute("SELECT name, spec FROM topic ORDER BY name").fetchall()
             groups = connection.execute("SELECT topic, name FROM topic_group ORDER BY topic, name").fetchall()
-    finally:
-        lock.release()
     return _queues(topics, groups)
 
 

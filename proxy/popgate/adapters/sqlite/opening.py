@@ -143,7 +143,9 @@ def _check_files(path: Path) -> bool:
     damage = damage_in(log, bytes_max=LOG_CHECK_BYTES_MAX)
     if damage is not None:
         raise StartupError(f"{log} is damaged ({damage}): {_REMEDY}")
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:
+        if check.exists() or (log.exists() and log.stat().st_size):
+            raise StartupError(f"{path} is missing or empty, although it was in use: {_REMEDY}")
         return False
     if not (log.exists() and log.stat().st_size) and path.stat().st_size < _least_size(path):
         raise StartupError(f"{path} is damaged (it has been cut off): {_REMEDY}")
