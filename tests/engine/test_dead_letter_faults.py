@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.recorder import message
 from engine.patience import (
     LEASE_SECONDS,
     away,
@@ -16,10 +17,12 @@ from engine.patience import (
 )
 from popgate.domain.errors import BrokerUnavailable, Conflict
 from popgate.domain.topics import Policy
+from popgate.engine.dead_letters import dead_walk
 from popgate.engine.dead_letters.dead_pages import PageRequest
+from popgate.engine.dead_letters.dead_walk import DeadWalk, Letter
 from popgate.engine.lease import body_retrieval as retrieval
 from popgate.engine.settle.orders import SettleOrder, Verb
-from popgate.ports.broker import PublishStatus
+from popgate.ports.broker import Outgoing, PublishStatus
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
 from support.engines import (
@@ -211,3 +214,29 @@ async def test_a_letter_is_found_while_a_list_that_has_passed_it_is_open(world: 
     assert body_of((await desk.find(listed.letter.copy_id)).message) == "a"
     page = await desk.page(PageRequest(max_messages=3, after=page.next))
     assert [body_of(shown.letter.message) for shown in page.letters] == ["b", "c"]
+
+
+async def test_a_list_that_stopped_at_small_letters_takes_few_of_the_large_ones_behind_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mib = 1024 * 1024
+    monkeypatch.setattr(dead_walk, "SHARE_BYTES", 4 * mib)
+    layout = world.served("t").layout
+    sizes = [1] * 30 + [mib] * 60
+    for size in sizes:
+        await world.broker.publish([Outgoing(message=message(bytes(size)), queue=layout.dead)])
+    walk = DeadWalk(world.context, layout, epoch=1)
+    await walk.open()
+    for _ in range(25):
+        await walk.read(1)
+    await world.settle_down(50)
+    assert walk.held_count < 60, "the credit for small letters was taken back"
+    assert [len(letter.message.body) for letter in await read_all(walk)] == sizes[25:]
+    await walk.close()
+
+
+async def read_all(walk: DeadWalk) -> list[Letter]:
+    letters: list[Letter] = []
+    while some := await walk.read(dead_walk.READ_COUNT):
+        letters += some
+    return letters

@@ -7,7 +7,8 @@ read yet.
 
 The broker delivers messages while the channel has credit. Each delivery uses one credit, and its ack returns this
 credit. A dead letter that is not acked returns no credit. When no credit is left, the walk grants new credit by setting
-the channel's prefetch again.
+the channel's prefetch again. Large dead letters may follow small ones, so the walk takes the credit back when
+``SHARE_BYTES`` have arrived for it. RabbitMQ has then already sent more of them, but at most ``CREDIT_MAX``.
 
 A RabbitMQ queue stores returned messages in a separate list, ahead of the other messages. A message that is returned
 again moves to the end of this list. If a walk has read only a part of the list, it therefore reads the rest of the list
@@ -15,6 +16,7 @@ before it closes. All messages of the list are then returned, and have their old
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -36,7 +38,10 @@ READ_COUNT = 256
 """Number of dead letters that most callers request from ``read`` at a time."""
 SHARE_BYTES = 32 * 1024 * 1024
 """Approximate maximum size, in bytes, of the dead letters that have arrived but were not read yet."""
-CREDIT_MAX = 16_384
+CREDIT_MAX = 64
+"""Maximum number of dead letters that the broker may deliver ahead of the caller."""
+RESTORE_CREDIT_MAX = 16_384
+"""Maximum credit to read the rest of the returned messages before a walk closes. No body of them stays in memory."""
 SLOW_CREDIT = 16
 REMEMBERED_MAX = 4_096
 """Maximum number of dead letters that a walk remembers, to recognize a second copy of one of them."""
@@ -89,6 +94,8 @@ class DeadWalk:
         self._credit_max = CREDIT_MAX
         self._credit = 0
         self._credit_from_tag = 0
+        self._credit_bytes = 0
+        """The bytes that have arrived since credit was granted."""
         self._last_tag = 0
         self._arrived: deque[Delivery] = deque()
         self._unread: list[Letter] = []
@@ -195,9 +202,14 @@ class DeadWalk:
         self._unsettled += len(deliveries)
         for delivery in deliveries:
             self._last_tag = max(self._last_tag, delivery.tag)
-            self._window.observe(cost_of(delivery.message))
+            size = cost_of(delivery.message)
+            self._credit_bytes += size
+            self._window.observe(size)
         self._arrived += deliveries
         self._is_in_line = deliveries[-1].earlier_deliveries > 0
+        if self._credit_bytes > SHARE_BYTES and self._credit > 0 and self._channel is not None:
+            self._credit, self._credit_from_tag = 0, self._last_tag
+            self._context.background.spawn(self._pause(self._channel), name=f"pause {self._queue}")
         self._tell()
 
     def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
@@ -224,7 +236,7 @@ class DeadWalk:
     async def _restore_order(self) -> None:
         """Read the rest of the list of returned messages. The end of the channel then returns all of them in order."""
         self._arrived.clear()
-        self._credit_max = CREDIT_MAX
+        self._credit_max = RESTORE_CREDIT_MAX
         try:
             async with asyncio.timeout(ROUND_SECONDS_MAX):
                 while self._is_in_line and await self._more():
@@ -265,8 +277,13 @@ class DeadWalk:
         """Grant the broker new credit. It is chosen so that dead letters of the usual size fit into ``SHARE_BYTES``."""
         grown = self._window.grown(SHARE_BYTES) if self._last_tag else self._window.restart(SHARE_BYTES)
         self._credit = min(grown, self._credit_max)
-        self._credit_from_tag = self._last_tag
+        self._credit_from_tag, self._credit_bytes = self._last_tag, 0
         await channel.resize(self._credit)
+
+    async def _pause(self, channel: Channel) -> None:
+        """Take the credit back. ``read`` grants new credit when it has read what has arrived."""
+        with contextlib.suppress(PopgateError):  # the channel is lost, and the walk is notified
+            await channel.resize(0)
 
     def _tell(self) -> None:
         news, self._news = self._news, None
