@@ -119,13 +119,14 @@ class Flow:
     def throttle(self) -> bool:
         """Pause the channel, because the memory share is exceeded. The channel will resume with a lower prefetch.
 
-        Return True if the channel was already paused. Then only requeues to the broker free memory.
+        Return True if only requeues to the broker free memory: the channel was already paused, or it is being paused
+        and too much is still on the way. The answer of RabbitMQ to the pause comes behind everything that it has sent.
         """
         if self._prefetch:
             self._window.shrunk(self._share_bytes)
             self.pause()
             return False
-        return not self.is_resizing
+        return not self.is_resizing or self.excess_bytes > self._share_bytes // 2
 
     def pause(self) -> None:
         self._has_freed = False
