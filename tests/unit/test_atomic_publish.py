@@ -6,6 +6,7 @@ import pytest
 
 from contract.recorder import TOPIC, message
 from popgate.adapters.sqlite.dedup import SqliteDedupStore
+from popgate.adapters.sqlite.publishing import STEP_BYTES_MAX
 from popgate.domain.errors import BrokerUnavailable
 from popgate.domain.message import Message
 from popgate.domain.names import TopicName
@@ -69,3 +70,10 @@ async def test_nothing_is_stored_on_a_disk_that_fails(store: Store) -> None:
     await store.fail(failing=False)
     assert await reservations(store, [entry(one)]) == {}
     assert await store.ready() == 0
+
+
+async def test_nothing_is_stored_in_one_step_that_is_too_large_for_it(store: Store) -> None:
+    """The caller then reserves the ids, publishes the messages and confirms the ids, as with RabbitMQ."""
+    messages = [message(bytes(STEP_BYTES_MAX)), message(b"b")]
+    assert not await store.broker.publish_new(TOPIC, outgoing(messages), [entry(one) for one in messages])
+    assert await store.stored() == 0

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.recorder import Recorder, declare, layout, message, numbered, publish
+from contract.recorder import TOPIC, Recorder, declare, layout, message, numbered, publish
 from popgate.adapters.sqlite import channel as sqlite_channel
+from popgate.adapters.sqlite import publishing
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.channel import SqliteChannel
 from popgate.adapters.sqlite.messages import FETCH_BYTES_MAX, FETCH_COUNT_MAX, Fetched
@@ -20,10 +21,13 @@ from popgate.domain.errors import BrokerUnavailable, Conflict, QueueGone
 from popgate.domain.names import BrokerQueue, Layout
 from popgate.ports.broker import Channel, Delivery, Outgoing, PublishStatus
 from popgate.runtime.clocks import ManualClock
+from support.engines import eventually
 from unit.sqlite_store import WAIT_SECONDS, opened
 from unit.stored_broker import BILLING, QUEUE, Store, started, store
 
 __all__ = ["store"]
+
+KIB = 1024
 
 
 class BatchRecorder(Recorder):
@@ -53,6 +57,40 @@ async def test_a_copy_that_is_published_to_a_queue_again_is_stored_once(store: S
     await store.broker.consume(BILLING.dead, BILLING, 10, listener)
     await listener.until_count(2)
     assert listener.bodies == [b"one", b"other"]
+
+
+async def test_a_publish_that_many_groups_multiply_lets_other_jobs_run_in_between(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "STEP_BYTES_MAX", KIB)
+    layouts = [layout(f"group-{number}") for number in range(8)]
+    await declare(store.broker, *layouts)
+    before = store.database.commit_count
+    bodies = [bytes([number]) * (KIB // 2) for number in range(9)]
+    large = asyncio.create_task(publish(store.broker, bodies))
+    await eventually(lambda: store.database.commit_count > before)
+    (outcome,) = await store.broker.publish([Outgoing(message=message(b"small"), queue=BILLING.dead)])
+    assert outcome.status is PublishStatus.PUBLISHED
+    assert not large.done(), "the small one did not wait for all copies of the large ones"
+    await large
+    for one in layouts:
+        listener = Recorder()
+        await store.broker.consume(one.queues[0], one, 10, listener)
+        await listener.until_count(len(bodies))
+        assert listener.bodies == bodies
+
+
+async def test_a_large_publish_that_fails_in_the_middle_is_not_confirmed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "STEP_BYTES_MAX", KIB)
+    await declare(store.broker, layout("another"))
+    before = store.database.commit_count
+    large = [Outgoing(message=message(bytes(KIB)), topic=TOPIC) for _ in range(40)]
+    under_way = asyncio.create_task(store.broker.publish(large))
+    await eventually(lambda: store.database.commit_count > before)
+    await store.fail(failing=True)
+    assert [outcome.status for outcome in await under_way] == [PublishStatus.FAILED] * len(large)
 
 
 async def test_a_hungry_channel_has_the_message_when_the_publish_returns(store: Store) -> None:

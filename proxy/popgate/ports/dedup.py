@@ -90,7 +90,8 @@ class AtomicPublisher(Protocol):
     async def publish_new(self, topic: TopicName, messages: Sequence[Outgoing], entries: Sequence[DedupEntry]) -> bool:
         """Store ``messages``, and the ids of ``entries`` as confirmed, in one atomic step.
 
-        Return False, and change nothing, if one of the ids is already in use or one of the messages can't be stored.
+        Return False, and change nothing, if one of the ids is already in use, one of the messages can't be stored, or
+        the messages are too large for one step.
         Raises: BrokerUnavailable; in this case nothing was changed, either.
         """
         ...

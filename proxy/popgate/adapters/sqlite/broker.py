@@ -6,9 +6,9 @@ This module owns the list of queues and their consumers. ``publishing`` routes m
 ``broker_queues`` and ``messages`` own the rows, and ``delays`` owns delayed messages. The rows of queues are also
 cached in memory, because no other process uses the file.
 
-One job stores a published batch. After the commit of the job, the channels of the queues are notified. A deleted queue
-disappears at once. A background task, the sweeper, then deletes the messages of the queue in small steps. After a
-restart, the sweeper continues.
+One job stores a published batch, or several jobs if it is large. After the commit of a job, the channels of its queues
+are notified. A deleted queue disappears at once. A background task, the sweeper, then deletes the messages of the queue
+in small steps. After a restart, the sweeper continues.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from popgate.adapters.sqlite.delayed import DelayedRow, Place, insert_delayed
 from popgate.adapters.sqlite.delays import DelayedPublishes
 from popgate.adapters.sqlite.failures import StorageUnavailable
 from popgate.adapters.sqlite.group_commit import Job
-from popgate.adapters.sqlite.publishing import Bindings, Part, route, store
+from popgate.adapters.sqlite.publishing import Bindings, Part, route, steps, store
 from popgate.domain.errors import BrokerUnavailable, Conflict, QueueGone, StartupError
 from popgate.domain.names import BrokerQueue, Layout, TopicName
 from popgate.ports.broker import (
@@ -167,13 +167,21 @@ class SqliteBroker:
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
         outcomes, parts, delayed = self._routed(messages)
-        if parts or delayed:
-            await self._store(parts, delayed)
+        if not parts and not delayed:
+            return outcomes
+        first, *others = steps(parts)
+        await self._store(first, delayed)
+        try:
+            for step in others:
+                await self._store([part for part in step if self._queues.get(part.queue.name) is part.queue], ())
+        except BrokerUnavailable as error:  # some copies are stored
+            failed = PublishOutcome(status=PublishStatus.FAILED, detail=error.detail)
+            return [failed if outcome is _PUBLISHED else outcome for outcome in outcomes]
         return outcomes
 
     async def publish_new(self, topic: TopicName, messages: Sequence[Outgoing], entries: Sequence[DedupEntry]) -> bool:
         outcomes, parts, delayed = self._routed(messages)
-        if any(outcome is not _PUBLISHED for outcome in outcomes):
+        if any(outcome is not _PUBLISHED for outcome in outcomes) or len(steps(parts)) > 1:
             return False
         now = self._database.now()
         return await self._store(parts, delayed, lambda connection: insert_confirmed(connection, topic, entries, now))

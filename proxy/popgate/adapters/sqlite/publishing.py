@@ -1,4 +1,7 @@
-"""Routes published messages to queues. One job then stores all messages of a publish.
+"""Routes published messages to queues. One job then stores all messages of a publish, unless they are large.
+
+Each group of a topic has a copy of each message, so that a publish can be much larger than its request. Large publishes
+are stored in several jobs (``steps``), so that other jobs can run in between.
 
 A message that is published to a topic is stored in one queue of each group of the topic, or as a delayed message. Its
 copy id is new, so it is stored without a check for duplicates. Messages that are published to a queue by its name, or
@@ -24,6 +27,10 @@ from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, TopicName
 from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
 
+STEP_BYTES_MAX = 8 * 1024 * 1024
+"""Number of body bytes that one job stores, so that it does not occupy the thread for long. A single message can exceed
+it."""
+
 Bindings = dict[TopicName, dict[int, list[StoredQueue]]]
 
 
@@ -38,6 +45,9 @@ class Part(NamedTuple):
     messages: list[Message]
     fields: list[Fields]
     once: bool
+
+    def between(self, first: int, end: int) -> "Part":
+        return self._replace(messages=self.messages[first:end], fields=self.fields[first:end])
 
     def rows(self, first: int) -> list[MessageRow]:
         """Return the messages as rows with consecutive positions that start at ``first``."""
@@ -91,6 +101,23 @@ def route(
             part.messages.append(message)
             part.fields.append(fields)
     return [*as_new.values(), *with_look.values()], delayed
+
+
+def steps(parts: Sequence[Part]) -> list[list[Part]]:
+    """Divide ``parts`` into at least one step, each for one job."""
+    divided: list[list[Part]] = [[]]
+    size = 0
+    for part in parts:
+        first = 0
+        for place, message in enumerate(part.messages):
+            size += len(message.body)
+            if size > STEP_BYTES_MAX and (place > first or divided[-1]):
+                if place > first:
+                    divided[-1].append(part.between(first, place))
+                divided.append([])
+                first, size = place, len(message.body)
+        divided[-1].append(part.between(first, len(part.messages)) if first else part)
+    return divided
 
 
 def store(connection: sqlite3.Connection, parts: Sequence[Part], rows: Sequence[list[MessageRow]]) -> list[int]:
