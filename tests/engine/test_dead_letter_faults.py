@@ -235,6 +235,16 @@ async def test_a_list_that_stopped_at_small_letters_takes_few_of_the_large_ones_
     await walk.close()
 
 
+async def test_a_letter_that_another_program_has_packed_is_not_unpacked(folder: Path) -> None:
+    """To read megabytes of forged headers would hold up all clients."""
+    async with open_world(folder / "data", clock=ManualClock(), anonymous=True) as world:
+        await world.create("t")
+        forged = message(b'{"a":1}body', headers={"x-popgate-dead-headers-bytes": 7})
+        await world.broker.publish([Outgoing(message=forged, queue=world.served("t").layout.dead)])
+        (shown,) = (await world.served("t").dead_letters.page(PageRequest(max_messages=1))).letters
+        assert shown.letter.message.body == forged.body
+
+
 async def read_all(walk: DeadWalk) -> list[Letter]:
     letters: list[Letter] = []
     while some := await walk.read(dead_walk.READ_COUNT):

@@ -305,15 +305,16 @@ class DeadWalk:
                 over.append(delivery.tag)
                 continue
             self._passed[copy_id] = None
-            letters.append(Letter(delivery.tag, copy_id, self._unpacked(delivery.message), record))
+            letters.append(Letter(delivery.tag, copy_id, self._unpacked(delivery), record))
         while len(self._passed) > REMEMBERED_MAX:
             del self._passed[next(iter(self._passed))]
         self._ack(over)
         return letters
 
-    def _unpacked(self, message: Message) -> Message:
+    def _unpacked(self, delivery: Delivery) -> Message:
+        message = delivery.message
         try:
-            return unpacked(message)
+            return unpacked(message) if delivery.identified else message  # popgate itself packs only identified copies
         except Exception as error:
             self._context.faults.message_failed(self._queue, message.copy_id, error)
             return message
