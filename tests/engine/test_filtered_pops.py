@@ -17,6 +17,7 @@ from popgate.domain.filter_index import FilterIndex
 from popgate.domain.filters import FilterValue, HeaderFilter, header_filter
 from popgate.domain.topics import Policy
 from popgate.engine.lease.pop_request import Leased, PopRequest, Waiter
+from popgate.engine.lease.selection import COMPARED_AT_ONCE_MAX
 from popgate.engine.settle.orders import Verb
 from popgate.engine.subscription.parked_pops import ASKED_AT_ONCE_MAX, ENDED_AT_ONCE_MAX, ParkedPops
 from popgate.ports.journal import EventKind
@@ -187,6 +188,29 @@ async def test_filters_that_overlap_are_asked_a_few_at_a_time(world: World, aske
     await world.publish("t", "for those that have left", headers=headers)
     await world.settle_down()
     assert asked == [], "the filters of pops that have left are forgotten"
+    await world.let_pass(30.0)
+    assert await other == []
+
+
+async def test_new_filters_are_compared_with_few_of_many_ready_messages_at_a_time(
+    world: World, asked: list[HeaderFilter]
+) -> None:
+    await world.create("t")
+    count = 3 * COMPARED_AT_ONCE_MAX
+    other = asyncio.ensure_future(world.pop("t", wait=30.0, only={"kind": ["none"]}))
+    for _ in range(count // 100):
+        await world.publish("t", *["m"] * 100, headers={"kind": "blue"})
+    await world.publish("t", *["last"] * 10, headers={"kind": "red"})
+    await eventually(lambda: world.served("t").serving.ready.count(count + 10) == count + 10)
+    asked.clear()
+    waiting = [asyncio.ensure_future(world.pop("t", wait=30.0, only={"kind": ["red"]})) for _ in range(10)]
+    while not all(pop.done() for pop in waiting):
+        before = len(asked)
+        await asyncio.sleep(0)
+        assert len(asked) - before < 2 * COMPARED_AT_ONCE_MAX
+    assert [bodies(await pop) for pop in waiting] == [["last"]] * 10
+    assert len(asked) < 2 * count, "pops with equal filters share the comparisons"
+    assert bodies(await world.pop("t", only={"kind": ["blue"]})) == ["m"], "without a wait, it is found, too"
     await world.let_pass(30.0)
     assert await other == []
 

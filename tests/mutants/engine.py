@@ -215,7 +215,7 @@ ENGINE = (
     ),
     Slip(
         "engine/subscription/parked_pops.py",
-        "        self._newcomers.clear()\n",
+        "            self._new[wanted] = None\n",
         "",
         ("engine/test_filtered_pops.py",),
     ),

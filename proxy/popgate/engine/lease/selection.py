@@ -21,6 +21,8 @@ from popgate.ports.leases import GroupPart
 KEYS_MAX = 1_000
 """Maximum number of ordering keys without further messages that a lease group remembers."""
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
+COMPARED_AT_ONCE_MAX = 1_000
+"""Maximum number of ready messages that are compared with the filters of new pops in one turn of the event loop."""
 
 
 class Basket:
@@ -55,6 +57,10 @@ class Basket:
 
 class Ready(Protocol):
     """The ready messages of a subscription, from which a selection takes messages."""
+
+    def are_many(self) -> bool:
+        """Whether there are more than ``COMPARED_AT_ONCE_MAX`` messages, or messages that were ready before."""
+        ...
 
     def has_any(self) -> bool:
         """Whether a pop without a filter would get a message."""
@@ -125,7 +131,7 @@ ANY = Selection()
 
 
 class FilteredSelection(Selection):
-    """Selects the messages whose headers pass a filter."""
+    """Selects the messages whose headers pass a filter, if there are few messages to compare."""
 
     is_choosy = True
 
@@ -137,13 +143,14 @@ class FilteredSelection(Selection):
         return self._filter
 
     def has(self, ready: Ready) -> bool:
-        return any(
+        return not ready.are_many() and any(
             ready.can_be_taken(buffered) and buffered.message is not None and self._filter(buffered.message.headers)
             for buffered in ready.offered()
         )
 
     def take(self, ready: Ready, basket: Basket) -> None:
-        ready.take_of(ready.offered(), basket, self._filter)
+        if not ready.are_many():
+            ready.take_of(ready.offered(), basket, self._filter)
 
 
 class AdminSelection(Selection):

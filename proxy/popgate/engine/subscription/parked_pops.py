@@ -8,12 +8,13 @@ line, because its other pops would get no message either. Each serving tries the
 the line of a filter only if a fresh message passes the filter (``FilterIndex``). Fresh messages are ready messages that
 were not compared with the filters yet. The lines are merged, so that a pop that was parked earlier is tried earlier.
 
-Two kinds of pops are tried individually. Special pops (of an administrator, for a lease group, or of a pull client) are
-tried in each serving, because they may get a message when other pops get none. New pops with filters are tried once
-with all ready messages.
+Special pops (of an administrator, for a lease group, or of a pull client) are tried individually in each serving,
+because they may get a message when other pops get none. A new filter is compared once with all ready messages, in order
+(a search), and from then on only with fresh messages.
 
-Clients can send so many different filters that a message must be compared with thousands of them. So a serving makes at
-most ``ASKED_AT_ONCE_MAX`` comparisons, and the caller decides when to make further ones (``next_asked``).
+Clients can send so many different filters that a message must be compared with thousands of them, or a filter with a
+hundred thousand messages. So a serving makes at most ``ASKED_AT_ONCE_MAX`` and ``COMPARED_AT_ONCE_MAX`` comparisons,
+and the caller decides when to make further ones (``next_asked``).
 
 If the wait time of many pops is over at once, this module ends only some of them in each turn of the event loop. Each
 pop has to be answered, and 10,000 answers in one turn would delay all other clients.
@@ -31,6 +32,7 @@ from popgate.domain.filter_index import Facts, FilterIndex
 from popgate.domain.filters import HeaderFilter
 from popgate.domain.message import HeaderValue
 from popgate.engine.lease.pop_request import Waiter
+from popgate.engine.lease.selection import COMPARED_AT_ONCE_MAX, Ready
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 
 ENDED_AT_ONCE_MAX = 100
@@ -67,14 +69,6 @@ class Turn:
         """The messages that the pop may get; None: all ready messages."""
         return None if self._fresh is None else chain.from_iterable(self._fresh)
 
-    @property
-    def place(self) -> tuple[int, bool]:
-        """The sort key of the turns.
-
-        If a new pop with a filter has two turns, the turn with all ready messages is before its turn in its line.
-        """
-        return self.waiter.position, self._fresh is not None
-
     def following(self) -> "Turn | None":
         """Return the turn of the next pop in the line, or None. Call this after this turn's pop has left the line."""
         return _first_turn(self.line, self._fresh) if self.line else None
@@ -84,7 +78,7 @@ class Turns:
     """The turns of one serving, in order. When no ``fresh`` message is left, turns that need one are dropped."""
 
     def __init__(self, turns: Iterable[Turn], fresh: list[BufferedMessage]) -> None:
-        self._turns = [(turn.place, turn) for turn in turns]
+        self._turns = [(turn.waiter.position, turn) for turn in turns]
         self._fresh = fresh
         heapify(self._turns)
 
@@ -96,7 +90,7 @@ class Turns:
         """Add the turn of the next pop in the line of ``turn``, because the pop of ``turn`` has left the line."""
         following = turn.following()
         if following is not None:
-            heappush(self._turns, (following.place, following))
+            heappush(self._turns, (following.waiter.position, following))
         if self._fresh and turn.fresh is not None:
             while self._fresh and self._fresh[-1].state is not MessageState.READY:
                 self._fresh.pop()
@@ -118,8 +112,10 @@ class ParkedPops:
         self._unasked: deque[_Unasked] = deque()
         self._candidates: Iterator[HeaderFilter] | None = None
         """The filters that the first entry of ``_unasked`` was not compared with yet."""
-        self._newcomers: dict[Waiter, None] = {}
-        """Pops with filters that no serving has tried with all ready messages yet."""
+        self._new: dict[HeaderFilter, None] = {}
+        """Filters whose search has not begun yet."""
+        self._search: tuple[HeaderFilter, Iterator[BufferedMessage]] | None = None
+        """The search in progress: a filter, and the messages that it was not compared with yet."""
         self._short: dict[Waiter, None] = {}
         self._ending: deque[Waiter] = deque()
         """Pops whose wait time is over, but that have not ended yet."""
@@ -155,7 +151,7 @@ class ParkedPops:
         """Remove ``waiter``. Idempotent."""
         if waiter not in self._all:
             return
-        for waiters in (self._all, self._short, self._special, self._newcomers, self._plain):
+        for waiters in (self._all, self._short, self._special, self._plain):
             waiters.pop(waiter, None)
         wanted = waiter.request.selection.filter
         line = None if wanted is None else self._filtered.get(wanted)
@@ -163,6 +159,7 @@ class ParkedPops:
             line.pop(waiter, None)
             if not line:
                 del self._filtered[wanted]
+                self._new.pop(wanted, None)
                 self._index.remove(wanted)
 
     def has_admin(self) -> bool:
@@ -190,16 +187,35 @@ class ParkedPops:
                 alike.append(buffered)
 
     def has_unasked(self) -> bool:
-        """Whether stored fresh messages still have to be compared with filters."""
-        return bool(self._unasked)
+        """Whether messages still have to be compared with filters."""
+        return bool(self._unasked or self._new or self._search)
 
     def forget_unasked(self) -> None:
-        """Drop the stored fresh messages without comparing them with filters."""
+        """Drop the stored fresh messages without comparing them with filters, and end all searches."""
         self._unasked.clear()
-        self._candidates = None
+        self._candidates = self._search = None
+        self._new.clear()
 
-    def next_asked(self) -> FreshFor:
-        """Compare up to ``ASKED_AT_ONCE_MAX`` filters with the stored messages. Return the filters that these pass."""
+    def next_asked(self, ready: Ready) -> FreshFor:
+        """Compare filters with a limited number of messages. Return the filters that these pass, and the messages."""
+        found = self._next_asked()
+        left = COMPARED_AT_ONCE_MAX
+        while left > 0 and (self._search or self._new):
+            if self._search is None:
+                wanted = next(iter(self._new))
+                del self._new[wanted]
+                self._search = wanted, iter(sorted(ready.offered(), key=_rank))
+            wanted, messages = self._search
+            some = list(islice(messages, left))
+            if len(some) < left:
+                self._search = None
+            left -= len(some) + 1
+            passing = [one for one in some if ready.can_be_taken(one) and one.message and wanted(one.message.headers)]
+            if passing and wanted in self._filtered:
+                found.setdefault(wanted, []).append(passing)
+        return found
+
+    def _next_asked(self) -> dict[HeaderFilter, list[list[BufferedMessage]]]:
         found: dict[HeaderFilter, list[list[BufferedMessage]]] = {}
         left = ASKED_AT_ONCE_MAX
         while self._unasked and left:
@@ -226,11 +242,9 @@ class ParkedPops:
         """Return the turns of the next serving. ``fresh`` is None if pops with filters can get no message now."""
         turns = [Turn(waiter, None, None) for waiter in self._special]
         if fresh is not None:
-            turns += [Turn(waiter, None, None) for waiter in self._newcomers]
             turns += [_first_turn(self._filtered[wanted], messages) for wanted, messages in fresh.items()]
         if self._plain:
             turns.append(_first_turn(self._plain, None))
-        self._newcomers.clear()
         lists = {id(alike): alike for many in (fresh or {}).values() for alike in many}
         return Turns(turns, [*chain.from_iterable(lists.values())])
 
@@ -252,12 +266,16 @@ class ParkedPops:
         wanted = selection.filter
         if wanted is None:
             return None
-        self._newcomers[waiter] = None
         line = self._filtered.get(wanted)
         if line is None:
             line = self._filtered[wanted] = OrderedDict()
+            self._new[wanted] = None
             self._index.add(wanted)
         return line
+
+
+def _rank(buffered: BufferedMessage) -> int:
+    return buffered.rank
 
 
 def _first_turn(line: Line, fresh: list[list[BufferedMessage]] | None) -> Turn:

@@ -193,9 +193,9 @@ class Pops:
     async def _may_get(self, request: PopRequest) -> bool:
         """Whether a pop without a wait time may soon get a message, and should wait for it briefly.
 
-        This is so if a suitable message is ready on this proxy, if a queue has messages at the broker, or if expired
-        messages are being discarded. Opens the queues if necessary. Raises: the error that explains why no queue can be
-        opened.
+        This is so if a suitable message is ready on this proxy, or may be among many ready messages, if a queue has
+        messages at the broker, or if expired messages are being discarded. Opens the queues if necessary. Raises: the
+        error that explains why no queue can be opened.
         """
         if self._serving.discarder.is_busy():
             return True
@@ -205,7 +205,8 @@ class Pops:
             return False
         self._opener.open()
         await self._opener.attempted(SHORT_POLL_SECONDS_MAX)
-        if request.selection.has(self._serving.ready):
+        is_search_needed = request.selection.filter is not None and self._serving.ready.are_many()
+        if is_search_needed or request.selection.has(self._serving.ready):
             return True
         hosts = request.selection.hosts(self._group.hosts)
         channels = [host.channel for host in hosts if host.channel is not None]

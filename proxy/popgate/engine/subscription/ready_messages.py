@@ -3,8 +3,8 @@
 Theory of operation. Only the head of each ordering key (``ordering_keys``) is in the heap. The messages behind it may
 be handed out to the same pop, in the order of their chain. Entries stay in the heap when their messages are no longer
 ready. Such an entry is stale until its message is ready again. Stale entries are removed when they reach the top of the
-heap, or when they are the majority. A new pop with a filter is compared with every entry. When it is parked, it is only
-compared with messages that are offered later (``parked_pops``).
+heap, or when they are the majority. A new pop with a filter is compared with every entry, but only if these are few. If
+not, it is parked, and compared with some of them at a time (``parked_pops``).
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 
 from popgate.domain.filters import HeaderFilter
 from popgate.engine.lease.discarding import Discarder
-from popgate.engine.lease.selection import Basket, Ready
+from popgate.engine.lease.selection import COMPARED_AT_ONCE_MAX, Basket, Ready
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 
 _Entry = tuple[int, BufferedMessage]
@@ -39,6 +39,9 @@ class ReadyMessages:
             if len(self._heap) > self._looked_through_at:  # pulls remove nothing from the heap
                 self._looked_through_at = max(HEAP_MIN, 2 * len(self.offered()))
         return buffered.is_head
+
+    def are_many(self) -> bool:
+        return len(self._heap) > COMPARED_AT_ONCE_MAX
 
     def has_any(self) -> bool:
         return self._next() is not None

@@ -38,8 +38,8 @@ from popgate.ports.journal import EventKind
 from popgate.runtime.deadlines import NEVER
 
 ASKING_PAUSE = 9
-"""Length of the pause after comparing filters with fresh messages, as a multiple of the time that the comparison took.
-It limits comparisons to a tenth of the process's time, even if each message is compared with thousands of filters."""
+"""Length of the pause after comparing filters with messages, as a multiple of the time that the comparison took. It
+limits comparisons to a tenth of the process's time, even if each message is compared with thousands of filters."""
 
 _ONE = PopRequest()
 _MANY = PopRequest(max_messages=BATCH_COUNT_MAX)
@@ -76,7 +76,7 @@ class Serving:
         """Other proxies whose pops wait for messages of this proxy, with the ends of their waits (monotonic)."""
         self._is_due = False
         self._asks_later = False
-        """Whether the comparison of filters with fresh messages continues after a pause."""
+        """Whether the comparison of filters with messages continues after a pause."""
         self._has_news = False
         self.changes = 0
         """A count that grows when messages arrive, or no longer block other messages."""
@@ -280,9 +280,9 @@ class Serving:
         return {} if self._asks_later else self._ask_some()
 
     def _ask_some(self) -> FreshFor:
-        """Compare a limited number of filters with the fresh messages. Compare the remaining filters after a pause."""
+        """Compare filters with a limited number of messages. Make the remaining comparisons after a pause."""
         began = self._context.clock.monotonic()
-        found = self.parked.next_asked()
+        found = self.parked.next_asked(self.ready)
         if self.parked.has_unasked():
             self._asks_later = True
             pause_seconds = ASKING_PAUSE * (self._context.clock.monotonic() - began)
