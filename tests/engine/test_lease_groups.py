@@ -263,6 +263,19 @@ async def test_a_group_takes_as_much_as_memory_can_keep_and_the_next_one_goes_on
         assert sorted(text[:3] for text in found) == [f"{number:03}" for number in range(60)]
 
 
+async def test_the_memory_that_one_topic_takes_does_not_reduce_the_groups_of_another(tmp_path: Path) -> None:
+    async with open_world(tmp_path, buffer_bytes_max=8 * 1024 * 1024, queues=1) as world:
+        for topic, count, size in (("large", 60, 100_000), (TOPIC, 100, 10)):
+            await world.publish(topic, *(f"{number:03}" + "x" * size for number in range(count)))
+        taken = await world.engine.lease_groups.put(
+            "large", "default", STREAM, 1, max_messages=100, slices=1, invisibility_seconds=INVISIBILITY
+        )
+        assert 0 < taken.message_count < 60
+        await world.pop(TOPIC)  # the size of its messages is known now
+        assert (await put(world)).message_count == 99
+        assert len(await read(world)) == 99
+
+
 async def test_other_pollers_have_their_turn_while_a_group_is_formed(tmp_path: Path) -> None:
     async with open_world(tmp_path) as world:
         await world.create(TOPIC)

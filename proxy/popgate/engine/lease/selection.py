@@ -177,6 +177,8 @@ class GroupSelection(Selection):
         self._lease_id = lease_id
         self._tails: dict[tuple[int, str], BufferedMessage] = {}
         """For each ordering key, the last member that an earlier pop for the group has taken."""
+        self.taken_count = 0
+        """Number of messages that earlier pops for the group have taken."""
 
     @property
     def lease_id(self) -> LeaseId:
@@ -191,6 +193,7 @@ class GroupSelection(Selection):
 
     def take(self, ready: Ready, basket: Basket) -> None:
         ready.take_oldest(basket, self._followers())
+        self.taken_count += len(basket.taken)
         for buffered in basket.taken:
             if buffered.key is not None:
                 self._tails[buffered.queue_index, buffered.key] = buffered

@@ -229,25 +229,28 @@ class LeaseGroups:
     async def lease_here(self, served: ServedSubscription, group: GroupSelection, count: int, seconds: float) -> int:
         """Lease ready messages of the queues that this proxy owns, while there is memory for their bodies.
 
-        Without the memory, a read would have to fetch the bodies again, message by message. Return the number of leased
-        messages. Raises: TooManyInFlight.
+        Without the memory, a read would have to fetch the bodies again. But other subscriptions may have taken all of
+        it for hours. So each group may have messages for half of a queue's share of the memory. Return the number of
+        leased messages. Raises: TooManyInFlight.
         """
         owned, buffer = [host for host in served.hosts if host.is_owned], self._context.buffer
         if not owned or buffer.full_for == group.lease_id:
             return 0
-        count = min(count, max(1, self._keepable_count(owned)))
+        count = min(count, max(1, self._fitting_count(owned, group)))
         request = PopRequest(
             max_messages=count, invisibility_seconds=seconds, client=ClientId(group.part.key.stream), selection=group
         )
         leased = len(await served.pops.pop(request, Presence()))
-        if not self._keepable_count(owned):
+        if not self._fitting_count(owned, group):
             buffer.full_for = group.lease_id
         return leased
 
-    def _keepable_count(self, hosts: Sequence[QueueHost]) -> int:
-        """Return for how many more messages of the queues of ``hosts`` there is memory to keep the bodies."""
+    def _fitting_count(self, hosts: Sequence[QueueHost], group: GroupSelection) -> int:
+        """Return how many more messages of the queues of ``hosts`` a group may have."""
         costs = [cost for host in hosts if (cost := host.state.flow.mean_bytes) is not None]
-        return int(self._context.buffer.keepable_bytes / max(costs, default=MESSAGE_BYTES_MAX))
+        cost, buffer = max(costs, default=MESSAGE_BYTES_MAX), self._context.buffer
+        share = int(buffer.share_bytes() / 2 / cost)
+        return max(int(buffer.keepable_bytes / cost), share - group.taken_count, 0)
 
     async def read(self, topic: str, group: str, stream: StreamName, epoch: int, number: int) -> Slice:
         """Return slice ``number`` of a lease group. See ``SliceReader.read``."""
