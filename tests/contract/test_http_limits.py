@@ -367,7 +367,11 @@ REFUSED_EARLY = head_of(path=PUBLISH, length=65 * MIB)
 def test_a_body_that_goes_on_after_the_answer_ends_the_connection(proxy: ProxyProcess, part_bytes: int) -> None:
     """It arrives fast enough for a body that is wanted."""
     with connected(proxy) as connection:
-        connection.sendall(REFUSED_EARLY)
+        if part_bytes == 20_000:  # so small that the answer does not end the connection
+            zeros = b"content-length: 000000000000000000000"
+            connection.sendall(head_of(path=PUBLISH, length=1_000_000).replace(b"content-length: ", zeros))
+        else:
+            connection.sendall(REFUSED_EARLY)
         assert read_answer(connection)[0] == 413
         began = time.monotonic()
         connection.settimeout(0.1)
@@ -386,6 +390,31 @@ def test_a_body_that_goes_on_after_the_answer_ends_the_connection(proxy: ProxyPr
                 connection.sendall(b"x" * part_bytes)
                 time.sleep(0.05)
             pytest.fail("the connection stays")
+
+
+CHUNKED_EARLY = CHUNKED.replace(b"host:", b"content-encoding: gzip\r\nhost:")
+"""A request that is answered with 415 before its body arrives."""
+
+
+@pytest.mark.parametrize("request_head", [REFUSED_EARLY, CHUNKED_EARLY], ids=["large", "of unknown length"])
+def test_an_early_answer_says_that_its_connection_ends(proxy: ProxyProcess, request_head: bytes) -> None:
+    """Otherwise a proxy in front would send the request of another client on this connection."""
+    with connected(proxy) as connection:
+        connection.sendall(request_head)
+        status, headers, _ = read_answer(connection)
+        assert (status in (413, 415), headers["connection"]) == (True, "close")
+        assert connection.recv(1) == b""
+
+
+def test_a_malformed_request_changes_nothing(proxy: ProxyProcess) -> None:
+    topic = "/v1/admin/topics/kept"
+    assert proxy.client.put(topic, json={"queues": 1}).is_success
+    for rest in (b"transfer-encoding: chunked\r\n\r\nZZ\r\n", b"transfer-encoding: xchunked\r\n\r\n"):
+        with connected(proxy) as connection:
+            connection.sendall(f"DELETE {topic} HTTP/1.1\r\nhost: localhost\r\n".encode() + rest)
+            assert refused(connection) == (400, "invalid_request")
+        assert proxy.client.get(topic).is_success
+    assert proxy.client.delete(topic).is_success
 
 
 def test_a_small_body_that_arrives_after_the_answer_keeps_the_connection(proxy: ProxyProcess) -> None:

@@ -48,6 +48,7 @@ def announced_bytes(headers: Iterable[tuple[bytes, bytes]], limit: int) -> int:
     """Return the size of a request's body, as its head announces it. A body of unknown length counts as ``limit``."""
     given = dict(headers)
     announced = given.get(b"content-length", b"0" if b"transfer-encoding" not in given else b"")
+    announced = announced.lstrip(b"0") or announced[:1]
     return int(announced) if announced.isdigit() and len(announced) <= _DIGITS_MAX else limit
 
 

@@ -51,7 +51,8 @@ REQUEST_BYTES_MAX = 1024 * 1024
 PROTOCOL_MIN = PROTOCOL_MAX = 1
 
 _ANSWERED = "popgate.answered"
-_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+"""Methods that change something: not before the whole request has arrived, because the rest may be invalid."""
 _READS = frozenset({"GET", "HEAD"})
 _PROBES = frozenset({"/healthz", "/readyz"})
 """Paths that also accept HEAD, because load balancers send it. uvicorn omits the body of the answer."""

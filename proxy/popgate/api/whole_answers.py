@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from starlette.types import Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from popgate.api.body import announced_bytes
 from popgate.api.connection import Connection
+from popgate.api.protocol import FAREWELL_BYTES_MAX
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -20,7 +22,12 @@ async def send_answer(send: Send, connection: Connection | None, status: int, he
     if connection is not None:
         connection.writes()
     cycle = getattr(send, "__self__", None)
-    if not (isinstance(cycle, RequestResponseCycle) and _wrote(cycle, status, headers, body)):
+    is_written = False
+    if isinstance(cycle, RequestResponseCycle):
+        if cycle.more_body and announced_bytes(cycle.scope["headers"], FAREWELL_BYTES_MAX + 1) > FAREWELL_BYTES_MAX:
+            cycle.keep_alive = False  # the connection ends: a proxy in front must not send another request on it
+        is_written = _wrote(cycle, status, headers, body)
+    if not is_written:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
     if connection is not None:
