@@ -150,7 +150,9 @@ def test_a_revoked_key_ends_the_wait_for_a_redrive(server: Guarded) -> None:
     assert server.send("DELETE", path, server.admin).is_success
     if not server.forwards:  # the proxy that forwards a request does not know that it will wait
         limited_key = server.new(everything(), limits={"parked_pops": 0})
+        before = server.send("GET", path, server.admin).json()["id"]
         limited(server.send("POST", path, limited_key, body={"wait_seconds": 1}), "parked_pops")
+        assert server.send("GET", path, server.admin).json()["id"] == before, "the refused one was not started"
 
 
 def test_a_revoked_key_cuts_off_a_streamed_answer(server: Guarded) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -135,9 +136,9 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
             target_topic=None if target is None else TopicName(target),
             rate_per_second=request.rate_per_second,
         )
-        redrive = engine.redrive(topic, group, order)
-        if request.wait_seconds:
-            await _ended(redrive, request.wait_seconds, sight)
+        start = partial(engine.redrive, topic, group, order)
+        wait_seconds = request.wait_seconds
+        redrive = await _started_and_ended(start, wait_seconds, sight) if wait_seconds else start()
         response.status_code = 202 if redrive.is_running else 200
         return _progress(redrive)
 
@@ -156,13 +157,18 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
         return _progress(redrive)
 
 
-async def _ended(redrive: Redrive, seconds: float, sight: Sight) -> None:
-    """Wait until the redrive has ended, or the time is over. Raises: the errors of ``Sight.waiting``. The redrive then
-    goes on."""
+async def _started_and_ended(start: Callable[[], Redrive], seconds: float, sight: Sight) -> Redrive:
+    """Start a redrive if the request may wait for it. Wait until the redrive has ended, or the time is over.
+
+    Raises: the errors of ``start`` and ``Sight.waiting``. If the wait is cut off, the redrive goes on.
+    """
     over = asyncio.timeout(seconds)
-    with sight.waiting(partial(expire_now, over)), contextlib.suppress(TimeoutError):
-        async with over:
-            await redrive.ended.wait()
+    with sight.waiting(partial(expire_now, over)):
+        redrive = start()
+        with contextlib.suppress(TimeoutError):
+            async with over:
+                await redrive.ended.wait()
+    return redrive
 
 
 def _add_purges(router: APIRouter, engine: Engine) -> None:
