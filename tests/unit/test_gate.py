@@ -109,6 +109,34 @@ async def test_a_request_that_can_not_be_ended_keeps_no_other_waiting(
     assert "could not be ended" in caplog.text
 
 
+async def test_others_are_served_while_many_requests_end(keys: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(gate, "ENDED_AT_ONCE_MAX", 10)
+    keys.principal("stays", everything())
+    key = keys.principal("goes", everything())
+    watched = WatchedKeys(keys.path)
+    watched.load()
+    guard = Gate(app, Credentials(watched, None), topics=list)
+    served, ended_after = 0, list[int]()
+
+    async def serve_others() -> None:
+        nonlocal served
+        while True:
+            served += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.gather(guard.run(), watched.run(), serve_others())
+    waiting = [Waiting(guard, key, lambda: ended_after.append(served)) for _ in range(50)]
+    await asyncio.sleep(0.05)
+    del keys.principals["goes"]
+    keys.write()
+    await ended([one.task for one in waiting])
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(ended_after) == 50
+    assert max(ended_after.count(turn) for turn in ended_after) <= 10
+
+
 async def test_a_limit_that_is_expiring_already_is_left_alone() -> None:
     limit = asyncio.timeout(0)
 

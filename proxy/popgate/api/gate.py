@@ -42,6 +42,8 @@ CHECK_SECONDS = 0.25
 """Seconds between two checks of the requests in progress."""
 REMEMBERED_MAX = 8_192
 """Maximum number of decisions that are remembered."""
+ENDED_AT_ONCE_MAX = 100
+"""Maximum number of requests that are ended before the event loop serves others."""
 PATH_LENGTH_MAX = 256
 """Maximum length of a path whose decision is remembered. Decisions about longer ones could take much memory."""
 CREDENTIAL_BYTES_MAX = 16 << 10
@@ -205,28 +207,30 @@ class Gate:
             version = self._credentials.version
             if self._checked_version == version and time.time() < self._next_expiry:
                 continue
-            self._next_expiry = self._check_visits()
+            self._next_expiry = float("inf")
+            await self._check_visits()
             self._checked_version = version
 
-    def _check_visits(self) -> float:
-        """End the visits of callers without access. Return the time at which the next caller expires (Unix seconds)."""
-        next_expiry = float("inf")
+    async def _check_visits(self) -> None:
+        """End the visits of callers without access, and note the time at which the next caller expires."""
+        ended_count = 0
         present: dict[int, Caller | None] = {}
         """The callers of today, by the identity of the caller that was admitted."""
         for visit in [*self._visits]:
-            if visit.usage is None:  # forwarded: the other proxy ends it, whose keys may be newer
-                continue
+            if visit.usage is None or visit not in self._visits:
+                continue  # forwarded: the other proxy ends it, whose keys may be newer. Or it has ended meanwhile
             if id(visit.caller) not in present:
                 present[id(visit.caller)] = self._credentials.current(visit.caller)
             caller = present[id(visit.caller)]
-            if caller is None:
-                _end_visit(visit, Unauthenticated("the credential is no longer valid"))
-            elif not _may(caller, visit.access, visit.resource):
-                _end_visit(visit, _forbidden(caller, visit.access, visit.resource))
-            else:
+            if caller is not None and _may(caller, visit.access, visit.resource):
                 visit.caller = caller
-                next_expiry = min(next_expiry, caller.expires_at or float("inf"))
-        return next_expiry
+                self._next_expiry = min(self._next_expiry, caller.expires_at or float("inf"))
+                continue
+            gone = Unauthenticated("the credential is no longer valid")
+            _end_visit(visit, gone if caller is None else _forbidden(caller, visit.access, visit.resource))
+            ended_count += 1
+            if ended_count % ENDED_AT_ONCE_MAX == 0:
+                await asyncio.sleep(0)
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
