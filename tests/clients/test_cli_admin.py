@@ -198,7 +198,18 @@ def test_tail_prints_what_comes_and_no_other_group_notices(popgate: CommandLine,
     assert client.stats(tailed, GROUP)["ready"] == 4
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        pytest.param(
+            signal.SIGHUP,
+            143,
+            marks=pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="nohup"),
+        ),
+    ],
+)
 def test_tail_deletes_its_group_when_a_signal_ends_it(
     popgate: CommandLine, tailed: str, client: Client, number: signal.Signals, code: int
 ) -> None:

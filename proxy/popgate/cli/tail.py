@@ -1,8 +1,8 @@
 """Defines ``popgate tail``, which prints the messages of a topic. It uses a separate group, so that other groups are
 not affected.
 
-Without --group, this group is created at the start and deleted at the end, even after Ctrl-C or SIGTERM. Only after
-SIGKILL, the group remains.
+Without --group, this group is created at the start and deleted at the end, even after Ctrl-C, SIGTERM or SIGHUP (a
+closed terminal). Only after SIGKILL, the group remains.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def tail(arguments: argparse.Namespace) -> int:
     """Print the messages of a topic until a signal arrives, --max is reached, or the reader of the output has closed
     it."""
     printer = Printer(MESSAGE_COLUMNS, as_table=wants_table(arguments))
-    with open_client(arguments) as client, _group(client, arguments.topic, arguments.group) as group:
+    with open_client(arguments) as client, _group(client, arguments) as group:
         return _follow(client, printer, arguments.topic, group, arguments.max)
 
 
@@ -65,26 +65,29 @@ def _follow(client: Client, printer: Printer, topic: str, group: str, count_max:
 
 
 @contextlib.contextmanager
-def _group(client: Client, topic: str, kept: str | None) -> Generator[str, None, None]:
+def _group(client: Client, arguments: argparse.Namespace) -> Generator[str, None, None]:
     """Create the group that consumes the topic, and yield its name. A temporary group is deleted at the end, except
     after SIGKILL."""
+    kept: str | None = arguments.group
     group = kept or f"tail-{secrets.token_hex(4)}"
     with _terminable():
         try:
             try:
-                client.put_group(topic, group)
+                client.put_group(arguments.topic, group)
             except (Forbidden, Unauthorized):
                 kept = group  # nothing was created, so nothing can be left
                 raise
             yield group
         finally:
             if kept is None:
-                _delete(client, topic, group)
+                _delete(arguments, group)
 
 
-def _delete(client: Client, topic: str, group: str) -> None:
+def _delete(arguments: argparse.Namespace, group: str) -> None:
+    topic: str = arguments.topic
     try:
-        client.delete_group(topic, group)
+        with open_client(arguments) as client:  # a signal may have left the other one unusable
+            client.delete_group(topic, group)
     except (GroupNotFound, TopicNotFound):
         pass  # the group was never created, or was deleted with its topic
     except BaseException as error:
@@ -97,13 +100,15 @@ def _delete(client: Client, topic: str, group: str) -> None:
 
 @contextlib.contextmanager
 def _terminable() -> Generator[None, None, None]:
-    """Within the context, raise Terminated when SIGTERM arrives."""
+    """Within the context, raise Terminated when SIGTERM arrives, or SIGHUP unless it is ignored (nohup)."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {one: signal.signal(one, terminate) for one in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
