@@ -22,7 +22,7 @@ from contract.test_amqp_consumer import (
 from contract.test_http_hostile_messages import HOSTILE, RawProperties, header, table
 from popgate.adapters.rabbitmq.properties import decode
 from popgate.domain.dead_letter import unpacked
-from popgate_client import Message, Reject
+from popgate_client import Message, Reject, RequestInvalid
 from popgate_client.amqp import AmqpConsumer
 
 __all__ = ["brisk", "channel", "queues"]
@@ -120,6 +120,14 @@ def _raw_short_string(pieces: list[bytes], value: str) -> int:
     encoded = value.encode("latin-1")
     pieces += [bytes([len(encoded)]), encoded]
     return 1 + len(encoded)
+
+
+def test_no_part_of_a_password_is_shown_though_it_contains_a_comma() -> None:
+    with pytest.raises(RequestInvalid) as caught:
+        AmqpConsumer(TOPIC, GROUP, print, amqp_url="amqp://user:hunter2,x@host/")
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(RequestInvalid, match="'other://host'"):
+        AmqpConsumer(TOPIC, GROUP, print, amqp_url="amqp://host,other://host")
 
 
 async def test_a_panic_of_an_extension_is_a_failure_like_any_other(

@@ -1,4 +1,6 @@
 """Credentials in the command line of a process: which flags are hidden from ``ps``."""
+# pyright: reportPrivateUsage=false
+# The test of errors calls the one function through which the pipeline writes them.
 
 import os
 import subprocess
@@ -10,6 +12,7 @@ import pytest
 from popgate.cli.credential_flags import without_values
 from popgate.config.options import SETTINGS
 from popgate_spark import credential_flags as pipeline
+from popgate_spark import running
 from support.processes import wait_until
 
 
@@ -38,6 +41,13 @@ def test_only_values_that_may_be_credentials_are_hidden(words: list[str], shown:
 def test_every_hidden_setting_is_hidden_as_a_flag(name: str) -> None:
     flag = "--" + name.replace("_", "-")
     assert without_values([flag, "hunter2"]) == [flag, "***"]
+
+
+def test_an_error_of_the_pipeline_shows_no_credential_of_a_url(capsys: pytest.CaptureFixture[str]) -> None:
+    running._failed("the journal can't be opened: hdfs://user:secret@host/j: hdfs://user:secret@host/j/x is missing")
+    assert capsys.readouterr().err == (
+        "popgate-pipeline: the journal can't be opened: hdfs://host/j: hdfs://host/j/x is missing\n"
+    )
 
 
 def test_a_process_and_its_forks_show_no_credential_and_still_use_it() -> None:

@@ -5,6 +5,7 @@ Owns what is written where, and how failures are reported. The jobs know neither
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
@@ -224,6 +225,7 @@ def _write(rows: DataFrame, place: str) -> None:
 
 
 def _failed(why: str) -> int:
+    why = re.sub(r"//[^/?#\s]*@", "//", why)  # the URLs of journal, output and state may have credentials
     sys.stderr.write(f"popgate-pipeline: {why}\n")
     return 2
 

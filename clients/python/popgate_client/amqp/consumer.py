@@ -294,6 +294,8 @@ def _amqp_urls(text: str) -> list[URL]:
         except ValueError:
             url = URL()
         if url.scheme not in ("amqp", "amqps") or not url.host:
-            raise RequestInvalid("invalid_request", f"amqp_url: {part.rpartition('@')[2]!r} is not an amqp:// URL")
+            # A part without "@" may be the beginning of a password that contains a comma.
+            shown = part.rpartition("@")[2] if "@" in part or "@" not in text else f"part {len(urls) + 1}"
+            raise RequestInvalid("invalid_request", f"amqp_url: {shown!r} is not an amqp:// URL")
         urls.append(url)
     return urls
