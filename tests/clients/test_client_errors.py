@@ -1,7 +1,10 @@
 """Each error of the server is raised as the right exception, with its fields."""
 
+import asyncio
+import gzip
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 import httpx
@@ -33,6 +36,7 @@ from popgate_client import (
     TopicNotFound,
     Unauthorized,
     WrongMode,
+    async_client,
 )
 from popgate_client.assignments import assign
 from popgate_client.errors import error_from
@@ -288,6 +292,52 @@ def test_a_heartbeat_has_bounds(told: str) -> None:
     with pytest.raises(StopIteration) as answered:
         exchange.send(httpx.Response(200, text=body))
     assert 0.1 <= answered.value.value.heartbeat_seconds <= 86_400
+
+
+COMPRESSED = gzip.compress(b'{"features": []}')
+
+
+def hostile(request: httpx.Request) -> httpx.Response:
+    """Set a cookie, and compress the answer to a request that was repeated."""
+    assert "cookie" not in request.headers
+    assert request.headers["accept-encoding"] == "identity"
+    if request.url.path == "/v1":
+        return httpx.Response(200, json={}, headers={"set-cookie": "a=b; path=/"})
+    return httpx.Response(200, content=COMPRESSED, headers={"content-encoding": "gzip"})
+
+
+async def test_clients_unpack_nothing_and_keep_no_cookies() -> None:
+    with Client("http://x.org", retry_seconds_max=0, transport=httpx.MockTransport(hostile)) as client:
+        client.info()
+        client.info()
+        with pytest.raises(ServerUnreachable, match="compressed"):
+            client.cluster()
+    async with AsyncClient("http://x.org", retry_seconds_max=0, transport=httpx.MockTransport(hostile)) as twin:
+        await twin.info()
+        await twin.info()
+        with pytest.raises(ServerUnreachable, match="compressed"):
+            await twin.cluster()
+
+
+async def test_an_answer_that_trickles_ends_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_client, "CALL_SECONDS_MAX", 0.5)
+    ended = asyncio.Event()
+
+    async def trickle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+        with suppress(ConnectionError), closing(writer):
+            while not writer.is_closing():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        ended.set()
+
+    async with await asyncio.start_server(trickle, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with AsyncClient(url, retry_seconds_max=0) as client:
+            with pytest.raises(ServerUnreachable, match="not complete"):
+                await client.info()
+        await ended.wait()
 
 
 def test_an_answer_with_too_few_results_is_the_servers_fault() -> None:

@@ -39,7 +39,7 @@ from popgate_client.message import (
     settle_entries,
 )
 from popgate_client.tokens import AsyncTokenSource
-from popgate_client.transport import call_arguments, connection
+from popgate_client.transport import CALL_SECONDS_MAX, call_arguments, connection, refuse_compressed_async
 from popgate_client.wire import (
     HeaderFilter,
     JsonObject,
@@ -99,7 +99,9 @@ class AsyncClient(AsyncPullCalls):
     ) -> None:
         self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max)
         self._leased = partial(AsyncLeasedMessage, client=self)
-        self._http = httpx.AsyncClient(**connection(base_url, token, ssl_context, transport))
+        arguments = connection(base_url, token, ssl_context, transport)
+        arguments["event_hooks"] = {"response": [refuse_compressed_async]}
+        self._http = httpx.AsyncClient(**arguments)
 
     async def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
         """Publish messages, and return a result for each; check them. `Client.publish` says when a publish is repeated
@@ -388,7 +390,10 @@ class AsyncClient(AsyncPullCalls):
         if attempt.delay_seconds:
             await asyncio.sleep(attempt.delay_seconds)
         try:
-            return await self._http.request(**call_arguments(attempt.request))
+            async with asyncio.timeout(CALL_SECONDS_MAX):
+                return await self._http.request(**call_arguments(attempt.request))
+        except TimeoutError:
+            return httpx.ReadTimeout(f"the answer was not complete after {CALL_SECONDS_MAX:g} s")
         except httpx.RequestError as error:
             return error
         except ssl.SSLError as error:  # httpx does not translate what arrives broken

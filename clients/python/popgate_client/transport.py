@@ -2,6 +2,7 @@
 
 import os
 import ssl
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 import httpx
@@ -15,6 +16,8 @@ URL_DEFAULT = "http://127.0.0.1:8080"
 _TRUST_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 CONNECT_SECONDS = 5.0
 CONNECTIONS_MAX = 256
+CALL_SECONDS_MAX = 300.0
+"""Maximum seconds of a call of `AsyncClient`, however small the parts are in which the answer arrives."""
 KEEPALIVE_SECONDS = 4.0
 """Seconds for which an idle connection is kept. This is less than the 5 s after which common servers close one, because
 a publish on a connection that is just being closed could not be repeated safely."""
@@ -28,11 +31,11 @@ def connection(
     ssl_context: ssl.SSLContext | None = None,
     transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments for `httpx.Client` and its asyncio twin.
+    """Return the arguments for `httpx.Client` and, but for `event_hooks`, its asyncio twin.
 
     The URL is the given one, else POPGATE_URL, else the local default. The token is the given one, else that of the
-    environment (`tokens.token_of_environment`). Raises: RequestInvalid if the URL is not http or https, if the token
-    can't be sent, if SSL_CERT_FILE can't be read, or if `ssl_context` would have no effect.
+    environment (`tokens.token_of_environment`). No cookie of a server is kept. Raises: RequestInvalid if the URL is not
+    http or https, if the token can't be sent, if SSL_CERT_FILE can't be read, or if `ssl_context` would have no effect.
     """
     if ssl_context is not None and transport is not None:
         raise RequestInvalid("invalid_request", CONTEXT_UNUSED)
@@ -41,7 +44,7 @@ def connection(
     if complaint is not None:
         raise RequestInvalid("invalid_request", complaint)
     url = httpx.URL(text)
-    headers = {"accept": "application/json", "user-agent": "popgate-client-python"}
+    headers = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "popgate-client-python"}
     limits = httpx.Limits(
         max_connections=CONNECTIONS_MAX,
         max_keepalive_connections=CONNECTIONS_MAX,
@@ -52,10 +55,24 @@ def connection(
         "headers": headers,
         "limits": limits,
         "transport": transport,
+        "event_hooks": {"response": [refuse_compressed]},
+        "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=[])),
     }
     if (bearer := bearer_auth(token, url)) is not None:
         arguments["auth"] = bearer
     return arguments
+
+
+def refuse_compressed(response: httpx.Response) -> None:
+    """Raise httpx.DecodingError before a compressed answer is read: popgate sends none, and it could become arbitrarily
+    large."""
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        raise httpx.DecodingError("the answer is compressed", request=response.request)
+
+
+async def refuse_compressed_async(response: httpx.Response) -> None:
+    """Do the same for `httpx.AsyncClient`."""
+    refuse_compressed(response)
 
 
 def private_connection(url: httpx.URL, ssl_context: ssl.SSLContext | None = None) -> dict[str, Any]:
