@@ -404,6 +404,32 @@ async def test_only_what_a_kill_has_left_long_ago_is_cleared_away(tmp_path: Path
     assert [row["event"] for row in rows_of(tmp_path)] == ["journal_started"]
 
 
+async def test_links_below_the_journal_lead_to_no_other_file(tmp_path: Path, clock: ManualClock) -> None:
+    journal, other = tmp_path / "journal", tmp_path / "secret"
+    (journal / WRITING).mkdir(parents=True)
+    other.write_text("untouched")
+    place = LocalFolder(journal)
+    for name in (f"probe-{os.getpid()}", "a.parquet"):
+        (journal / WRITING / name).symlink_to(other)
+    place.open()
+    place.put("a.parquet", memoryview(b"PAR1"))
+    assert (journal / "a.parquet").read_bytes() == b"PAR1"
+    assert other.read_text() == "untouched"
+    (journal / WRITING).rmdir()
+    (journal / WRITING).symlink_to(tmp_path)
+    with pytest.raises(OSError, match="Not a directory"):
+        place.open()
+
+
+async def test_files_that_the_journal_has_not_written_are_kept(tmp_path: Path) -> None:
+    foreign = tmp_path / WRITING / "popgate.db"
+    foreign.parent.mkdir()
+    foreign.touch()
+    os.utime(foreign, (1, 1))
+    LocalFolder(tmp_path).open()
+    assert foreign.exists()
+
+
 async def test_a_store_that_fsspec_knows_gets_whole_files(clock: ManualClock) -> None:
     fsspec: Any = importlib.import_module("fsspec")
     parquet: Any = importlib.import_module("pyarrow.parquet")

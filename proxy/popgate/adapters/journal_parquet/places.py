@@ -21,6 +21,8 @@ WRITING = "_writing"
 LEFT_OVER_SECONDS = 3_600.0
 """Age in seconds at which an unfinished file is deleted. No proxy takes so long to write one file, so the proxy that
 wrote the file has ended."""
+_DRAFT = re.compile(r"probe-\d+$|.+\.parquet$")
+"""The names of unfinished files. Other files are not deleted."""
 OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "memory"})
 """Names of the filesystem types that show only complete objects and don't support an atomic rename."""
 
@@ -108,33 +110,44 @@ class LocalFolder:
 
     def open(self) -> None:
         """Open the place, as ``Place.open`` describes."""
-        self._make(self._writing)
         before = time.time() - LEFT_OVER_SECONDS
-        for left in self._writing.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another proxy that is starting has removed it
-                if left.is_file() and left.stat().st_mtime < before:
-                    left.unlink()
-        probe = self._writing / f"probe-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink()
+        with self._drafts() as drafts:
+            with os.scandir(drafts) as found:
+                lefts = [left for left in found if _DRAFT.match(left.name) and left.is_file(follow_symlinks=False)]
+            for left in lefts:
+                with contextlib.suppress(FileNotFoundError):  # another proxy that is starting has removed it
+                    if os.stat(left.name, dir_fd=drafts, follow_symlinks=False).st_mtime < before:
+                        os.unlink(left.name, dir_fd=drafts)
+            probe = f"probe-{os.getpid()}"
+            os.close(_new_file(probe, drafts))
+            os.unlink(probe, dir_fd=drafts)
 
     def put(self, path: str, content: memoryview) -> None:
         """Write a file, as ``Place.put`` describes."""
         target = self._folder / path
-        draft = self._writing / target.name
-        self._make(self._writing)
         self._make(target.parent)
-        try:
-            with draft.open("wb", buffering=0) as stream:
-                while content:
-                    content = content[stream.write(content) :]
-                os.fsync(stream.fileno())
-            draft.replace(target)
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise
+        with self._drafts() as drafts:
+            try:
+                with os.fdopen(_new_file(target.name, drafts), "wb", buffering=0) as stream:
+                    while content:
+                        content = content[stream.write(content) :]
+                    os.fsync(stream.fileno())
+                os.replace(target.name, target, src_dir_fd=drafts)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(target.name, dir_fd=drafts)
+                raise
         _sync(target.parent)
+
+    @contextlib.contextmanager
+    def _drafts(self) -> Generator[int]:
+        """Open the folder for unfinished files, which is no link: another program may have written one there."""
+        self._make(self._writing)
+        drafts = os.open(self._writing, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            yield drafts
+        finally:
+            os.close(drafts)
 
     def _make(self, folder: Path) -> None:
         """Create the folder and its parents on stable storage."""
@@ -166,7 +179,12 @@ class RemoteFolder:
             self._filesystem.delete_file(probe)
             before = time.time() - LEFT_OVER_SECONDS
             for left in self._filesystem.get_file_info(filesystems.FileSelector(writing, allow_not_found=True)):
-                if left.is_file and left.mtime is not None and left.mtime.timestamp() < before:
+                if (
+                    left.is_file
+                    and _DRAFT.match(left.base_name)
+                    and left.mtime is not None
+                    and left.mtime.timestamp() < before
+                ):
                     self._filesystem.delete_file(left.path)
 
     def put(self, path: str, content: memoryview) -> None:
@@ -200,6 +218,13 @@ def _as_os_errors() -> Generator[None]:
         raise
     except Exception as error:
         raise OSError(f"{type(error).__name__}: {first_line(error)}") from error
+
+
+def _new_file(name: str, folder: int) -> int:
+    """Create a file in the open folder, in place of another one or a link, and return it open for writing."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
 
 
 def _sync(folder: Path) -> None:
