@@ -14,6 +14,7 @@ from popgate.domain.lock_history import check
 from popgate.domain.lock_operations import KILLED, Action, Disturbance, Operation, OperationOutcome
 from popgate.domain.locks import LockKind
 from popgate.prover.errors import ProverFailed
+from popgate.prover.fork_server import ForkServer
 from popgate.prover.nodes import CommandNodes
 from popgate.prover.record import Record
 from popgate.prover.relay import CHANNEL_OPEN, HEARTBEAT_FRAME, METHOD_FRAME, Frames
@@ -192,3 +193,23 @@ def test_a_run_in_which_nobody_got_the_lock_proves_nothing() -> None:
 def test_costs_are_medians() -> None:
     cost = Cost.of([(0.001, 1, 0), (0.002, 1, 0), (0.009, 3, 1)])
     assert (cost.milliseconds, cost.milliseconds_max, cost.round_trips, cost.channels) == (2.0, 9.0, 1, 0)
+
+
+def test_the_prover_imports_nothing_from_the_current_folder_for_its_own_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    load(BUILT_IN)
+    assert str(tmp_path) not in sys.path
+
+
+async def test_the_fork_server_starts_without_files_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uuid.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    async with ForkServer() as server:
+        child = await server.fork(2)
+        await child.kill()
+    assert not (tmp_path / "imported").exists()

@@ -99,7 +99,7 @@ class ForkServer:
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "popgate.prover.fork_server", str(theirs.fileno())),
+                *("-P", "-m", "popgate.prover.fork_server", str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

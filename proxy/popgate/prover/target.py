@@ -89,13 +89,14 @@ proxies."""
 
 
 def load(implementation: str) -> Connect:
-    """Import the function that ``module:function`` names, and return it. The module may be in the current folder.
+    """Import the function that ``module:function`` names, and return it. A module of the user may be in the current
+    folder. popgate's own modules import nothing from there, where other users may have put files.
     Raises: StartupError."""
     module_name, colon, name = implementation.partition(":")
     if not module_name or not colon or not name:
         raise StartupError(f"--implementation: must be module:function, not {implementation!r}")
     here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
+    if implementation not in (BUILT_IN, OVER_HTTP) and here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
