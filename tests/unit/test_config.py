@@ -180,6 +180,9 @@ def test_what_kubernetes_sets_for_a_service_named_popgate_is_no_setting() -> Non
         "POPGATE_PORT_8080_TCP_PROTO": "tcp",
         "POPGATE_PORT_8080_TCP_PORT": "8080",
         "POPGATE_PORT_8080_TCP_ADDR": "10.0.0.7",
+        "POPGATE_REDIS_SERVICE_HOST": "10.0.0.8",
+        "POPGATE_REDIS_PORT": "tcp://10.0.0.8:6379",
+        "POPGATE_REDIS_PORT_6379_TCP_ADDR": "10.0.0.8",
     }
     assert options({}, links).port == 8080
 

@@ -29,7 +29,8 @@ CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_TOKEN_FIL
 """``POPGATE_*`` variables that are not settings of the proxy: the client commands read them, or they name the
 configuration file."""
 
-_SERVICE_LINK = re.compile(r"POPGATE_SERVICE_(HOST|PORT)(_\w+)?|POPGATE_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
+_SERVICE_LINK = re.compile(r"POPGATE_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_SERVICE_PORT = re.compile(r"POPGATE_(\w+_)?PORT")
 
 
 def serve_options(
@@ -134,12 +135,12 @@ def _parse_text(parse: Callable[[object], object], content: bytes) -> object:
 def _without_service_links(environment: Mapping[str, str]) -> Mapping[str, str]:
     """Return ``environment`` without the variables that Kubernetes sets in every pod for a service named popgate.
 
-    The names of these variables look like settings of popgate.
+    Services named popgate-* of the same namespace have such variables, too. Their names look like settings of popgate.
     """
     return {
         variable: value
         for variable, value in environment.items()
-        if not _SERVICE_LINK.fullmatch(variable) and not (variable == "POPGATE_PORT" and "://" in value)
+        if not _SERVICE_LINK.fullmatch(variable) and not (_SERVICE_PORT.fullmatch(variable) and "://" in value)
     }
 
 
