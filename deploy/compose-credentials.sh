@@ -43,5 +43,5 @@ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -days 825 \
   -addext 'keyUsage=critical,digitalSignature,keyCertSign' -addext 'extendedKeyUsage=serverAuth' \
   -keyout popgate/tls.key -out popgate/tls.crt
 
-touch popgate/complete
 chown -R 10001:10001 popgate
+touch popgate/complete # the last step: a later start does nothing
