@@ -38,6 +38,9 @@ T = TypeVar("T")
 
 HOST_LENGTH_MAX = 100
 """Maximum length of the host name in a consumer tag, which has at most 255 bytes."""
+CHANNELS_RESERVED = 64
+"""Number of channels of the connection that consumed queues leave to all other work: publishing, counting messages,
+declaring queues, dead letters."""
 ACK_DELAY_SECONDS = 0.01
 """Maximum seconds for which an ack is delayed, so that several acks share one frame. RabbitMQ's work grows with the
 number of frames. No client waits for a delayed ack: either the lease record has already settled the message, or `flush`
@@ -116,7 +119,7 @@ class RabbitChannel:
 
         Raises: QueueGone; Conflict if another consumer has exclusive access to the queue; BrokerUnavailable.
         """
-        amqp = await session.open_channel()
+        amqp = await session.open_channel(reserve=0 if what.notes else CHANNELS_RESERVED)
         channel = cls(session, amqp, what, listener)
         session.interceptor.attach(amqp.number, channel)
         try:

@@ -151,10 +151,10 @@ class Session:
 
     # ------------------------------------------------------------ channels and calls
 
-    async def open_channel(self, *, confirms: bool = False) -> AbstractChannel:
-        """Open a channel. Raises: BrokerUnavailable."""
+    async def open_channel(self, *, confirms: bool = False, reserve: int = 0) -> AbstractChannel:
+        """Open a channel. ``reserve`` channels must remain for other purposes. Raises: BrokerUnavailable."""
         self._check()
-        with self._numbers.next(self._amqp) as number:
+        with self._numbers.next(self._amqp, reserve) as number:
             if number is None:
                 raise BrokerUnavailable(NO_CHANNEL_LEFT)
             try:
@@ -307,13 +307,15 @@ class ChannelNumbers:
         self._opening: set[int] = set()
 
     @contextlib.contextmanager
-    def next(self, connection: AbstractConnection) -> Generator[int | None]:
-        """Yield a number that no channel uses, or None if all numbers are in use.
+    def next(self, connection: AbstractConnection, reserve: int = 0) -> Generator[int | None]:
+        """Yield a number that no channel uses, or None if no more than ``reserve`` numbers are free.
 
         No other channel gets this number while the block runs.
         """
         highest = connection.connection_tune.channel_max or CHANNELS_MAX
-        for step in range(highest):
+        used_count = len(self._opening.union(connection.channels)) if reserve else 0
+        is_full = used_count + min(reserve, highest // 8) >= highest
+        for step in range(0 if is_full else highest):
             number = (self._latest + step) % highest + 1
             if number not in connection.channels and number not in self._opening:
                 break
