@@ -346,3 +346,12 @@ def test_no_token_is_ever_logged(lock: HttpLock) -> None:
     for process in lock.processes:
         assert grant["token"] not in process.output
         assert "Traceback" not in process.output
+
+
+def test_the_lock_of_the_replica_keepers_is_not_for_clients(lock_server: HttpServer) -> None:
+    for method, path, body in (
+        ("POST", "/v1/locks/replica-keeper/acquire", {"holder": "h", "ttl_seconds": 30}),
+        ("PUT", "/v1/locks/replica-keeper", {"kind": "mutex"}),
+    ):
+        refused = problem(lock_server.client.request(method, path, json=body), 400, "invalid_request")
+        assert "replica keepers" in refused["detail"]

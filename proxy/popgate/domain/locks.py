@@ -23,6 +23,9 @@ HOLDER_LENGTH_MAX = 128
 LOCK_SECONDS_MAX = 43_200
 """Maximum number of seconds for which a client may hold a lock without renewing it."""
 
+KEEPER_LOCK = "replica-keeper"
+"""The name of the replica keepers' lock, which clients of the proxy can't use."""
+
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -152,6 +155,13 @@ def checked_lock_name(name: str) -> str:
             f"lock name {name[:80]!r}: use 1 to {NAME_LENGTH_MAX} of A-Z, a-z, 0-9, '.', '_' and '-'", field="name"
         )
     return name
+
+
+def client_lock_name(name: str) -> str:
+    """Return ``name`` if a client of the proxy may use a lock with this name. Raises: InvalidRequest."""
+    if name == KEEPER_LOCK:
+        raise InvalidRequest(f"lock name {name!r}: this is the lock of the replica keepers; use another", field="name")
+    return checked_lock_name(name)
 
 
 def checked_slots(slots: int, kind: LockKind) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from popgate.domain.errors import BrokerUnavailable, LockLost, LockUnavailable, PopgateError
-from popgate.domain.locks import LockDefinition, LockKind, administered
+from popgate.domain.locks import LockDefinition, LockKind, administered, client_lock_name
 from popgate.domain.names import InstanceId
 from popgate.domain.quotas import DEFAULTS
 from popgate.locks.administration import SlotStatus
@@ -131,7 +131,7 @@ class HostedLocks:
         Raises: InvalidRequest, Conflict (the lock is of another kind), LockHeld, BrokerUnavailable, StateUnavailable.
         """
         self._raise_if_stopping()
-        async with self._definitions.changes(name):
+        async with self._definitions.changes(client_lock_name(name)):
             definition = administered(await self._definitions.latest(name), name, kind, slots, enabled)
             await self._definitions.put(definition)
             self._definitions.used(name)
@@ -358,7 +358,7 @@ class HostedLocks:
 
     async def _definition_to_use(self, name: str) -> LockDefinition:
         self._raise_if_stopping()
-        definition = await self._definitions.look_up(name)
+        definition = await self._definitions.look_up(client_lock_name(name))
         if definition is None and self._auto_create:
             async with self._definitions.changes(name):
                 definition = await self._definitions.latest(name)

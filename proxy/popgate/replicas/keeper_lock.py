@@ -7,15 +7,13 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
-from popgate.domain.locks import LockKind
+from popgate.domain.locks import KEEPER_LOCK, LockKind
 from popgate.locks.administration import LockAdministration
 from popgate.locks.fenced import FencedLock
 from popgate.locks.grants import Grant
 from popgate.ports.clock import Clock
 from popgate.ports.lock_driver import LockConnection
 from popgate.runtime.background import Background
-
-LOCK_NAME = "replica-keeper"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,7 @@ class BrokerKeeperLock:
     async def acquire(self, wait_seconds: float) -> Grant | None:
         lock = FencedLock(
             self._connection.driver(),
-            LOCK_NAME,
+            KEEPER_LOCK,
             LockKind.MUTEX,
             holder=self._holder,
             clock=self._clock,
@@ -71,7 +69,7 @@ class BrokerKeeperLock:
 
     async def holder(self) -> KeeperAtWork | None:
         administration = LockAdministration(self._connection.driver(), self._clock)
-        status = await administration.status(LOCK_NAME, LockKind.MUTEX)
+        status = await administration.status(KEEPER_LOCK, LockKind.MUTEX)
         for slot in status.slots:
             if slot.held:
                 return KeeperAtWork(holder=slot.holder, fencing_token=slot.fencing_token, since=slot.since)

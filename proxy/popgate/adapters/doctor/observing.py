@@ -36,9 +36,8 @@ from popgate.doctor.facts import ClockSkew, Facts, Owner, Queue, RedisFacts, Ref
 from popgate.doctor.permission_rules import OWN_EXAMPLE
 from popgate.doctor.policies import OWN_PREFIX
 from popgate.domain.errors import BrokerUnavailable
-from popgate.domain.locks import LockKind, Slot
+from popgate.domain.locks import KEEPER_LOCK, LockKind, Slot
 from popgate.ports.replicas import ReplicaRefused
-from popgate.replicas.keeper_lock import LOCK_NAME
 
 T = TypeVar("T")
 
@@ -46,7 +45,7 @@ RECONCILES_FROM = (3, 13)
 API_FLAG, TOOLS_FLAG = "--management-url", "--replica-commands"
 NO_API = "no management API is known"
 NO_TOOLS = "no way to RabbitMQ's command line tools is known"
-KEEPER_QUEUE = Slot(LOCK_NAME, LockKind.MUTEX, 1).token_queue
+KEEPER_QUEUE = Slot(KEEPER_LOCK, LockKind.MUTEX, 1).token_queue
 """The queue that the active replica keeper consumes."""
 
 
