@@ -262,3 +262,9 @@ def test_the_metrics_of_each_proxy_can_be_read_through_any_other(server: HttpSer
     assert len(resident) == len(members), "each has its own metrics"
     for unknown in ("", "nobody"):
         problem(server.client.get("/metrics", params={"proxy": unknown}), 404, "proxy_not_found")
+
+
+def test_no_topic_gets_a_name_that_popgate_uses_itself(server: HttpServer) -> None:
+    for name in ("consumer", "guard", "presence"):
+        refused = problem(server.client.put(f"/v1/admin/topics/{name}", json={"queues": 1}), 400, "invalid_request")
+        assert refused["field"] == "topic"

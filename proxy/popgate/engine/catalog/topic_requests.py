@@ -7,6 +7,16 @@ from popgate.domain.names import QUEUES_MAX, BrokerQueue, TopicName
 from popgate.domain.topics import TopicSpec
 from popgate.ports.broker import Broker
 
+RESERVED = frozenset({"consumer", "guard", "presence"})
+"""Names that no new topic may have: the topic's queues or its exchange could have the names of popgate's own ones, such
+as ``popgate:consumer:Q``, which holds the adopted queue Q."""
+
+
+def check_new_topic(topic: TopicName) -> None:
+    """Check the name of a topic that does not exist yet. Raises: InvalidRequest."""
+    if topic in RESERVED:
+        raise InvalidRequest(f"topic: popgate uses the name {topic!r} itself; use another one", field="topic")
+
 
 def asked_topic(
     topic: TopicName, queues: int | None, adopt: Sequence[str] | None, *, unique_message_ids: bool

@@ -22,7 +22,7 @@ from popgate.domain.permissions import ANY, Action, Permit, Resource, permit_all
 from popgate.domain.quotas import Quota
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, TopicSpec
-from popgate.engine.catalog.topic_requests import asked_topic, check_adoption
+from popgate.engine.catalog.topic_requests import asked_topic, check_adoption, check_new_topic
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.publish.publishing import PublisherGate
 from popgate.engine.subscription.subscription import ServedSubscription
@@ -364,6 +364,7 @@ class Topics:
 
     async def _put_topic(self, spec: TopicSpec) -> TopicSpec:
         if spec.topic not in self.specs:
+            check_new_topic(spec.topic)
             self._context.options.quotas.check(Quota.TOPICS, len(self.specs))
         await self._declare_topic(spec)
         self._written(await self._context.catalog.put_topic(spec, self._version))
