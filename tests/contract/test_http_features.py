@@ -73,5 +73,10 @@ def test_what_it_offers_works_and_another_format_is_not_read(old: httpx.Client) 
     assert accepted.headers["content-type"] == "application/json"
 
 
+def test_a_body_that_is_nested_too_deeply_is_refused(old: httpx.Client) -> None:
+    refused = old.post("/v1/topics/t/messages", content=b"[" * 100_000)
+    assert (refused.status_code, refused.json()["code"]) == (HTTPStatus.BAD_REQUEST, "invalid_request")
+
+
 def test_every_feature_is_known_by_a_path_or_a_field() -> None:
     assert set(PATHS) | set(FIELDS) | {Feature.MSGPACK} == set(ALL_FEATURES)

@@ -104,7 +104,7 @@ def _fields_of(body: bytes, *, packed: bool) -> Iterator[str]:
     ``app`` reports the error."""
     try:
         request: Any = (msgspec.msgpack if packed else msgspec.json).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
     if not isinstance(request, dict):
         return
