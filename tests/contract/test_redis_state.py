@@ -7,6 +7,7 @@ from typing import SupportsIndex, overload
 
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from contract.lease_bench import FIRST, QUEUE, SECOND, SUBSCRIPTION, A, B
 from popgate.adapters.redis import connection as connection_module
@@ -20,7 +21,7 @@ from popgate.adapters.redis.startup import left_secret_warnings, startup_warning
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.lease import GrantStatus, SettleAction, SettleStatus
 from popgate.domain.locks import LockDefinition, LockKind
-from popgate.domain.names import CopyId, GroupName, InstanceId, LeaseId, Subscription, TopicName
+from popgate.domain.names import BrokerQueue, CopyId, GroupName, InstanceId, LeaseId, Subscription, TopicName
 from popgate.domain.topics import GroupSpec, TopicSpec
 from popgate.ports.leases import GrantEntry, GrantRequest, LoadedRecord, SettleEntry
 from popgate.ports.limits import Limit, Vacancy
@@ -345,6 +346,21 @@ async def test_collecting_leaves_nothing_behind_either(admin: RedisConnection, s
     await ack(store, FIRST, COPIES[:5])
     assert await store.collect(older_than_seconds=-1.0) == 10
     assert {*await admin.command("KEYS", "*")} == before
+
+
+async def test_a_record_that_can_not_be_read_keeps_no_other_queue_from_being_collected(
+    admin: RedisConnection, store: RedisLeaseStore
+) -> None:
+    queues = BrokerQueue("a"), BrokerQueue("z")
+    for queue in (queues[0], QUEUE, queues[1]):
+        await store.claim(queue)
+    await grant(store, FIRST, *COPIES[:10], seconds=0.001)
+    (live,) = await admin.command("KEYS", f"*:live:{QUEUE}")
+    for queue in queues:
+        await admin.command("HSET", live.replace(QUEUE.encode(), queue.encode()), "copy", "junk")
+    with pytest.raises(ResponseError):
+        await store.collect(older_than_seconds=-1.0)
+    assert await admin.command("EXISTS", live) == 0
 
 
 async def test_the_record_of_an_attempt_is_looked_at_long_before_a_long_lease_ends(

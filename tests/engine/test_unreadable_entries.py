@@ -1,10 +1,12 @@
 """A running proxy and an entry of the catalog that it can't read, such as one of a newer popgate: it keeps serving."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from popgate.domain.errors import Conflict
+from popgate.domain.names import GroupName, Subscription, TopicName
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, bodies, open_world, start_world, stop_world
 
@@ -32,6 +34,21 @@ async def test_what_is_served_already_is_served_on(tmp_path: Path) -> None:
         assert sorted(bodies(await world.pop("t", count=2, wait=5))) == ["a", "b"]
         assert len(world.served("t").layout.queues) == 2
         assert await stored(world, "topic") == [UNREADABLE]
+
+
+async def test_a_group_that_can_not_be_served_does_not_keep_others_from_being_served(tmp_path: Path) -> None:
+    async with open_world(tmp_path, clock=ManualClock()) as world:
+        await world.create("t")
+        spec = world.served("t").spec
+        for group in ("a", "b"):
+            new = replace(spec, subscription=Subscription(TopicName("t"), GroupName(group)))
+            await world.context.catalog.change_group(None, new)
+        world.faults.fail("leases.allow_mode", ValueError("can't be read"))
+        with pytest.raises(ValueError, match="can't be read"):
+            await world.engine.topics.follow()
+        assert {*world.engine.topics.group_names(TopicName("t"))} == {"default", "b"}
+        await world.engine.topics.follow()
+        assert {*world.engine.topics.group_names(TopicName("t"))} == {"default", "a", "b"}
 
 
 async def test_it_is_not_created_again_by_use_or_by_an_administrator(tmp_path: Path) -> None:

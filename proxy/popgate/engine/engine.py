@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar, cast
 
 from popgate.domain.errors import Conflict, PeerUnavailable, PopgateError, RetryLater
@@ -36,6 +37,7 @@ from popgate.ports.broker import Capabilities
 from popgate.ports.peers import PurgeAtOwner, PurgeResult
 from popgate.runtime.deadlines import NEVER
 from popgate.runtime.faults import FaultPart
+from popgate.runtime.in_turn import in_turn
 
 _log = logging.getLogger(__name__)
 
@@ -374,16 +376,16 @@ class Engine:
         These are settled records whose acks the broker provably applied, and all older than ``RECORD_KEPT_SECONDS``.
         """
         try:
-            for served in list(self.topics.served.values()):
-                await served.trim()
-            if not self._context.router.collects():
-                return
-            await self.lease_groups.tend()
-            await self._keep_limits()
-            await self._context.leases.collect(older_than_seconds=RECORD_KEPT_SECONDS)
-            await self._context.dedup.collect(
-                window_seconds=self._context.options.dedup_seconds, noted_seconds=RECORD_KEPT_SECONDS
-            )
+            works: list[Callable[[], Awaitable[object]]] = [served.trim for served in self.topics.served.values()]
+            if self._context.router.collects():
+                window, kept = self._context.options.dedup_seconds, RECORD_KEPT_SECONDS
+                works += [
+                    self.lease_groups.tend,
+                    self._keep_limits,
+                    partial(self._context.leases.collect, older_than_seconds=kept),
+                    partial(self._context.dedup.collect, window_seconds=window, noted_seconds=kept),
+                ]
+            await in_turn(works)
         except RetryLater:
             pass  # the store is unavailable: try again in the next round
         finally:

@@ -3,6 +3,7 @@
 Each call runs one script, except counting and housekeeping, which run several.
 """
 
+from functools import partial
 from typing import Any
 
 from popgate.adapters.redis.connection import RedisConnection
@@ -38,6 +39,7 @@ from popgate.ports.lease_groups import (
     SettlementStep,
     StoredGroup,
 )
+from popgate.runtime.in_turn import in_turn
 
 POSITIONS_PER_STEP = 5_000
 """Maximum number of positions that one script counts. It exceeds ``STEP_MEMBERS_MAX``, because counting is fast."""
@@ -188,10 +190,8 @@ class RedisLeaseGroups:
         return found
 
     async def collect(self, *, forming_seconds: float, older_than_seconds: float) -> None:
-        for home in await self._homes():
-            await self._redis.run(
-                "collect_groups", home, microseconds(forming_seconds), microseconds(older_than_seconds)
-            )
+        ages = microseconds(forming_seconds), microseconds(older_than_seconds)
+        await in_turn(partial(self._redis.run, "collect_groups", home, *ages) for home in await self._homes())
 
     async def drop(self, subscription: Subscription) -> None:
         await self._redis.run("drop_groups", subscription_key(subscription))

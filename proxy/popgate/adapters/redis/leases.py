@@ -13,6 +13,7 @@ For a message that is alone in its batch, Redis needs 50 microseconds and the pr
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from popgate.adapters.redis.connection import RedisConnection
@@ -43,6 +44,7 @@ from popgate.ports.leases import (
     LoadedRecord,
     SettleEntry,
 )
+from popgate.runtime.in_turn import in_turn
 
 RECORDS_PER_STEP = 1_000
 """Maximum number of records that one script loads, restores or cleans up, so that it delays others by at most 2 ms."""
@@ -152,20 +154,29 @@ class RedisLeaseStore:
         return await self._trim(queue, microseconds(settled_before), microseconds(older_than_seconds))
 
     async def collect(self, *, older_than_seconds: float) -> int:
+        try:
+            return await self._collect_all(older_than_seconds)
+        finally:
+            while await self._end_attempts() == ATTEMPTS_PER_STEP:
+                pass
+
+    async def _collect_all(self, older_than_seconds: float) -> int:
         queues, now = await self._redis.run("list_queues")
         before = now - microseconds(older_than_seconds)
         total = 0
         if self._oldest_change is None or self._oldest_change < before:
             oldest = now
-            for queue in queues:
+
+            async def collect(queue: BrokerQueue) -> None:
+                nonlocal total, oldest
                 for settled in (False, True):
                     count, change = await self._collect(queue, before, settled=settled)
                     total += count
                     oldest = min(oldest, change)
                 await self._trim(queue, 0, 0)  # removes the deleted records from the list of settled records
+
+            await in_turn(partial(collect, queue) for queue in queues)
             self._oldest_change = oldest
-        while await self._end_attempts() == ATTEMPTS_PER_STEP:
-            pass
         return total
 
     async def forget(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> None:

@@ -27,6 +27,7 @@ from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.publish.publishing import PublisherGate
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.journal import EventKind
+from popgate.runtime.in_turn import in_turn
 
 AnswerT = TypeVar("AnswerT")
 
@@ -69,11 +70,16 @@ class Topics:
             await self._serve(group)
 
     async def follow(self) -> None:
-        """Apply changes that other proxies have made to the catalog. Raises: StateUnavailable."""
-        async with self._changing:
-            await self._read_catalog()
-        if self._context.router.cluster is not None:
-            self._context.router.cluster.ownership.queues_changed()
+        """Apply changes that other proxies have made to the catalog. Raises: StateUnavailable.
+
+        An error about one group is raised at the end, so that it does not affect the other groups.
+        """
+        try:
+            async with self._changing:
+                await self._read_catalog()
+        finally:
+            if self._context.router.cluster is not None:
+                self._context.router.cluster.ownership.queues_changed()
 
     async def _read_catalog(self) -> None:
         version = await self._context.catalog.version()  # first: a change during the reads makes it outdated
@@ -89,14 +95,8 @@ class Topics:
             async with self.publishers.kept_out(topic):  # no publish uses the former spec when this method returns
                 self.specs.pop(topic)
                 self.specs.update({topic: specs[topic]} if topic in specs else {})
-        self.specs = specs
-        for name, group in groups.items():
-            known = self.served.get(name)
-            if known is not None:
-                await self._follow(known, group)
-            elif name.topic in specs:
-                await self._serve(group)
-        self._version = version
+        self.specs, self._version = specs, version
+        await in_turn(partial(self._follow, group) for group in groups.values())
 
     def _keep_unreadable(self, specs: dict[TopicName, TopicSpec], groups: dict[Subscription, GroupSpec]) -> None:
         """Add what this proxy serves already, if it exists in the catalog but can't be read. It may have messages."""
@@ -353,11 +353,17 @@ class Topics:
                 return
         raise StateUnavailable("other proxies keep changing this group; try again")
 
-    async def _follow(self, served: ServedSubscription, spec: GroupSpec) -> None:
+    async def _follow(self, spec: GroupSpec) -> None:
         """Apply the group's entry in the catalog, or replace it if its mode generation is earlier than the served one.
+        Serve the group if it is new.
 
-        The latter happens after the store has lost its data, if a proxy with outdated data has restored the entry.
+        The replacement happens after the store has lost its data, if a proxy with outdated data has restored the entry.
         """
+        served = self.served.get(spec.subscription)
+        if served is None:
+            if spec.subscription.topic in self.specs:
+                await self._serve(spec)
+            return
         if spec.mode_generation < served.spec.mode_generation:
             await self._context.catalog.change_group(spec, served.spec)
         await served.follow(spec)

@@ -17,6 +17,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from popgate.domain import modes
@@ -47,6 +48,7 @@ from popgate.engine.queue.host import QueueHost
 from popgate.engine.settle.settling import Settler
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.runtime.deadlines import NEVER
+from popgate.runtime.in_turn import in_turn
 
 UNCOMMITTED_MAX = 1_000
 """Maximum number of uncommitted messages of one queue that a client may have."""
@@ -376,14 +378,16 @@ class Puller:
 
     async def _look(self, pulled: Sequence[ServedSubscription]) -> None:
         try:
-            for served in pulled:
-                if served.hosts[0].is_owned:
-                    await self._assigning.tend(served)
-                await self._assigning.known(served, is_news=True)
+            await in_turn(partial(self._look_at, served) for served in pulled)
         except RetryLater:
             pass  # the store is unavailable, so no client receives messages
         finally:
             self._looking = False
+
+    async def _look_at(self, served: ServedSubscription) -> None:
+        if served.hosts[0].is_owned:
+            await self._assigning.tend(served)
+        await self._assigning.known(served, is_news=True)
 
 
 def _is_pulled_here(served: ServedSubscription) -> bool:
