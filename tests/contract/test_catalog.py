@@ -346,5 +346,8 @@ async def test_an_entry_that_is_no_text_hides_no_other(redis_server: RedisServer
         await connection.command("HSET", f"{connection.prefix}topics", b"\xff", '{"queue_count":1}')
         await connection.command("HSET", f"{connection.prefix}topics", "x", b"\xff")
         assert await catalog.topics() == [PLAIN]
+        assert catalog.unreadable().topics == {"x"}
+        with pytest.raises(Conflict, match="can't be read"):
+            await catalog.put_topic(replace(PLAIN, topic=TopicName("x")))
     finally:
         await connection.close()

@@ -39,8 +39,7 @@ class RedisCatalog:
         return self._reader.unreadable
 
     async def put_topic(self, spec: TopicSpec, version: int | None = None) -> int:
-        present: str | None = await self._redis.run("find", _TOPICS, spec.topic)
-        self._reader.check_topic(spec.topic, present)
+        self._reader.check_topic(spec.topic, await self._redis.read_field(_TOPICS, spec.topic))
         known, text = False if version is None else version, topic_json(spec)
         changed: int = await self._redis.run("put_spec", _TOPICS, spec.topic, text, known)
         if changed:
@@ -83,8 +82,7 @@ class RedisCatalog:
         await self.signal.wait()
 
     async def _text(self, subscription: Subscription) -> str | None:
-        text: str | None = await self._redis.run("find", _GROUPS, subscription_key(subscription))
-        return text
+        return await self._redis.read_field(_GROUPS, subscription_key(subscription))
 
 
 _conforms: type[Catalog] = RedisCatalog

@@ -23,7 +23,7 @@ from popgate.adapters.redis.address import RedisAddress
 from popgate.adapters.redis.failures import RETRY_AFTER_SECONDS, state_failure
 from popgate.adapters.redis.pipelined_connection import PipelinedConnection
 from popgate.adapters.redis.scripts import script
-from popgate.adapters.redis.texts import read_pairs
+from popgate.adapters.redis.texts import NOT_TEXT, read_pairs, read_text
 from popgate.domain.errors import StateUnavailable
 from popgate.runtime.logs import OnceLogger
 
@@ -97,14 +97,19 @@ class RedisConnection:
     async def read_hash(self, name: str) -> list[tuple[str, str]]:
         """Return the fields and values of a small hash of texts, sorted by field. Raises: StateUnavailable.
 
-        Entries that are not UTF-8 are left out.
+        Names that are not UTF-8 are left out, and such values are ``NOT_TEXT``.
 
         Every process that has read the hash remembers its fields, and writes them back if Redis loses its data. If a
         process does not learn that another process has deleted a field, it writes this field back, too.
         """
-        fields = dict(read_pairs(await self.run("read", name, answer_type=msgspec.Raw), self._unreadable))
+        packed = await self.run("read", name, answer_type=msgspec.Raw)
+        fields = dict(read_pairs(packed, self._unreadable, spoilt=NOT_TEXT))
         self._kept_hashes[name] = fields
         return sorted(fields.items())
+
+    async def read_field(self, name: str, field: str) -> str | None:
+        """Return the text of a field of a hash, or ``NOT_TEXT``, or None if it is missing. Raises: StateUnavailable."""
+        return read_text(await self.run("find", name, field, answer_type=msgspec.Raw))
 
     def remember_field(self, name: str, field: str, value: str) -> None:
         """Remember a field that this process has written to a hash, to write it back if Redis loses its data."""

@@ -50,7 +50,7 @@ class RedisLockStore:
         return found
 
     async def find(self, name: str) -> LockDefinition | None:
-        text: str | None = await self._redis.run("find", _LOCKS, name)
+        text = await self._redis.read_field(_LOCKS, name)
         return None if text is None else _read(name, text)
 
     async def put(self, definition: LockDefinition) -> None:
