@@ -191,6 +191,14 @@ def test_a_caller_is_refused_before_its_body_is_read(server: Guarded) -> None:
             assert status_on(connection) == 401
 
 
+def test_a_body_of_unknown_length_is_not_parsed_behind_its_refusal(server: Guarded) -> None:
+    with connected(server) as connection:
+        connection.settimeout(2)  # shorter than the three seconds for the rest of a body
+        connection.sendall(head_of("POST", PUBLISH, "transfer-encoding: chunked"))
+        while connection.recv(65_536):
+            pass
+
+
 def test_two_credentials_in_one_request_are_refused(server: Guarded) -> None:
     other = server.new({"actions": ["inspect"]})
     given = [f"authorization: Bearer {key.token}" for key in (server.admin, other)]

@@ -163,6 +163,12 @@ def test_endless_fields_behind_a_body_cost_no_memory_and_end_the_connection(prox
     assert "Traceback" not in proxy.output
 
 
+def test_a_body_of_tiny_chunks_is_refused(proxy: ProxyProcess) -> None:
+    with connected(proxy) as connection:
+        connection.sendall(CHUNKED + b"1\r\n \r\n" * 2_000)
+        assert refused(connection) == (400, "invalid_request")
+
+
 def test_a_length_of_thousands_of_digits_is_refused(proxy: ProxyProcess) -> None:
     head = b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: %b9\r\n\r\n"
     with connected(proxy) as connection:

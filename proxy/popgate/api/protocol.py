@@ -47,6 +47,9 @@ arrives in one read."""
 FAREWELL_BYTES_MAX = 1 << 20
 """Maximum number of bytes of a body that are discarded after the answer before the connection ends. It bounds what a
 client without a credential can make the proxy read, and lets a body through that was on its way."""
+CHUNKS_MIN, CHUNK_BYTES_MIN = 1_000, 64
+"""A body of more than ``CHUNKS_MIN`` chunks is refused if its chunks are smaller than ``CHUNK_BYTES_MIN`` on average,
+because the parser needs as much time for each chunk as for kilobytes in one chunk."""
 
 
 class Stage(IntEnum):
@@ -112,6 +115,7 @@ class WatchedProtocol(HttpToolsProtocol):
         """Upper bound for the number of received bytes of the current body."""
         self._content_bytes = 0
         """Number of bytes of the current body in memory that the limiter does not count yet."""
+        self._chunks = 0
         self._trailer_bytes = 0
         self._discarded_bytes = 0
         """Number of bytes that arrived in this farewell."""
@@ -204,14 +208,18 @@ class WatchedProtocol(HttpToolsProtocol):
     def _slice_bytes(self) -> int:
         if self._stage is not _BODY:
             return SLICE_BYTES
-        length = next((value for name, value in self.headers if name == b"content-length"), b"")
-        return max(SLICE_BYTES, int(length.lstrip(b"0") or b"0") - self._body_bytes)
+        return max(SLICE_BYTES, int(self._length().lstrip(b"0") or b"0") - self._body_bytes)
+
+    def _length(self) -> bytes:
+        return next((value for name, value in self.headers if name == b"content-length"), b"")
 
     def _take_slice(self, data: bytes) -> None:
         before = self._stage
         self._feed(data)
         if self._stage is _BODY:
             self._body_bytes += len(data)
+            if self._chunks > max(CHUNKS_MIN, self._body_bytes // CHUNK_BYTES_MIN):
+                self.refuse(HttpError(400, "invalid_request", "The body has too many small chunks: send larger ones."))
         elif before is not _BODY:
             self._head_bytes += len(data)
             fields = len(self.headers) if self._stage is _HEAD else 0  # each takes far more memory than bytes
@@ -269,7 +277,8 @@ class WatchedProtocol(HttpToolsProtocol):
             self._declined = b"\r\n".join([start, *lines, b"", b""])
             return
         super().on_headers_complete()
-        self._head_bytes = self._body_bytes = self._trailer_bytes = self._discarded_bytes = self._content_bytes = 0
+        self._head_bytes = self._body_bytes = self._chunks = self._trailer_bytes = 0
+        self._discarded_bytes = self._content_bytes = 0
         self._stage = _BODY
         self._connection.transport.is_receiving = True
         self._limiter.is_served(self)
@@ -277,6 +286,9 @@ class WatchedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._content_bytes += len(body)
         super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
 
     def on_message_complete(self) -> None:
         if self._declined:
@@ -329,6 +341,8 @@ class WatchedProtocol(HttpToolsProtocol):
             self._limiter.began_head(self)
         else:
             self._limiter.says_farewell(self)
+            if not self._length():  # the rest would have to be parsed to find its end
+                self._connection.transport.end()
 
     def _is_answering(self) -> bool:
         cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first head
