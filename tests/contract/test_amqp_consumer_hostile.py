@@ -20,8 +20,6 @@ from contract.test_amqp_consumer import (
     until,
 )
 from contract.test_http_hostile_messages import HOSTILE, RawProperties, header, table
-from popgate.adapters.rabbitmq.properties import decode
-from popgate.domain.dead_letter import unpacked
 from popgate_client import Message, Reject, RequestInvalid
 from popgate_client.amqp import AmqpConsumer
 
@@ -57,12 +55,10 @@ async def test_hostile_messages_are_handled_and_dead_lettered_like_any_other(
     assert [*unreadable.headers] == ["amqp-unreadable-properties"]
     assert depth(channel) == 0
     letters = [channel.basic_get(DEAD, auto_ack=True) for _ in KINDS]
-    assert [(body or b"")[-len(kind) :] for kind, (_, _, body) in zip(KINDS, letters, strict=True)] == [
-        kind.encode() for kind in KINDS
-    ]
+    assert [body for _, _, body in letters] == [kind.encode() for kind in KINDS]
 
 
-async def test_a_dead_letter_whose_headers_fill_the_frame_is_packed_as_the_proxies_pack_it(
+async def test_a_dead_letter_whose_headers_fill_the_frame_shows_their_beginning(
     amqp_url: str, queues: list[str], channel: BlockingChannel
 ) -> None:
     def handle(message: Message) -> None:
@@ -74,10 +70,9 @@ async def test_a_dead_letter_whose_headers_fill_the_frame_is_packed_as_the_proxi
         await until(lambda: consumer.counters.rejected == 1, "the dead letter")
     _, properties, body = channel.basic_get(DEAD, auto_ack=True)
     assert properties is not None
-    raw = b"".join(properties.encode())
-    letter = unpacked(decode(raw, body or b"", None, notes=True).message)
-    assert (letter.body, letter.headers["large"]) == (b"body", "x" * 130_900)
-    assert letter.headers["x-popgate-dead-reason"] == "bad"
+    headers = properties.headers or {}
+    assert (body, headers["x-popgate-dead-reason"]) == (b"body", "bad")
+    assert '{"large": "xxx' in str(headers["amqp-unreadable-headers"])
 
 
 async def test_a_dead_letter_goes_to_no_other_queue_that_its_publisher_names(

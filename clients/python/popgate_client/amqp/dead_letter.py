@@ -26,10 +26,10 @@ async def publish_dead_letter(
 
     Raises: BrokerUnavailable.
     """
-    dead, body = _dead_letter(group, delivered, message, cause, reason, frame_bytes_max=session.frame_bytes_max)
+    dead = _dead_letter(group, delivered, message, cause, reason, frame_bytes_max=session.frame_bytes_max)
     channel = await session.open_channel(confirms=True)
     try:
-        publish = channel.basic_publish(body, routing_key=group.dead, properties=dead, mandatory=True)
+        publish = channel.basic_publish(message.body, routing_key=group.dead, properties=dead, mandatory=True)
         await session.call(publish)
     except (DeliveryError, ChannelRefused) as error:
         raise BrokerUnavailable("broker_unavailable", f"queue {group.dead!r} accepts no message: {error}") from error
@@ -45,9 +45,10 @@ def _dead_letter(
     reason: str | None,
     *,
     frame_bytes_max: int,
-) -> tuple[Basic.Properties, bytes]:
-    """Return the properties and the body. If RabbitMQ can't carry the publisher's headers with those of popgate, they
-    are in front of the body, as in the proxies' packed dead letters."""
+) -> Basic.Properties:
+    """Return the properties. If RabbitMQ can't carry the publisher's headers with those of popgate, one header shows
+    their beginning. The proxies put such headers in front of the body, but take them out only of their own letters.
+    """
     properties = delivered.header.properties
     table = properties.headers or {}
     origin = table.get("x-popgate-copy-id", "")
@@ -66,18 +67,13 @@ def _dead_letter(
     kept = {name: getattr(properties, name) for name in Basic.Properties.attributes() if name not in _NOT_KEPT}
     dead = Basic.Properties(**kept, headers=headers | notes, delivery_mode=2)
     if _fits(dead, frame_bytes_max):
-        return dead, message.body
+        return dead
     if message.ordering_key is not None:
         notes["x-popgate-ordering-key"] = message.ordering_key
-    packed = json.dumps(dict(message.headers)).encode()
-    if len(packed) + len(message.body) > MESSAGE_BYTES_MAX:
-        packed = b""
-    else:
-        notes["x-popgate-dead-headers-bytes"] = len(packed)
-    bare = Basic.Properties(
+    notes[_SHOWN_HEADERS] = json.dumps(dict(message.headers))[:_SHOWN_CHARACTERS_MAX]
+    return Basic.Properties(
         message_id=properties.message_id, timestamp=properties.timestamp, headers=notes, delivery_mode=2
     )
-    return bare, packed + message.body
 
 
 _NOT_KEPT = frozenset({"headers", "delivery_mode", "expiration", "user_id", "cluster_id"})
@@ -88,7 +84,8 @@ _ROUTING = frozenset({"CC", "BCC"})
 """Headers that name further queues. RabbitMQ would put a copy of the dead letter there, with this program's rights."""
 _FRAME_OVERHEAD_BYTES = 20
 """Bytes of a content header frame around its properties."""
-MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+_SHOWN_HEADERS = "amqp-unreadable-headers"
+_SHOWN_CHARACTERS_MAX = 4_096
 
 
 def _sent_name(name: str) -> str:
