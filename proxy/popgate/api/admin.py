@@ -3,6 +3,8 @@
 This module translates requests to calls of the engine's registry of topics. It makes no decisions: the registry does.
 """
 
+import asyncio
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Annotated
 
@@ -26,6 +28,9 @@ from popgate.engine.engine import Engine
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.journal.counters import EventCounters
 
+SEEN_AT_ONCE_MAX = 64
+"""Maximum number of topics that are compared with a caller's patterns in one turn of the event loop."""
+
 TopicInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 WITHOUT_REPLICAS = "min_replicas is stored, but has no effect here: the embedded store's queues have no replicas"
@@ -45,8 +50,16 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
     @router.get("/topics")
     async def list_topics(sight: SightOfCaller) -> TopicList:
         """List the topics that the caller may see, which are all topics if no keys are configured."""
-        specs = [spec for spec in engine.topics.specs.values() if sight.sees(Resource(topic=spec.topic))]
-        return TopicList(topics=[_topic_answer(engine, spec, sight) for spec in specs])
+        groups: dict[TopicName, list[Subscription]] = {}
+        for name in engine.topics.served:
+            groups.setdefault(name.topic, []).append(name)
+        answers: list[TopicAnswer] = []
+        for count, spec in enumerate(list(engine.topics.specs.values())):
+            if count % SEEN_AT_ONCE_MAX == 0:
+                await asyncio.sleep(0)
+            if sight.sees(Resource(topic=spec.topic)):
+                answers.append(_topic_answer(spec, groups.get(spec.topic, ()), sight))
+        return TopicList(topics=answers)
 
     @router.put(
         path,
@@ -75,14 +88,15 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
             permit=sight.permit,
         )
         response.status_code = 201 if is_new else 200
-        answer = _topic_answer(engine, spec, sight)
+        answer = _topic_answer(spec, _groups(engine, spec), sight)
         answer.warnings = warnings
         return answer
 
     @router.get(path, responses=problem_responses(404))
     async def get_topic(topic: TopicInPath, sight: SightOfCaller) -> TopicAnswer:
         """Return one topic and the names of those of its groups that the caller may see."""
-        return _topic_answer(engine, engine.topics.topic(topic), sight)
+        spec = engine.topics.topic(topic)
+        return _topic_answer(spec, _groups(engine, spec), sight)
 
     @router.delete(path, status_code=204, response_class=Response, responses=problem_responses(404))
     async def delete_topic(topic: TopicInPath) -> None:
@@ -142,15 +156,17 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
         counters.forget(Subscription(TopicName(topic), GroupName(group)))
 
 
-def _topic_answer(engine: Engine, spec: TopicSpec, sight: Sight) -> TopicAnswer:
+def _groups(engine: Engine, spec: TopicSpec) -> list[Subscription]:
+    return [served.name for served in engine.topics.groups(spec.topic)]
+
+
+def _topic_answer(spec: TopicSpec, groups: Iterable[Subscription], sight: Sight) -> TopicAnswer:
     return TopicAnswer(
         topic=spec.topic,
         queues=spec.queue_count,
         adopted=list(spec.adopted),
         unique_message_ids=spec.unique_message_ids,
-        groups=sorted(
-            served.name.group for served in engine.topics.groups(spec.topic) if sight.sees(Resource(*served.name))
-        ),
+        groups=sorted(name.group for name in groups if sight.sees(Resource(*name))),
     )
 
 

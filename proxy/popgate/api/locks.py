@@ -5,6 +5,7 @@ acquire was not delivered, the lock is released (see ``connection``). This modul
 does.
 """
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 
@@ -23,6 +24,9 @@ from popgate.locks.hosted import HostedLocks, LockHolder, LockView
 from popgate.locks.hosted_grants import HostedGrant
 from popgate.locks.lock_waiter import LockWaiter
 from popgate.ports.peers import ForwardedAnswer
+
+SEEN_AT_ONCE_MAX = 64
+"""Maximum number of locks that are compared with a caller's patterns in one turn of the event loop."""
 
 _PUT = Reader(models.LockChange)
 _ACQUIRE = Reader(models.LockAcquireRequest)
@@ -53,9 +57,13 @@ class LockHandlers:
         yield Route("locks_force_release", "POST", f"{one}/force-release", self.force_release)
 
     async def list(self, call: Call) -> bytes:
-        return call.form.encode(
-            models.LockList([_lock(view) for view in self._locks.locks() if call.sees(Resource(lock=view.name))])
-        )
+        seen: list[models.LockAnswer] = []
+        for count, view in enumerate(self._locks.locks()):
+            if count % SEEN_AT_ONCE_MAX == 0:
+                await asyncio.sleep(0)
+            if call.sees(Resource(lock=view.name)):
+                seen.append(_lock(view))
+        return call.form.encode(models.LockList(seen))
 
     async def get(self, call: Call) -> bytes:
         return call.form.encode(_lock(await self._locks.describe(*call.path)))

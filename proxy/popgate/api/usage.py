@@ -4,6 +4,7 @@ A cluster of N proxies allows up to N times as much, because each proxy counts f
 """
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from time import monotonic
 
 from popgate.domain.errors import LimitExceeded, MessageTooLarge
@@ -105,6 +106,6 @@ def check_topic_limit(principal: Principal, topics: Callable[[], Iterable[str]])
     limit: Limits = principal.limits
     if limit.topics is None:
         return
-    count = sum(principal.may(Action.CREATE, Resource(topic=topic)) for topic in topics())
-    if count >= limit.topics:
+    matching = (topic for topic in topics() if principal.may(Action.CREATE, Resource(topic=topic)))
+    if limit.topics == 0 or next(islice(matching, limit.topics - 1, None), None) is not None:  # stops at the limit
         raise exceeded(principal.name, "topics", limit.topics, TOPICS_RETRY_SECONDS)
