@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import pika
 import pytest
 
+from popgate.domain.names import queue_index
 from support.answers import answer, bodies
 from support.processes import wait_until
 from support.proxy import ProxyProcess, plain_client
@@ -366,6 +367,30 @@ def asked(proxy: ProxyProcess) -> int:
     """Return how many messages and requests it has sent to the others."""
     members = answer(proxy.client.get("/v1/admin/cluster"))["members"]
     return sum(member["asked"] + member["passed_on"] for member in members)
+
+
+def test_fewer_queues_are_refused_while_another_proxy_holds_their_messages(cluster: ProxyCluster) -> None:
+    """They wait there for a retry: RabbitMQ counts none of them, nor does the proxy that changes the number."""
+    one, two, _ = cluster.proxies
+    mine = {int(queue.rsplit(":", 1)[1]) for queue, owner in owners(one).items() if owner == instance(two)} - {0}
+    keys = [key for key in map(str, range(200)) if queue_index(key, QUEUES) in mine][:5]
+    for key in keys:
+        publish(one, key, ordering_key=key)
+    entries = [
+        {"receipt_handle": one["receipt_handle"], "delay_seconds": 3} for one in pop_all(two, len(keys), wait_seconds=5)
+    ]
+    answer(two.client.post(f"{GROUP}/release", json={"entries": entries}))
+    answer(one.client.put("/v1/admin/topics/t", json={"queues": 1}), 409)
+    messages = pop_all(one, len(keys), wait_seconds=10)
+    assert sorted(bodies(messages)) == sorted(keys)
+    ack(one, messages)
+
+    def is_lowered() -> bool:
+        return one.client.put("/v1/admin/topics/t", json={"queues": 1}).status_code == 200
+
+    wait_until(is_lowered, timeout_seconds=20, what="the drained topic to get one queue")
+    publish(two, "a", "b")
+    assert sorted(bodies(pop_all(two, 2))) == ["a", "b"]
 
 
 def test_the_cluster_is_shown_by_any_of_its_proxies(cluster: ProxyCluster) -> None:

@@ -3,17 +3,20 @@
 The second proxy is another ``Topics`` on the same catalog and broker.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from popgate.domain.errors import Conflict, Forbidden
-from popgate.domain.names import BrokerQueue, Layout, Subscription, TopicName, group_name
+from popgate.domain.errors import BrokerUnavailable, Conflict, Forbidden
+from popgate.domain.message import Message
+from popgate.domain.names import BrokerQueue, CopyId, Layout, Subscription, TopicName, group_name
 from popgate.domain.permissions import Action, Resource
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import GroupSpec, TopicSpec
 from popgate.engine.catalog.topics import Topics
+from popgate.engine.settle.orders import Verb
+from popgate.ports.broker import Outgoing, QueueDepth
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, bodies, open_world
 
@@ -90,3 +93,57 @@ async def test_adopted_queues_get_one_group_only(world: World, other: Topics, mo
     with pytest.raises(Conflict, match="already has a group"):
         await world.engine.topics.put_group(T, "mine", None, creates_only)
     assert [spec.subscription.group for spec in (await stored(world))[1]] == ["g"]
+
+
+async def test_what_another_proxy_publishes_before_it_has_followed_a_lower_number_of_queues_is_delivered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.create(T, queues=4)
+    announce = world.context.router.announce
+
+    async def publish_late(queues: Callable[[], Sequence[BrokerQueue]]) -> bool:
+        late = Message(
+            copy_id=CopyId("late"),
+            message_id="late",
+            body=b"late",
+            headers={},
+            ordering_key=None,
+            published_at=world.context.clock.wall(),
+        )
+        monkeypatch.setattr(world.context.router, "announce", announce)
+        await world.broker.publish([Outgoing(message=late, topic=T, index=3)])
+        return await announce(queues)
+
+    monkeypatch.setattr(world.context.router, "announce", publish_late)
+    with pytest.raises(Conflict, match="a message came in"):
+        await world.engine.topics.put_topic(T, queues=1, adopt=None)
+    leased = await world.pop(T, wait=5)
+    assert bodies(leased) == ["late"]
+    await world.settle(Verb.ACK, T, leased)
+    assert (await world.engine.topics.put_topic(T, queues=1, adopt=None))[0].queue_count == 1
+    assert (
+        await world.broker.depth([BrokerQueue(f"popgate:t:default:{number}") for number in (1, 2, 3)])
+        == [QueueDepth(ready=None)] * 3
+    )
+
+
+async def test_queues_stay_while_a_proxy_has_not_followed_and_an_interrupted_change_is_completed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.create(T, queues=4)
+
+    async def unheard(_: Callable[[], Sequence[BrokerQueue]]) -> bool:
+        return False
+
+    with monkeypatch.context() as silent:
+        silent.setattr(world.context.router, "announce", unheard)
+        with pytest.raises(Conflict, match="can't be reached"):
+            await world.engine.topics.put_topic(T, queues=2, adopt=None)
+    assert len(world.served(T).layout.queues) == 4
+    world.faults.fail("broker.delete_group", BrokerUnavailable("down"))
+    with pytest.raises(BrokerUnavailable):
+        await world.engine.topics.put_topic(T, queues=2, adopt=None)
+    assert (await world.broker.depth([BrokerQueue("popgate:t:default:3")]))[0].ready == 0
+    await world.engine.topics.put_topic(T, queues=2, adopt=None)
+    assert (await world.broker.depth([BrokerQueue("popgate:t:default:3")]))[0].ready is None
+    assert len(world.served(T).layout.queues) == 2

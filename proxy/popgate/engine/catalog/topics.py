@@ -22,6 +22,7 @@ from popgate.domain.permissions import ANY, Action, Permit, Resource, permit_all
 from popgate.domain.quotas import Quota
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, TopicSpec
+from popgate.engine.catalog.queue_count import are_unused, check_drained, declared_count
 from popgate.engine.catalog.topic_requests import asked_topic, check_adoption, check_new_topic
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.publish.publishing import PublisherGate
@@ -222,7 +223,10 @@ class Topics:
         """
         async with self._changing:
             yield
-        await self._context.router.announce(
+        await self._announce()
+
+    async def _announce(self) -> bool:
+        return await self._context.router.announce(
             lambda: [queue for one in self.served.values() for queue in one.layout.queues]
         )
 
@@ -243,14 +247,26 @@ class Topics:
         number changes, and for ``admin`` on each adopted queue.
 
         Raises: the errors of ``permit``; InvalidRequest; Conflict if an adopted queue is missing, has other consumers
-        or is a stream; if the queue count would change while queues contain messages; or if the existing topic uses
-        other adopted queues, or has another ``unique_message_ids``.
+        or is a stream; if the queue count would change while queues contain messages; if it would fall while another
+        proxy can't be reached; or if the existing topic uses other adopted queues, or has another
+        ``unique_message_ids``.
         """
         wanted = asked_topic(topic_name(name), queues, adopt, unique_message_ids=unique_message_ids)
-        async with self._change():
-            return await self._decided(partial(self._put_asked, wanted, permit))
+        async with self._changing:
+            present, warnings = await self._decided(partial(self._put_asked, wanted, permit))
+        is_followed = await self._announce()
+        if present is not None and present.queue_count > wanted.queue_count:
+            async with self._change():
+                is_lowered = await self._decided(partial(self._end_lowering, present, wanted, is_followed=is_followed))
+            if not is_lowered:
+                raise Conflict(
+                    f"the surplus queues of topic {name!r} can't be deleted: a message came in meanwhile, they have a "
+                    "consumer, or another proxy can't be reached; try again"
+                )
+        return wanted, present is None, warnings
 
-    async def _put_asked(self, wanted: TopicSpec, permit: Permit) -> tuple[TopicSpec, bool, list[str]]:
+    async def _put_asked(self, wanted: TopicSpec, permit: Permit) -> tuple[TopicSpec | None, list[str]]:
+        """Create or change a topic. Return what it was before, and warnings for the admin."""
         present = self.specs.get(wanted.topic)
         whole_topic = Resource(wanted.topic, ANY)
         if wanted.adopted:
@@ -260,15 +276,21 @@ class Topics:
         if present is None:
             permit(Action.CREATE, Resource(wanted.topic))
             warnings = await check_adoption(wanted, self.specs.values(), self._context.broker)
-            return await self._put_topic(wanted), True, warnings
+            await self._put_topic(wanted)
+            return None, warnings
         if present.adopted != wanted.adopted or present.unique_message_ids != wanted.unique_message_ids:
             raise Conflict(f"topic {wanted.topic!r} uses other queues; delete it before you create it with these")
         if present.queue_count != wanted.queue_count:
             permit(Action.ADMIN, whole_topic)
             await self._change_queue_count(wanted)
-        else:
-            await self._declare_topic(present)
-        return wanted, False, []
+            return present, []
+        await self._declare_topic(present)
+        if present.adopted:
+            return present, []
+        declared = await declared_count(self._context, present, self.group_names(present.topic))
+        if declared != present.queue_count:  # a change to the present number was interrupted: complete it
+            permit(Action.ADMIN, whole_topic)
+        return replace(present, queue_count=declared), []
 
     async def delete_topic(self, name: str) -> None:
         """Delete the topic, its groups and their messages. Adopted queues are not deleted. Raises: TopicNotFound."""
@@ -463,33 +485,49 @@ class Topics:
         self._context.journal.note(kind, name.topic, self._context.clock.wall(), group=name.group, detail=detail)
 
     async def _change_queue_count(self, wanted: TopicSpec) -> None:
-        """Change the queue count. Raise Conflict if queues are not empty, as ordering keys move to other queues."""
+        """Change the queue count. Raise Conflict if queues are not empty, as ordering keys move to other queues.
+
+        Surplus queues are not deleted yet (``_end_lowering``).
+        """
         served = self.groups(wanted.topic)
         self._check_queues(sum(wanted.queue_count - len(one.layout.queues) for one in served))
         async with self.publishers.kept_out(wanted.topic):
             for one in served:
-                depths = await self._context.broker.depth(one.layout.queues)
-                elsewhere = await one.status()
-                if (
-                    elsewhere.in_flight
-                    or any(host.messages() for host in one.hosts)
-                    or any(depth.ready or depth.delayed for depth in depths)
-                ):
-                    raise Conflict(
-                        f"the queues of group {one.name.group!r} are not drained, delayed messages included; "
-                        "another number of queues would move ordering keys"
-                    )
-            for one in served:
-                await self._context.broker.declare_group(wanted.layout(one.name))
-            await self._put_topic(wanted)
-            for one in served:
-                await one.stop()
-                self._context.missing_queues.difference_update(one.layout.queues)
-                self.served[one.name] = self._subscription(one.spec)  # claims its queues at the first pop
-        for one in served:
-            surplus = one.layout.queues[wanted.queue_count :]
-            if surplus:
-                await self._context.broker.delete_group(replace(one.layout, queues=surplus[1:], dead=surplus[0]))
+                await check_drained(self._context, one)
+            await self._use_queues(wanted)
+
+    async def _use_queues(self, spec: TopicSpec) -> None:
+        """Give a topic the queues of ``spec``. Its groups claim them at their next pops."""
+        groups = self.groups(spec.topic)
+        for one in groups:
+            await self._context.broker.declare_group(spec.layout(one.name))
+        await self._put_topic(spec)
+        for one in groups:
+            await one.stop()
+            self._context.missing_queues.difference_update(one.layout.queues)
+            self.served[one.name] = self._subscription(one.spec)
+
+    async def _end_lowering(self, former: TopicSpec, wanted: TopicSpec, *, is_followed: bool) -> bool:
+        """Delete the queues that ``wanted`` no longer has, or let the topic use those of ``former`` again.
+
+        The latter if not all proxies have followed the change, or if the queues are used. Return whether the queues
+        were deleted. Do not delete them if another request has changed the topic meanwhile.
+        """
+        if await self._context.catalog.version() != self._version:
+            await self._read_catalog()
+        if self.specs.get(wanted.topic) != wanted:
+            return False
+        layouts = [former.layout(one.name) for one in self.groups(wanted.topic)]
+        surplus = [layout.queues[wanted.queue_count :] for layout in layouts]
+        is_unused = is_followed and await are_unused(self._context, [queue for queues in surplus for queue in queues])
+        if not is_unused:
+            async with self.publishers.kept_out(former.topic):
+                await self._use_queues(former)
+            return False
+        await self._put_topic(wanted)  # ensures that no other proxy has changed the topic during the looks
+        for layout, queues in zip(layouts, surplus, strict=True):
+            await self._context.broker.delete_group(replace(layout, queues=queues[1:], dead=queues[0]))
+        return True
 
 
 def _applied(policy: Policy | PolicyChange | None, present: Policy) -> Policy:

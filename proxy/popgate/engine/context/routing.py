@@ -176,18 +176,19 @@ class Router:
         self.asked[to] += 1
         return await self._cluster.peers.ask(to, message)
 
-    async def announce(self, queues: Callable[[], Sequence[BrokerQueue]]) -> None:
-        """Announce to the other proxies that topics or groups have changed.
+    async def announce(self, queues: Callable[[], Sequence[BrokerQueue]]) -> bool:
+        """Announce to the other proxies that topics or groups have changed. Return whether all have applied the change.
 
         Wait until all other proxies that answer have applied the change. Then wait until all ``queues`` have owners,
         but for at most ``OWNED_SECONDS_MAX``.
         """
         if self._cluster is None:
-            return
+            return True
         self._cluster.ownership.queues_changed()
         others = [member for member in self._cluster.ownership.view.members if member != self._cluster.me]
-        await asyncio.gather(*(self._notify(member, Follow()) for member in others))
+        applied = await asyncio.gather(*(self._has_followed(member) for member in others))
         await self._cluster.ownership.owned(queues(), OWNED_SECONDS_MAX)
+        return all(applied)
 
     def send(self, record: LearnedRecord) -> None:
         """Send a lease record in the background, if another proxy owns its queue.
@@ -218,6 +219,15 @@ class Router:
         """Notify the proxy ``to`` that this proxy has a ready message for pops that wait at ``to``."""
         message = Available(subscription=subscription)
         self._background.spawn(self._notify(to, message), name=f"notify {to} of ready messages")
+
+    async def _has_followed(self, member: InstanceId) -> bool:
+        """Let the proxy ``member`` apply a change, and return whether it has. If not, it detects the change later."""
+        try:
+            await self.ask(member, Follow())
+        except PopgateError as error:
+            _log.info("a proxy could not be notified", extra={"member": member, "reason": error.detail})
+            return False
+        return True
 
     async def _notify(self, to: InstanceId, message: PeerMessage[None]) -> None:
         """Send a notification. If this fails, the proxy ``to`` detects the change later without it."""

@@ -78,18 +78,24 @@ async def subscription_status(context: EngineContext, group: ServedGroup, dead_h
 
 
 async def leases_left(context: EngineContext, group: ServedGroup) -> int | None:
-    """Count the leased messages in all queues of a subscription.
+    """Count the leased messages in all queues of a subscription. Return None where ``owner_counts`` does."""
+    counts = await owner_counts(context, group)
+    return None if counts is None else sum(one.in_flight for one in counts)
+
+
+async def owner_counts(context: EngineContext, group: ServedGroup) -> list[QueueCounts] | None:
+    """Return the owner's counts of each queue of a subscription.
 
     Return None if the owner of a queue does not answer, or if a queue has no owner that has loaded the queue's records.
     """
-    left = {one.number: one.in_flight for one in queue_counts(group)}
+    found = {one.number: one for one in queue_counts(group)}
     for owner in context.router.others(group.layout):
         try:
             counts = await context.router.ask(owner, CountMessages(subscription=group.name))
         except PopgateError:
             return None
-        left.update((one.number, one.in_flight) for one in counts)
-    return sum(left.values()) if len(left) == len(group.hosts) else None
+        found.update((one.number, one) for one in counts)
+    return list(found.values()) if len(found) == len(group.hosts) else None
 
 
 async def ready_here(context: EngineContext, group: ServedGroup) -> tuple[int, int]:
