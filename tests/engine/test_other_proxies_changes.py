@@ -3,6 +3,7 @@
 The second proxy is another ``Topics`` on the same catalog and broker.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -147,3 +148,19 @@ async def test_queues_stay_while_a_proxy_has_not_followed_and_an_interrupted_cha
     await world.engine.topics.put_topic(T, queues=2, adopt=None)
     assert (await world.broker.depth([BrokerQueue("popgate:t:default:3")]))[0].ready is None
     assert len(world.served(T).layout.queues) == 2
+
+
+async def test_queues_are_deleted_after_the_publishes_that_are_under_way(world: World) -> None:
+    """RabbitMQ before 4.3 ends the connection of a publish to a queue that is being deleted."""
+    await world.create(T)
+    queue = world.queue(T)
+    gate = world.faults.stop("broker.publish")
+    publishing = asyncio.create_task(world.publish(T, "a"))
+    await gate.reached()
+    deleting = asyncio.create_task(world.engine.topics.delete_topic(T))
+    await world.settle_down()
+    assert (await world.broker.depth([queue]))[0].ready == 0
+    gate.open()
+    assert await publishing == ["published"]
+    await deleting
+    assert (await world.broker.depth([queue]))[0].ready is None

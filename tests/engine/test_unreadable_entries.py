@@ -69,3 +69,17 @@ async def test_it_is_not_created_again_by_use_or_by_an_administrator(tmp_path: P
             await world.engine.topics.put_topic("t", queues=1, adopt=None)
         assert UNREADABLE in await stored(world, "topic")
         assert await stored(world, "topic_group") == [UNREADABLE] * 2
+
+
+async def test_a_topic_is_not_deleted_while_a_group_can_not_be_read_whose_queues_would_stay(tmp_path: Path) -> None:
+    world = await start_world(tmp_path, clock=ManualClock())
+    await world.create("t", group="g")
+    await world.publish("t", "a")
+    await spoil(world, "topic_group", "g")
+    await stop_world(world)
+    async with open_world(tmp_path, clock=ManualClock()) as world:
+        with pytest.raises(Conflict, match="'g' of topic 't' can't be read"):
+            await world.engine.topics.delete_topic("t")
+        await world.database.write(lambda connection: connection.execute("DELETE FROM topic_group"))
+        await world.engine.topics.delete_topic("t")
+        assert await stored(world, "topic") == []

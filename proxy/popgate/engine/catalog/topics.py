@@ -293,16 +293,27 @@ class Topics:
         return replace(present, queue_count=declared), []
 
     async def delete_topic(self, name: str) -> None:
-        """Delete the topic, its groups and their messages. Adopted queues are not deleted. Raises: TopicNotFound."""
+        """Delete the topic, its groups and their messages. Adopted queues are not deleted.
+
+        Raises: TopicNotFound; Conflict if a group's entry can't be read.
+        """
         async with self._change():
             spec = self.topic(name)
+            await self._context.catalog.groups()
+            unreadable = self._context.catalog.unreadable().groups - self.served.keys()
+            for group in (other.group for other in unreadable if other.topic == spec.topic):
+                raise Conflict(
+                    f"the entry of group {group!r} of topic {name!r} can't be read, so its queues can't be deleted; "
+                    "repair it in the store, or delete it there if its messages are not needed"
+                )
             for served in self.groups(spec.topic):
                 await self._delete_group(served)
             await self._context.dedup.drop_topic(spec.topic)
             await self._context.catalog.delete_topic(spec.topic)
-            self.specs.pop(spec.topic, None)
-            if not spec.adopted:
-                await self._context.broker.delete_topic(spec.topic)
+            async with self.publishers.kept_out(spec.topic):
+                self.specs.pop(spec.topic, None)
+                if not spec.adopted:
+                    await self._context.broker.delete_topic(spec.topic)
             self._context.journal.note(EventKind.TOPIC_DELETED, spec.topic, self._context.clock.wall())
 
     async def put_group(
@@ -468,7 +479,8 @@ class Topics:
         """Delete a group. The last step deletes its catalog entry, so the request can be repeated if a step fails."""
         await served.stop()
         try:
-            await self._context.broker.delete_group(served.layout)
+            async with self.publishers.kept_out(served.name.topic):  # RabbitMQ before 4.3 ends their connection
+                await self._context.broker.delete_group(served.layout)
             for queue in (*served.layout.queues, served.layout.dead):
                 await self._context.leases.drop_queue(queue)
             await self._context.lease_groups.drop(served.name)
