@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from contract.recorder import TOPIC, Recorder, declare, layout, message, numbered, publish
 from popgate.adapters.sqlite import channel as sqlite_channel
-from popgate.adapters.sqlite import publishing
+from popgate.adapters.sqlite import delays, publishing
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.channel import SqliteChannel
 from popgate.adapters.sqlite.messages import FETCH_BYTES_MAX, FETCH_COUNT_MAX, Fetched
@@ -447,6 +447,25 @@ async def test_delayed_messages_that_have_come_are_counted_after_a_restart(tmp_p
                 await asyncio.sleep(0.01)
     async with started(tmp_path, clock) as store:
         assert await store.ready() == 1
+
+
+async def test_a_step_of_due_messages_counts_their_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delays, "DUE_BYTES_MAX", KIB)
+    clock = ManualClock()
+    layouts = [layout(f"group-{number}") for number in range(8)]
+    async with started(tmp_path, clock) as store:
+        await declare(store.broker, *layouts)
+        bodies = [bytes([number]) * (KIB // 8) for number in range(10)]
+        later = [Outgoing(message=message(body), topic=TOPIC, delay_seconds=60.0) for body in bodies]
+        await store.broker.publish(later)
+        before = store.database.commit_count
+        listener = Recorder()
+        await store.broker.consume(layouts[0].queues[0], layouts[0], 100, listener)
+        clock.advance(60.0)
+        store.broker.look_at_the_clock()
+        await listener.until_count(len(bodies))
+        assert listener.bodies == bodies
+        assert store.database.commit_count - before >= len(bodies), "each step has one message and its eight copies"
 
 
 # ---------------------------------------------------------------- any order of events

@@ -28,12 +28,12 @@ DelayedRow = tuple[float, TopicName, int, str, str, str | None, float, float | N
 
 
 class Due(NamedTuple):
-    """The ids and places of due messages, and the time at which the next message is due.
+    """The ids, places and body sizes of due messages, and the time at which the next message is due.
 
     The messages are in the order in which they are due. ``following`` is None if no further delayed message exists.
     """
 
-    messages: list[tuple[int, Place]]
+    messages: list[tuple[int, Place, int]]
     following: float | None
 
 
@@ -65,7 +65,7 @@ def count_delayed(connection: sqlite3.Connection) -> tuple[dict[Place, int], flo
 
 def find_due(connection: sqlite3.Connection, now: float) -> Due:
     """Return the earliest messages that are due at ``now``, up to the limits of one step."""
-    found: list[tuple[int, Place]] = []
+    found: list[tuple[int, Place, int]] = []
     size = 0
     sql = (
         "SELECT delayed_id, due_at, topic, queue_index, length(body) FROM delayed "
@@ -75,7 +75,7 @@ def find_due(connection: sqlite3.Connection, now: float) -> Due:
         for delayed_id, due_at, topic, index, body_size in cursor:
             if due_at > now or len(found) == DUE_COUNT_MAX or size >= DUE_BYTES_MAX:
                 return Due(found, due_at)
-            found.append((delayed_id, (topic, index)))
+            found.append((delayed_id, (topic, index), body_size))
             size += body_size
     return Due(found, None)
 

@@ -14,7 +14,16 @@ from functools import partial
 
 from popgate.adapters.sqlite.channel import StoredQueue
 from popgate.adapters.sqlite.database import Database
-from popgate.adapters.sqlite.delayed import DelayedRow, Due, Move, Place, count_delayed, find_due, move_due
+from popgate.adapters.sqlite.delayed import (
+    DUE_BYTES_MAX,
+    DelayedRow,
+    Due,
+    Move,
+    Place,
+    count_delayed,
+    find_due,
+    move_due,
+)
 from popgate.adapters.sqlite.failures import StorageUnavailable
 
 _log = logging.getLogger(__name__)
@@ -78,7 +87,7 @@ class DelayedPublishes:
             now = self._database.now()
             self._next_due = NEVER  # ``added`` lowers this time for rows that are added from now on
             try:
-                due = await self._database.read(partial(find_due, now=now))
+                due = self._one_step(await self._database.read(partial(find_due, now=now)), now)
                 self._next_due = min(self._next_due, NEVER if due.following is None else due.following)
                 if due.messages:
                     await self._hand_on(due)
@@ -87,10 +96,20 @@ class DelayedPublishes:
                 _log.warning("delayed messages have to wait", extra={"reason": error.detail})
                 await asyncio.sleep(RETRY_SECONDS)
 
+    def _one_step(self, due: Due, now: float) -> Due:
+        """Return the first messages, as many as one step may copy to all of their queues. The next ones are due now."""
+        copies = {place: len(self._targets(place)) for place in {place for _, place, _ in due.messages}}
+        size = 0
+        for count, (_, place, body_bytes) in enumerate(due.messages):
+            if size >= DUE_BYTES_MAX:
+                return Due(due.messages[:count], now)
+            size += body_bytes * copies[place]
+        return due
+
     async def _hand_on(self, due: Due) -> None:
         """Move the messages of one step to their queues. Raises: StorageUnavailable if nothing was moved."""
         by_place: dict[Place, list[int]] = {}
-        for delayed_id, place in due.messages:
+        for delayed_id, place, _ in due.messages:
             by_place.setdefault(place, []).append(delayed_id)
         queues: list[StoredQueue] = []
         moves: list[Move] = []
@@ -117,7 +136,7 @@ class DelayedPublishes:
                 waiter.set_exception(error)
 
         def job(connection: sqlite3.Connection) -> list[int]:
-            return move_due(connection, moves, [delayed_id for delayed_id, _ in due.messages])
+            return move_due(connection, moves, [delayed_id for delayed_id, *_ in due.messages])
 
         self._database.submit(job, done, failed, writes=True)
         await waiter
