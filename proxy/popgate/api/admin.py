@@ -22,7 +22,7 @@ from popgate.api.openapi_errors import problem_responses
 from popgate.api.visit import Sight, SightOfCaller
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.names import NAME_PATTERN, GroupName, Subscription, TopicName
-from popgate.domain.permissions import Resource
+from popgate.domain.permissions import Action, Resource
 from popgate.domain.topics import TopicSpec
 from popgate.engine.engine import Engine
 from popgate.engine.subscription.subscription import ServedSubscription
@@ -80,6 +80,7 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
             raise InvalidRequest(
                 "unique_message_ids is for adopted queues; popgate's own queues do not need it", field=field
             )
+        sight.park_behind(engine.topics)
         spec, is_new, warnings = await engine.topics.put_topic(
             topic,
             queues=change.queues if "queues" in named else None,
@@ -99,9 +100,10 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
         return _topic_answer(spec, _groups(engine, spec), sight)
 
     @router.delete(path, status_code=204, response_class=Response, responses=problem_responses(404))
-    async def delete_topic(topic: TopicInPath) -> None:
+    async def delete_topic(topic: TopicInPath, sight: SightOfCaller) -> None:
         """Delete the topic with its groups and messages. Adopted queues stay as they are."""
-        await engine.topics.delete_topic(topic)
+        sight.park_behind(engine.topics)
+        await engine.topics.delete_topic(topic, sight.permit)
         counters.forget_topic(TopicName(topic))
 
 
@@ -123,10 +125,12 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
         sight: SightOfCaller,
         change: PolicyChange | None = None,
     ) -> GroupAnswer:
-        """Create a group or change its policy. Queues of the group that were deleted on the broker are declared
-        again."""
+        """Create a group or change its policy. For callers with the permission admin, queues of the group that were
+        deleted on the broker are declared again."""
+        sight.park_behind(engine.topics)
+        repairs = sight.may(Action.ADMIN, Resource(topic, group))
         policy = None if change is None else change.applied_to
-        served, is_new = await engine.topics.put_group(topic, group, policy, sight.permit)
+        served, is_new = await engine.topics.put_group(topic, group, policy, sight.permit, repairs=repairs)
         response.status_code = 201 if is_new else 200
         answer = _group_answer(served)
         if change is not None and change.min_replicas is not None and engine.capabilities.vhost is None:
@@ -139,20 +143,23 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
         return _group_answer(engine.topics.subscription(topic, group))
 
     @router.post(f"{path}/pause", responses=problem_responses(404))
-    async def pause(topic: TopicInPath, group: GroupInPath) -> GroupAnswer:
+    async def pause(topic: TopicInPath, group: GroupInPath, sight: SightOfCaller) -> GroupAnswer:
         """Stop handing out the group's messages. Leased messages can still be settled; buffered messages go back to the
         broker. Idempotent."""
-        return _group_answer(await engine.topics.pause_group(topic, group, paused=True))
+        sight.park_behind(engine.topics)
+        return _group_answer(await engine.topics.pause_group(topic, group, paused=True, permit=sight.permit))
 
     @router.post(f"{path}/resume", responses=problem_responses(404))
-    async def resume(topic: TopicInPath, group: GroupInPath) -> GroupAnswer:
+    async def resume(topic: TopicInPath, group: GroupInPath, sight: SightOfCaller) -> GroupAnswer:
         """Hand out the group's messages again after a pause. Idempotent."""
-        return _group_answer(await engine.topics.pause_group(topic, group, paused=False))
+        sight.park_behind(engine.topics)
+        return _group_answer(await engine.topics.pause_group(topic, group, paused=False, permit=sight.permit))
 
     @router.delete(path, status_code=204, response_class=Response, responses=problem_responses(404))
-    async def delete_group(topic: TopicInPath, group: GroupInPath) -> None:
+    async def delete_group(topic: TopicInPath, group: GroupInPath, sight: SightOfCaller) -> None:
         """Delete the group with its messages and dead letters. Adopted queues stay as they are."""
-        await engine.topics.delete_group(topic, group)
+        sight.park_behind(engine.topics)
+        await engine.topics.delete_group(topic, group, sight.permit)
         counters.forget(Subscription(TopicName(topic), GroupName(group)))
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from popgate.api.openapi_errors import problem_responses
 from popgate.api.scope_keys import caller_of, forwarding_of
+from popgate.api.visit import Sight, visit_of
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.modes import DRAIN_SECONDS, DRAIN_SECONDS_MAX, switched
 from popgate.domain.names import NAME_PATTERN, InstanceId
@@ -145,7 +146,9 @@ def consume_mode_router(engine: Engine, peers: Peers | None) -> APIRouter:
         drain_timeout_seconds. The answer is sent when the switch has begun. Read the progress with GET. Idempotent. A
         switch back is possible while the group drains."""
         if not change.dry_run:
-            await engine.topics.switch(topic, group, ConsumeMode(change.mode), change.drain_seconds)
+            sight = Sight(visit_of(request.scope))
+            sight.park_behind(engine.topics)
+            await engine.topics.switch(topic, group, ConsumeMode(change.mode), change.drain_seconds, sight.permit)
         standing = await engine.mode_standing(topic, group)
         answered = await answer(topic, group, request, standing)
         if change.dry_run:

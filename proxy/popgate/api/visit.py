@@ -8,11 +8,15 @@ from fastapi import Depends, Request
 
 from popgate.api.access import Access
 from popgate.api.connection import Connection
+from popgate.api.problems import RequestTimeout
 from popgate.api.scope_keys import VISIT
 from popgate.api.usage import Usage, check_topic_limit
 from popgate.domain.errors import Forbidden, Unauthenticated
 from popgate.domain.permissions import Action, Caller, Permit, Resource, permit_all
+from popgate.engine.catalog.topics import Topics
 from popgate.engine.lease.pop_request import Presence
+
+_CHANGES = (Action.CREATE, Action.ADMIN)
 
 
 class Visit:
@@ -69,8 +73,14 @@ class Visit:
             self.is_parked = True
 
     def permit(self, action: Action, resource: Resource) -> None:
-        """Check another action that the request needs. Raises: Forbidden, LimitExceeded, and those of ``check``."""
+        """Check another action that the request needs, at the moment when it is done.
+
+        Raises: Forbidden; LimitExceeded; those of ``check``; RequestTimeout if the client has left before a change, so
+        that its changes don't keep others waiting.
+        """
         self.check()
+        if action in _CHANGES and self.connection is not None and self.connection.gone:
+            raise RequestTimeout("the client has disconnected before this could be changed")
         try:
             self.caller.require(action, resource)
         except Forbidden:
@@ -116,7 +126,19 @@ class Sight:
 
     def sees(self, resource: Resource) -> bool:
         """Return whether a list may show the resource to the caller."""
-        return self._visit is None or self._visit.caller.principal.may(Action.INSPECT, resource)
+        return self.may(Action.INSPECT, resource)
+
+    def may(self, action: Action, resource: Resource) -> bool:
+        """Return whether the caller has a permission. Without it, nothing is recorded."""
+        return self._visit is None or self._visit.caller.principal.may(action, resource)
+
+    def park_behind(self, topics: Topics) -> None:
+        """Record that a change waits, if another change of topics or groups is in progress.
+
+        Raises: LimitExceeded, and the errors of ``Visit.check``.
+        """
+        if self._visit is not None and topics.is_changing:
+            self._visit.park()
 
     @contextmanager
     def waiting(self, stop: Callable[[], None]) -> Generator[None]:

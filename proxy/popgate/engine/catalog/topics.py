@@ -214,6 +214,11 @@ class Topics:
                 await self._read_catalog()
         raise StateUnavailable("other proxies keep changing topics and groups; try again")
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether a request that changes something must wait for another one."""
+        return self._changing.locked()
+
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncGenerator[None]:
         """Make one change at a time, and announce it to the other proxies at the end of the context.
@@ -292,12 +297,13 @@ class Topics:
             permit(Action.ADMIN, whole_topic)
         return replace(present, queue_count=declared), []
 
-    async def delete_topic(self, name: str) -> None:
+    async def delete_topic(self, name: str, permit: Permit = permit_all) -> None:
         """Delete the topic, its groups and their messages. Adopted queues are not deleted.
 
-        Raises: TopicNotFound; Conflict if a group's entry can't be read.
+        ``permit`` is asked for ``admin`` on the topic. Raises: the errors of ``permit``; TopicNotFound; Conflict if a group's entry can't be read.
         """
         async with self._change():
+            permit(Action.ADMIN, Resource(name, ANY))
             spec = self.topic(name)
             await self._context.catalog.groups()
             unreadable = self._context.catalog.unreadable().groups - self.served.keys()
@@ -317,14 +323,21 @@ class Topics:
             self._context.journal.note(EventKind.TOPIC_DELETED, spec.topic, self._context.clock.wall())
 
     async def put_group(
-        self, topic: str, group: str, policy: Policy | PolicyChange | None, permit: Permit = permit_all
+        self,
+        topic: str,
+        group: str,
+        policy: Policy | PolicyChange | None,
+        permit: Permit = permit_all,
+        *,
+        repairs: bool = True,
     ) -> tuple[ServedSubscription, bool]:
         """Create a group, or change the policy of an existing group. Return the group, and whether it is new.
 
         ``policy`` is the new policy; a function that converts the present one, or the default one of a new group; or
         None for the default policy of a new group, and no change of an existing one. ``permit`` is asked for ``create``
-        of a new group, and for ``admin`` if the policy of an existing group changes. Queues of an existing group that
-        were deleted at the broker are declared again. Raises: TopicNotFound, Conflict, and the errors of ``permit``.
+        of a new group, and for ``admin`` if the policy of an existing group changes. With ``repairs``, all queues of an
+        existing group are declared again, which can take seconds; otherwise only if this proxy knows that some were
+        deleted at the broker. Raises: TopicNotFound, Conflict, and the errors of ``permit``.
         """
         async with self._change():
             name = Subscription(self.topic(topic).topic, group_name(group))
@@ -340,34 +353,48 @@ class Topics:
 
             if policy is not None:
                 await self._change_spec(served, changed)
-            await self._declare_topic(self.topic(topic))
-            await self._context.broker.declare_group(served.layout)
-            await served.queues_declared()
+            if repairs or self.missing_queues(name.topic):
+                await self._declare_topic(self.topic(topic))
+                await self._context.broker.declare_group(served.layout)
+                await served.queues_declared()
             return served, False
 
-    async def pause_group(self, topic: str, group: str, *, paused: bool) -> ServedSubscription:
-        """Pause or resume a group. Raises: TopicNotFound, GroupNotFound, StateUnavailable."""
+    async def pause_group(
+        self, topic: str, group: str, *, paused: bool, permit: Permit = permit_all
+    ) -> ServedSubscription:
+        """Pause or resume a group. ``permit`` is asked for ``admin`` on it.
+
+        Raises: TopicNotFound, GroupNotFound, StateUnavailable, and the errors of ``permit``.
+        """
         async with self._change():
+            permit(Action.ADMIN, Resource(topic, group))
             served = self.subscription(topic, group)
             await self._change_spec(served, lambda spec: replace(spec, policy=replace(spec.policy, paused=paused)))
             return served
 
     async def switch(
-        self, topic: str, group: str, mode: ConsumeMode, drain_seconds: float | None
+        self, topic: str, group: str, mode: ConsumeMode, drain_seconds: float | None, permit: Permit = permit_all
     ) -> ServedSubscription:
         """Switch a group to ``mode``, at once or after a drain in which its leases end (``domain.modes``). Idempotent.
 
-        A switch back to the former mode cancels the drain. Raises: TopicNotFound, GroupNotFound, StateUnavailable.
+        A switch back to the former mode cancels the drain. ``permit`` is asked for ``admin`` on the group.
+
+        Raises: TopicNotFound, GroupNotFound, StateUnavailable, and the errors of ``permit``.
         """
         async with self._change():
+            permit(Action.ADMIN, Resource(topic, group))
             served = self.subscription(topic, group)
             now = await self._context.catalog.now()
             await self._change_spec(served, lambda spec: switched(spec, mode, now=now, drain_seconds=drain_seconds))
             return served
 
-    async def delete_group(self, topic: str, group: str) -> None:
-        """Delete the group with its messages and dead letters. Raises: TopicNotFound, GroupNotFound."""
+    async def delete_group(self, topic: str, group: str, permit: Permit = permit_all) -> None:
+        """Delete the group with its messages and dead letters. ``permit`` is asked for ``admin`` on the group.
+
+        Raises: TopicNotFound, GroupNotFound, and the errors of ``permit``.
+        """
         async with self._change():
+            permit(Action.ADMIN, Resource(topic, group))
             await self._delete_group(self.subscription(topic, group))
 
     # -- steps ----------------------------------------------------------------------------------------------------
