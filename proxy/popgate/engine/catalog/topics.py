@@ -300,7 +300,8 @@ class Topics:
     async def delete_topic(self, name: str, permit: Permit = permit_all) -> None:
         """Delete the topic, its groups and their messages. Adopted queues are not deleted.
 
-        ``permit`` is asked for ``admin`` on the topic. Raises: the errors of ``permit``; TopicNotFound; Conflict if a group's entry can't be read.
+        ``permit`` is asked for ``admin`` on the topic. Raises: the errors of ``permit``; TopicNotFound; Conflict if a
+        group's entry can't be read.
         """
         async with self._change():
             permit(Action.ADMIN, Resource(name, ANY))
