@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 
 import pytest
-from msgspec import msgpack
+from msgspec import Raw, msgpack
 
 from popgate.api.formats import STRUCTURE_BYTES_MAX
 from popgate.api.reading import POP, PUBLISH, new_messages
@@ -71,6 +71,7 @@ WRONG: list[tuple[Mapping[str, object], str]] = [
     ({"body": None}, "messages[0].body must be a string or bytes"),
     ({"body": "", "headers": {"a": [{}] * 100_000}}, "messages[0].headers[...] must be"),
     ({"body": "", "headers": {str(number): 1 for number in range(5_000)}}, "messages[0].headers must have at most"),
+    ({"body": Raw(b"\xa1\xff")}, "messages[0].body is text that is not valid UTF-8"),
     ({}, "messages[0].body or body_base64 is required"),
     ({"body": "", "body_base64": ""}, "has both body and body_base64"),
 ]

@@ -104,6 +104,8 @@ def _unusual_body(entry: PublishEntry, place: int) -> bytes:
 def _packed_body(body: Raw, field: str) -> bytes:
     try:
         return _packed_text(body).encode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{field} is text that is not valid UTF-8; send it as bytes", field=field) from error
     except ValidationError:
         pass
     try:
