@@ -140,7 +140,8 @@ DAMAGED = [
     (b'{"messages":[{"body":"x","headers":{"a":1e999}}]}', "out of range"),
     (b'{"messages":[{"body":"x","headers":{"a":' + b"9" * 5000 + b"}}]}", "out of range"),
     (b'{"messages":[{"body":' + b"[" * 200_000 + b"]" * 200_000 + b"}]}", "too deeply"),
-    (b'{"messages":' + b'{"messages":' * 200_000, "a list"),
+    (b'{"messages":' + b'{"messages":' * 80_000, "a list"),
+    (b'{"messages":' + b'{"messages":' * 200_001, "more than 200000 strings"),
 ]
 
 
