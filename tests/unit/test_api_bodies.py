@@ -69,7 +69,7 @@ WRONG: list[tuple[Mapping[str, object], str]] = [
     ({"body": [{}] * 100_000}, "messages[0].body must be a string or bytes"),
     ({"body": 7}, "messages[0].body must be a string or bytes"),
     ({"body": None}, "messages[0].body must be a string or bytes"),
-    ({"body": "", "headers": {"a": [{}] * 100_000}}, "messages[0].headers[...] must be"),
+    ({"body": "", "headers": {"a": [{}] * 100_000}}, "messages[0].headers.a: the value must be"),
     ({"body": "", "headers": {str(number): 1 for number in range(5_000)}}, "messages[0].headers must have at most"),
     ({"body": Raw(b"\xa1\xff")}, "messages[0].body is text that is not valid UTF-8"),
     ({}, "messages[0].body or body_base64 is required"),

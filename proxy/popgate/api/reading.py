@@ -18,6 +18,7 @@ from popgate.api.requests import (
     AckRequest,
     ExtendEntry,
     ExtendRequest,
+    PackedEntry,
     PackedPublishRequest,
     PopRequestBody,
     PublishEntry,
@@ -45,6 +46,8 @@ from popgate.engine.settle.orders import SettleOrder, Verb
 _NO_HEADERS: Mapping[str, HeaderValue] = {}
 _BASE64_LENGTH_MAX = (MESSAGE_BYTES_MAX + 2) // 3 * 4
 _NUMBER_BYTES = 8
+_HEADER_VALUES = "the value must be a string, a number, true, false or null"
+_packed_value = msgpack.Decoder(FilterValue).decode
 _packed_text, _packed_bytes = msgpack.Decoder(str).decode, msgpack.Decoder(bytes).decode
 _INTEGER_LIMIT = 2**63
 
@@ -73,6 +76,8 @@ def _new_message(entry: PublishEntry, place: int, quotas: Quotas) -> NewMessage:
     if ordering_key is not None:
         _check_short(ordering_key, place, "ordering_key")
     headers = entry.headers or _NO_HEADERS
+    if headers and isinstance(entry, PackedEntry):
+        headers = _packed_headers(headers, f"messages[{place}].headers")
     if headers:
         _check_headers(headers, f"messages[{place}].headers", quotas)
     ttl_seconds = None if entry.ttl_seconds is UNSET else entry.ttl_seconds
@@ -114,6 +119,17 @@ def _packed_body(body: Raw, field: str) -> bytes:
         raise InvalidRequest(f"{field} must be a string or bytes", field=field) from error
 
 
+def _packed_headers(headers: Mapping[str, Any], field: str) -> Mapping[str, HeaderValue]:
+    """Return headers whose values are still in MessagePack (``Raw``). Raises: InvalidRequest."""
+    found: dict[str, HeaderValue] = {}
+    for name, value in headers.items():
+        try:
+            found[name] = _packed_value(value)
+        except (ValidationError, UnicodeDecodeError) as error:
+            raise _bad_header(field, name, _HEADER_VALUES) from error
+    return found
+
+
 def _too_large(place: int) -> MessageTooLarge:
     limit = MESSAGE_BYTES_MAX >> 20
     return MessageTooLarge(f"the body of messages[{place}] is larger than {limit} MiB", field=f"messages[{place}].body")
@@ -147,7 +163,7 @@ def _check_headers(headers: Mapping[str, Any], field: str, quotas: Quotas) -> No
                 raise _bad_header(field, name, "a number must be finite")
             total += _NUMBER_BYTES
         elif value is not None:
-            raise _bad_header(field, name, "the value must be a string, a number, true, false or null")
+            raise _bad_header(field, name, _HEADER_VALUES)
     if total > quotas.headers_bytes_max:
         limit = _shown_size(quotas.headers_bytes_max)
         raise _over(f"{field}: more than {limit} in total", "headers_bytes_max", field)

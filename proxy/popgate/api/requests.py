@@ -147,11 +147,11 @@ class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 class PackedEntry(PublishEntry, forbid_unknown_fields=True, kw_only=True, gc=False):
     """One message to publish in MessagePack, in which a single byte can stand for a list or a map.
 
-    So a body that is neither text nor bytes must not be decoded, and the values of headers are restricted at once.
+    So bodies and the values of headers are not decoded here, because they may be of types that are not permitted.
     """
 
     body: Raw = UNSET  # type: ignore[assignment]
-    headers: Annotated[dict[str, FilterValue], Meta(max_length=HEADERS_MAX)] | UnsetType = UNSET
+    headers: Annotated[dict[str, Raw], Meta(max_length=HEADERS_MAX)] | UnsetType = UNSET
 
 
 class PublishRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
