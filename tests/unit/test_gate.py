@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,35 @@ async def test_others_are_served_while_many_requests_end(keys: KeyFile, monkeypa
     await asyncio.gather(running, return_exceptions=True)
     assert len(ended_after) == 50
     assert max(ended_after.count(turn) for turn in ended_after) <= 10
+
+
+async def test_the_permissions_of_others_are_not_compared_again_when_a_key_expires(
+    keys: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They can be many, and keys and tokens can expire often."""
+    monkeypatch.setattr(gate, "CHECK_SECONDS", 0.01)
+    stays = keys.principal("stays", everything())
+    keys.principal("goes", everything())
+    goes = keys.key("goes", expires=datetime.now(UTC) + timedelta(seconds=2))
+    watched = WatchedKeys(keys.path)
+    watched.load()
+    guard = Gate(app, Credentials(watched, None), topics=list)
+    waiting = [Waiting(guard, key, lambda: None) for key in (stays, goes)]
+    await asyncio.sleep(0.05)
+    compared: list[object] = []
+
+    def may(*given: object) -> bool:
+        compared.append(given)
+        return True
+
+    monkeypatch.setattr(gate, "_may", may)
+    running = asyncio.ensure_future(guard.run())
+    await ended([waiting[1].task])
+    assert not waiting[0].task.done()
+    assert compared == []
+    running.cancel()
+    waiting[0].task.cancel()
+    await asyncio.gather(running, waiting[0].task, return_exceptions=True)
 
 
 async def test_a_limit_that_is_expiring_already_is_left_alone() -> None:

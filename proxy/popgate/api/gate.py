@@ -222,7 +222,8 @@ class Gate:
             if id(visit.caller) not in present:
                 present[id(visit.caller)] = self._credentials.current(visit.caller)
             caller = present[id(visit.caller)]
-            if caller is not None and _may(caller, visit.access, visit.resource):
+            # The permissions of an unchanged caller are still the ones with which it was admitted.
+            if caller is not None and (caller is visit.caller or _may(caller, visit.access, visit.resource)):
                 visit.caller = caller
                 self._next_expiry = min(self._next_expiry, caller.expires_at or float("inf"))
                 continue
