@@ -68,8 +68,7 @@ def _rows() -> Iterator[tuple[str, str, Access]]:
     yield row("GET", "/metrics", "metrics", Action.METRICS, _server)
 
     yield row("POST", f"{TOPIC}/messages", "publish", Action.PUBLISH, _topic)
-    # A consumer needs the policy of its group: the length of a lease, and the maximum number of deliveries.
-    yield "GET", GROUP, Access("state", Action.INSPECT, _group, or_action=Action.CONSUME)
+    yield "GET", GROUP, Access("state", Action.INSPECT, _group, or_action=Action.CONSUME)  # a consumer needs the policy
     for verb in ("pop", "ack", "release", "extend", "reject"):
         yield row("POST", f"{GROUP}/{verb}", verb, Action.CONSUME, _group)
     yield row("POST", f"{GROUP}/assignment", "assignment", Action.CONSUME, _group)

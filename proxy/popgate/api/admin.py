@@ -72,14 +72,12 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
     async def put_topic(
         topic: TopicInPath, change: TopicChange, response: Response, sight: SightOfCaller
     ) -> TopicAnswer:
-        """Create a topic, adopt existing queues as a topic, or change the number of its queues (only while they are
-        drained)."""
+        """Create a topic, adopt existing queues as a topic, or change the number of its queues. For this,
+        they must be drained: pause the publishers first."""
         named = change.model_fields_set
         if change.unique_message_ids and "adopt" not in named:
-            field = "unique_message_ids"
-            raise InvalidRequest(
-                "unique_message_ids is for adopted queues; popgate's own queues do not need it", field=field
-            )
+            detail = "unique_message_ids is for adopted queues; popgate's own queues do not need it"
+            raise InvalidRequest(detail, field="unique_message_ids")
         sight.park_behind(engine.topics)
         spec, is_new, warnings = await engine.topics.put_topic(
             topic,

@@ -132,8 +132,8 @@ def _check_structure(body: bytes) -> None:
         if outside <= STRUCTURE_BYTES_MAX:
             return
     raise InvalidRequest(
-        f"the body has more than {STRINGS_MAX} strings, or more than {STRUCTURE_BYTES_MAX >> 20} MiB beside its "
-        "strings; send less at a time",
+        f"the body has more than {STRINGS_MAX} strings, or more than {STRUCTURE_BYTES_MAX >> 20} MiB outside of "
+        "its strings; send less at a time",
         field="",
     )
 

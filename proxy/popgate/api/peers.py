@@ -91,11 +91,11 @@ class PeerApp:
         scope[FORWARDING] = self._face.forwarding(headers, certified_instance(scope))
         caller = headers.get(admission.CALLER)
         if (caller is not None) is not self._authenticates:
-            one, other = ("authenticates", "does not") if self._authenticates else ("does not authenticate", "does")
+            here, there = ("authenticates", "does not") if self._authenticates else ("does not authenticate", "does")
             raise HttpError(
                 HTTPStatus.FORBIDDEN,
                 "forbidden",
-                f"this proxy {one} its clients, and the one that forwards it {other}; they need the same keys",
+                f"this proxy {here} its clients, but the forwarding proxy {there}; give both the same keys",
             )
         if caller is not None:
             try:
