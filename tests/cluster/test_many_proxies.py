@@ -30,6 +30,7 @@ SIZE = 3
 QUEUES = 8
 BALANCED_SECONDS = 5.0
 HUNG_SECONDS = 12.0
+DELETIONS = 5
 TOPIC = "/v1/topics/t"
 GROUP = f"{TOPIC}/groups/g"
 
@@ -391,6 +392,45 @@ def test_fewer_queues_are_refused_while_another_proxy_holds_their_messages(clust
     wait_until(is_lowered, timeout_seconds=20, what="the drained topic to get one queue")
     publish(two, "a", "b")
     assert sorted(bodies(pop_all(two, 2))) == ["a", "b"]
+
+
+def test_deletions_do_not_disturb_what_other_proxies_do_with_the_rest(cluster: ProxyCluster) -> None:
+    """RabbitMQ ends the connection of a proxy that uses a queue or an exchange while it is being deleted."""
+    one, two, _ = cluster.proxies
+    answer(one.client.put("/v1/locks/mine", json={"kind": "mutex"}), 200, 201)
+    token = answer(two.client.post("/v1/locks/mine/acquire", json={"holder": "h", "ttl_seconds": 600}))["token"]
+    uses = [
+        ("/v1/topics/e/messages", {"messages": [{"body": "x" * 100}] * 20}),
+        ("/v1/topics/e/groups/g/pop", {"wait_seconds": 0.1}),
+        ("/v1/locks/e/acquire", {"holder": "h", "ttl_seconds": 5, "wait_seconds": 0.2}),
+        (f"{TOPIC}/messages", {"messages": [{"body": "x"}] * 20}),
+    ]
+    failed: list[str] = []
+    is_over = threading.Event()
+
+    def use(path: str, request: Json) -> None:
+        with plain_client(two.url, timeout_seconds=30) as client:
+            while not is_over.is_set():
+                reply = client.post(path, json=request)
+                if path == f"{TOPIC}/messages":
+                    failed.extend(str(result) for result in reply.json()["results"] if result["status"] != "published")
+
+    threads = [threading.Thread(target=use, args=use_) for use_ in uses]
+    for thread in threads:
+        thread.start()
+    for _ in range(DELETIONS):
+        answer(one.client.put("/v1/admin/topics/e", json={"queues": 2}), 201)
+        answer(one.client.put("/v1/admin/topics/e/groups/g"), 201)
+        answer(one.client.put("/v1/locks/e", json={"kind": "mutex"}), 200, 201)
+        time.sleep(0.05)
+        answer(one.client.delete("/v1/admin/topics/e"), 204)
+        answer(one.client.delete("/v1/locks/e"))
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert "lost the connection" not in two.output
+    answer(two.client.post("/v1/locks/mine/verify", json={"token": token}))
 
 
 def test_the_cluster_is_shown_by_any_of_its_proxies(cluster: ProxyCluster) -> None:

@@ -8,7 +8,7 @@ from contract.recorder import TOPIC, Recorder, declare, layout, message, numbere
 from popgate.domain.errors import QueueGone
 from popgate.domain.message import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX
 from popgate.domain.names import BrokerQueue, TopicName
-from popgate.ports.broker import Broker, Outgoing, PublishStatus
+from popgate.ports.broker import Broker, Outgoing, PublishOutcome, PublishStatus
 
 pytestmark = pytest.mark.rabbitmq_versions
 
@@ -424,6 +424,29 @@ async def test_declaring_and_deleting_twice_changes_nothing(broker: Broker) -> N
     assert [depth.ready for depth in await broker.depth([QUEUE, BILLING.dead])] == [None, None]
     outcomes = await broker.publish([Outgoing(message=message(), topic=TOPIC)])
     assert [outcome.status for outcome in outcomes] == [PublishStatus.UNROUTED]
+
+
+async def test_no_publish_fails_while_one_of_the_groups_is_deleted(broker: Broker) -> None:
+    """RabbitMQ before 4.3 ends the connection of a publisher to a queue that is being deleted."""
+    shipping = layout("shipping", queue_count=2)
+    await declare(broker, BILLING, shipping)
+    outcomes: list[PublishOutcome] = []
+    is_over = asyncio.Event()
+
+    async def publish_all_the_time() -> None:
+        while not is_over.is_set():
+            outcomes.extend(
+                await broker.publish([Outgoing(message=message(b"x"), topic=TOPIC, index=0) for _ in range(20)])
+            )
+
+    publishing = asyncio.create_task(publish_all_the_time())
+    for _ in range(5):
+        await broker.delete_group(shipping)
+        await broker.declare_group(shipping)
+        await asyncio.sleep(0.1)
+    is_over.set()
+    await publishing
+    assert {outcome.status for outcome in outcomes} == {PublishStatus.PUBLISHED}
 
 
 async def test_depth_counts_what_waits_at_the_broker(broker: Broker) -> None:

@@ -82,9 +82,9 @@ class EngineMachine(RuleBasedStateMachine):
 
         async def begin() -> World:
             world = await start_world(self.folder, clock=self.clock, idle_return_seconds=45)
-            await world.engine.topics.put_topic(TOPIC, queues=2, adopt=None)
+            await world.engine.changes.put_topic(TOPIC, queues=2, adopt=None)
             for name, policy in POLICIES.items():
-                await world.engine.topics.put_group(TOPIC, name, policy)
+                await world.engine.changes.put_group(TOPIC, name, policy)
             return world
 
         self.world = self.run(begin())

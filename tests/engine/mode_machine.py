@@ -34,7 +34,7 @@ class ModeMachine(EngineMachine):
     @rule(name=GROUPS, mode=st.sampled_from([ConsumeMode.POP, ConsumeMode.PULL]), seconds=st.sampled_from([None, 0, 9]))
     def switch(self, name: str, mode: ConsumeMode, seconds: float | None) -> None:
         before = self.spec(name)
-        self.run(self.living.engine.topics.switch(TOPIC, name, mode, seconds))
+        self.run(self.living.engine.changes.switch(TOPIC, name, mode, seconds))
         after = self.spec(name)
         if after.drain is None:
             assert after.mode is mode

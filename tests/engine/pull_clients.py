@@ -81,7 +81,7 @@ class Client:
 
 async def into_pull_mode(world: World, topic: str = "p", queues: int = 1, policy: Policy | None = None) -> None:
     await world.create(topic, queues=queues, policy=policy)
-    await world.engine.topics.switch(topic, "default", ConsumeMode.PULL, 0.0)
+    await world.engine.changes.switch(topic, "default", ConsumeMode.PULL, 0.0)
     while world.served(topic).spec.mode is not ConsumeMode.PULL:  # nothing is leased
         await world.let_pass(0.1)
 

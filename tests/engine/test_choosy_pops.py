@@ -113,7 +113,7 @@ async def test_a_short_pop_ends_at_once_where_what_the_broker_counted_came_befor
 
 async def full(world: World) -> None:
     """A group that hands out nothing until a client settles, although it has messages."""
-    await world.engine.topics.put_group("t", "default", Policy(max_in_flight=1))
+    await world.engine.changes.put_group("t", "default", Policy(max_in_flight=1))
     await publish(world, "red", "out", "more")
     assert bodies(await world.pop("t", count=2)) == ["out"]
 
@@ -140,7 +140,7 @@ async def test_a_purge_that_could_not_get_all_says_so(world: World) -> None:
 
 
 async def test_a_pop_with_a_filter_gets_what_came_while_the_group_was_full(world: World) -> None:
-    await world.engine.topics.put_group("t", "default", Policy(max_in_flight=1))
+    await world.engine.changes.put_group("t", "default", Policy(max_in_flight=1))
     plain = [asyncio.ensure_future(world.pop("t", wait=30.0)) for _ in range(2)]
     await parked(world, *plain, count=2)
     blue = asyncio.ensure_future(world.pop("t", wait=30.0, only=BLUE))
@@ -174,7 +174,7 @@ async def test_a_lease_group_gets_who_stands_behind_its_own_members_beside_a_par
 
 
 async def test_what_is_discarded_is_not_in_flight(world: World) -> None:
-    await world.engine.topics.put_group("t", "default", Policy(max_in_flight=1))
+    await world.engine.changes.put_group("t", "default", Policy(max_in_flight=1))
     for number in range(5):
         await world.publish("t", f"old {number}", ordering_key="k", ttl=TTL)
     await world.publish("t", "new", ordering_key="k")

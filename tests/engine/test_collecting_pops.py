@@ -275,10 +275,10 @@ async def test_a_pull_does_not_collect(world: World) -> None:
 async def test_a_pop_that_collects_gets_nothing_of_a_group_that_is_paused_until_it_is_resumed(world: World) -> None:
     pop = await parked(world, count=4)
     await arrive(world, "0")
-    await world.engine.topics.put_group("t", "default", Policy(paused=True))
+    await world.engine.changes.put_group("t", "default", Policy(paused=True))
     await world.let_pass(1.0)
     assert not pop.done()
-    await world.engine.topics.put_group("t", "default", Policy())
+    await world.engine.changes.put_group("t", "default", Policy())
     await world.let_pass(1.0)
     await world.let_pass(1.0)
     assert await got(pop) == "0"
@@ -296,7 +296,7 @@ async def test_a_pop_that_collects_is_answered_when_its_proxy_stops_and_its_mess
 
 
 async def test_a_pop_that_may_get_no_more_because_of_max_in_flight_does_not_wait_for_more(world: World) -> None:
-    await world.engine.topics.put_group("t", "default", Policy(max_in_flight=2))
+    await world.engine.changes.put_group("t", "default", Policy(max_in_flight=2))
     pop = await parked(world, count=4)
     await arrive(world, "0")
     assert not pop.done()

@@ -124,7 +124,7 @@ async def test_a_message_that_is_moved_twice_at_once_is_published_once(world: Wo
 async def test_an_exhausted_message_that_the_broker_refuses_is_dead_lettered_later(
     world: World, fault: str, channel_lost: bool
 ) -> None:
-    await world.engine.topics.put_group("t", "default", Policy(max_deliveries=1))
+    await world.engine.changes.put_group("t", "default", Policy(max_deliveries=1))
     await world.publish("t", "a")
     leased = await patient_pop(world, invisibility=5)
     await break_dead_letters(world, fault)
@@ -155,7 +155,7 @@ async def test_what_was_taken_along_with_an_exhausted_message_of_its_key_has_not
 
 
 async def test_a_dead_letter_queue_that_can_not_be_declared_again_stops_nothing(world: World) -> None:
-    await world.engine.topics.put_group("t", "default", Policy(max_deliveries=1))
+    await world.engine.changes.put_group("t", "default", Policy(max_deliveries=1))
     await world.publish("t", "a", "b")
     await patient_pop(world, invisibility=5)
     await delete_dead_letter_queue(world)

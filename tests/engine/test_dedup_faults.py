@@ -72,7 +72,7 @@ async def test_topics_have_ids_of_their_own_and_a_deleted_one_begins_anew(world:
         "duplicate",
         "duplicate",
     ]
-    await world.engine.topics.delete_topic("t")
+    await world.engine.deletions.delete_topic("t")
     await world.create("t")
     assert (await world.publish_once("t", "a")).status == "published"
     assert (await world.publish_once("u", "a")).status == "duplicate"

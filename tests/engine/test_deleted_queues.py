@@ -39,7 +39,7 @@ async def test_a_deleted_queue_is_missed_until_its_group_is_declared_again(world
         await world.let_pass(OPEN_RETRY_SECONDS_MAX)
     assert await world.publish("t", "lost") == ["failed"]
 
-    await world.engine.topics.put_group("t", "default", None)
+    await world.engine.changes.put_group("t", "default", None)
     await world.publish("t", "d", "e")
     (d,) = await patient_pop(world, invisibility=LEASE_SECONDS)
     assert set(await world.settle(Verb.ACK, "t", old[:1])) <= {"acked", "expired"}
@@ -54,12 +54,12 @@ async def test_a_deleted_queue_is_missed_until_its_group_is_declared_again(world
 async def test_what_one_group_of_a_topic_can_not_get_is_published_to_none(world: World) -> None:
     """The broker confirms it because the other group's queue takes it."""
     await world.publish("t", "a")
-    await world.engine.topics.put_group("t", "other", None)
+    await world.engine.changes.put_group("t", "other", None)
     await patient_pop(world)
     await delete_queues(world)
     assert await world.publish("t", "lost") == ["failed"]
     assert (await world.engine.status("t", "other")).ready == 0
-    await world.engine.topics.put_group("t", "default", None)
+    await world.engine.changes.put_group("t", "default", None)
     assert await world.publish("t", "b") == ["published"]
     assert (await world.engine.status("t", "other")).ready == 1
     assert await drained(world) == ["b"]
@@ -70,8 +70,8 @@ async def test_a_group_that_is_created_again_takes_messages_though_its_queue_was
     await patient_pop(world)
     await delete_queues(world)
     assert await world.publish("t", "lost") == ["failed"]
-    await world.engine.topics.delete_group("t", "default")
-    await world.engine.topics.put_group("t", "default", None)
+    await world.engine.deletions.delete_group("t", "default")
+    await world.engine.changes.put_group("t", "default", None)
     assert await world.publish("t", "b") == ["published"]
     assert await drained(world) == ["b"]
 
@@ -80,7 +80,7 @@ async def test_receipts_of_a_deleted_queue_do_not_distort_what_is_said_of_the_ne
     await world.publish("t", "a", "b")
     old = await patient_pop(world, count=2, invisibility=LEASE_SECONDS)
     await delete_queues(world)
-    await world.engine.topics.put_group("t", "default", None)
+    await world.engine.changes.put_group("t", "default", None)
     await world.settle(Verb.ACK, "t", old[:1])
     await world.settle(Verb.EXTEND, "t", old[1:], seconds=60)
     await world.let_pass(60)
@@ -96,7 +96,7 @@ async def test_a_grant_that_meets_the_deletion_of_its_queue_harms_nothing_new(wo
     popping = asyncio.ensure_future(world.pop("t"))
     await gate.reached()
     await delete_queues(world)
-    await world.engine.topics.put_group("t", "default", None)
+    await world.engine.changes.put_group("t", "default", None)
     await world.publish("t", "b")
     gate.open()
     popped = await popping

@@ -292,7 +292,7 @@ async def test_a_deleted_group_leaves_no_lease_group_behind(tmp_path: Path) -> N
     async with open_world(tmp_path) as world:
         await world.publish(TOPIC, "a")
         await put(world)
-        await world.engine.topics.delete_group(TOPIC, "default")
+        await world.engine.deletions.delete_group(TOPIC, "default")
         await world.create(TOPIC)
         await world.publish(TOPIC, "b")
         with pytest.raises(LeaseGroupNotFound):

@@ -84,7 +84,7 @@ async def test_a_message_whose_deliveries_only_the_store_has_counted_is_dead_let
     world: World,
 ) -> None:
     """Like one that was at the broker when its owner wrote back the lost records."""
-    await world.engine.topics.put_group("t", "default", Policy(max_deliveries=2))
+    await world.engine.changes.put_group("t", "default", Policy(max_deliveries=2))
     await world.publish("t", "a")
     copy_id = world.broker.published[0].message.copy_id
     counted = LeaseRecord(RecordState.RELEASED, NO_LEASE, 0.0, 2, 0.0, 0.0, 0, 0.0)

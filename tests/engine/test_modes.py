@@ -22,7 +22,7 @@ LONG = 1_000.0
 
 
 async def switch(world: World, mode: ConsumeMode, seconds: float | None = None) -> GroupSpec:
-    return (await world.engine.topics.switch("t", "default", mode, seconds)).spec
+    return (await world.engine.changes.switch("t", "default", mode, seconds)).spec
 
 
 async def become(world: World, before: GroupSpec, after: GroupSpec) -> None:
@@ -332,7 +332,7 @@ async def test_a_policy_and_a_mode_that_are_changed_at_once_are_both_changed(wor
     before = world.served("t").spec
     await become(world, before, switched(before, ConsumeMode.PULL, now=0.0, drain_seconds=LONG))
     policy = replace(before.policy, max_in_flight=7)
-    served, _ = await world.engine.topics.put_group("t", "default", policy)
+    served, _ = await world.engine.changes.put_group("t", "default", policy)
     assert (served.spec.mode, served.spec.policy) == (ConsumeMode.DRAINING, policy)
 
 
@@ -340,7 +340,7 @@ async def test_a_group_that_is_created_anew_is_popped_whatever_the_former_one_wa
     await world.create("t")
     for mode in (ConsumeMode.PULL, ConsumeMode.POP, ConsumeMode.PULL):
         await switch(world, mode)
-    await world.engine.topics.delete_group("t", "default")
+    await world.engine.deletions.delete_group("t", "default")
     await world.create("t")
     await world.publish("t", "a")
     assert bodies(await world.pop("t", count=10)) == ["a"]
@@ -354,7 +354,7 @@ async def test_pulls_drain_where_it_is_asked_for_and_what_is_committed_comes_no_
     (client,) = await registered(world, "a")
     await world.publish("p", *"abcde")
     had = await client.pull_all(4)
-    await world.engine.topics.switch("p", "default", ConsumeMode.POP, 60.0)
+    await world.engine.changes.switch("p", "default", ConsumeMode.POP, 60.0)
     await passes(world, 2)
     assert world.served("p").spec.mode is ConsumeMode.DRAINING
     assert await client.commit(had[1]) == 2
@@ -373,7 +373,7 @@ async def test_what_is_not_committed_when_a_drain_of_pulls_ends_comes_again(worl
     await world.publish("p", *"abc")
     had = await client.pull_all(3)
     assert await client.commit(had[0]) == 1
-    await world.engine.topics.switch("p", "default", ConsumeMode.POP, 5.0)
+    await world.engine.changes.switch("p", "default", ConsumeMode.POP, 5.0)
     await passes(world, 6)
     with pytest.raises(WrongMode):
         await client.commit(had[2])
@@ -386,8 +386,8 @@ async def test_half_way_back_a_pull_client_goes_on_with_what_it_has(world: World
     (client,) = await registered(world, "a")
     await world.publish("p", *"abc")
     had = await client.pull_all(2)
-    await world.engine.topics.switch("p", "default", ConsumeMode.POP, 60.0)
-    await world.engine.topics.switch("p", "default", ConsumeMode.PULL, None)
+    await world.engine.changes.switch("p", "default", ConsumeMode.POP, 60.0)
+    await world.engine.changes.switch("p", "default", ConsumeMode.PULL, None)
     await client.asks()
     assert [one.receipt_handle for one in await client.pull(2)] == [one.receipt_handle for one in had]
     assert await client.commit(had[1]) == 2

@@ -36,12 +36,12 @@ async def test_no_lease_outlasts_twelve_hours_however_often_it_is_extended(world
 
 
 async def test_the_policy_of_the_moment_bounds_an_extension(world: World) -> None:
-    await world.engine.topics.put_group(TOPIC, "default", Policy(max_lease_seconds=100))
+    await world.engine.changes.put_group(TOPIC, "default", Policy(max_lease_seconds=100))
     await world.publish(TOPIC, "a")
     leased = await world.pop(TOPIC, invisibility=1_000)
     await world.let_pass(99)
     assert await world.settle(Verb.EXTEND, TOPIC, leased, seconds=60) == ["extended"]
-    await world.engine.topics.put_group(TOPIC, "default", Policy(max_lease_seconds=200))
+    await world.engine.changes.put_group(TOPIC, "default", Policy(max_lease_seconds=200))
     assert await world.settle(Verb.EXTEND, TOPIC, leased, seconds=60) == ["extended"]
     await world.let_pass(59)
     assert await world.pop(TOPIC) == []

@@ -15,6 +15,8 @@ from popgate.domain.names import BrokerQueue, CopyId, Layout, Subscription, Topi
 from popgate.domain.permissions import Action, Resource
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import GroupSpec, TopicSpec
+from popgate.engine.catalog.changes import Changes
+from popgate.engine.catalog.deletion import Deletions
 from popgate.engine.catalog.topics import Topics
 from popgate.engine.settle.orders import Verb
 from popgate.ports.broker import Outgoing, QueueDepth
@@ -51,11 +53,11 @@ async def stored(world: World) -> tuple[list[TopicSpec], list[GroupSpec]]:
 async def test_a_topic_that_another_proxy_has_just_created_is_not_replaced_without_the_right_to(
     world: World, other: Topics
 ) -> None:
-    await other.put_topic(T, queues=4, adopt=None)
-    await other.put_group(T, "default", None)
+    await Changes(world.context, other).put_topic(T, queues=4, adopt=None)
+    await Changes(world.context, other).put_group(T, "default", None)
     with pytest.raises(Forbidden, match="admin"):
-        await world.engine.topics.put_topic(T, queues=1, adopt=None, permit=creates_only)
-    assert await world.engine.topics.put_topic(T, queues=4, adopt=None, permit=creates_only) == (
+        await world.engine.changes.put_topic(T, queues=1, adopt=None, permit=creates_only)
+    assert await world.engine.changes.put_topic(T, queues=4, adopt=None, permit=creates_only) == (
         TopicSpec(topic=T, queue_count=4),
         False,
         [],
@@ -66,8 +68,8 @@ async def test_a_topic_that_another_proxy_has_just_created_is_not_replaced_witho
 async def test_the_first_publish_does_not_replace_a_topic_that_another_proxy_has_just_created(
     world: World, other: Topics
 ) -> None:
-    await other.put_topic(T, queues=4, adopt=None)
-    await other.put_group(T, "g", None)
+    await Changes(world.context, other).put_topic(T, queues=4, adopt=None)
+    await Changes(world.context, other).put_group(T, "g", None)
     assert await world.publish(T, "a") == ["published"]
     topics, groups = await stored(world)
     assert [spec.queue_count for spec in topics] == [4]
@@ -76,9 +78,9 @@ async def test_the_first_publish_does_not_replace_a_topic_that_another_proxy_has
 
 
 async def test_a_group_gets_the_number_of_queues_that_its_topic_has_now(world: World, other: Topics) -> None:
-    await world.engine.topics.put_topic(T, queues=1, adopt=None)
-    await other.put_topic(T, queues=4, adopt=None)
-    await world.engine.topics.put_group(T, "g", None)
+    await world.engine.changes.put_topic(T, queues=1, adopt=None)
+    await Changes(world.context, other).put_topic(T, queues=4, adopt=None)
+    await world.engine.changes.put_group(T, "g", None)
     assert len(world.served(T, "g").layout.queues) == 4
 
 
@@ -90,9 +92,9 @@ async def test_adopted_queues_get_one_group_only(world: World, other: Topics, mo
     await world.context.catalog.put_topic(TopicSpec(topic=T, queue_count=1, adopted=(BrokerQueue("billing"),)))
     await world.engine.topics.follow()
     await other.follow()
-    await other.put_group(T, "g", None)
+    await Changes(world.context, other).put_group(T, "g", None)
     with pytest.raises(Conflict, match="already has a group"):
-        await world.engine.topics.put_group(T, "mine", None, creates_only)
+        await world.engine.changes.put_group(T, "mine", None, creates_only)
     assert [spec.subscription.group for spec in (await stored(world))[1]] == ["g"]
 
 
@@ -117,11 +119,11 @@ async def test_what_another_proxy_publishes_before_it_has_followed_a_lower_numbe
 
     monkeypatch.setattr(world.context.router, "announce", publish_late)
     with pytest.raises(Conflict, match="a message came in"):
-        await world.engine.topics.put_topic(T, queues=1, adopt=None)
+        await world.engine.changes.put_topic(T, queues=1, adopt=None)
     leased = await world.pop(T, wait=5)
     assert bodies(leased) == ["late"]
     await world.settle(Verb.ACK, T, leased)
-    assert (await world.engine.topics.put_topic(T, queues=1, adopt=None))[0].queue_count == 1
+    assert (await world.engine.changes.put_topic(T, queues=1, adopt=None))[0].queue_count == 1
     assert (
         await world.broker.depth([BrokerQueue(f"popgate:t:default:{number}") for number in (1, 2, 3)])
         == [QueueDepth(ready=None)] * 3
@@ -139,13 +141,13 @@ async def test_queues_stay_while_a_proxy_has_not_followed_and_an_interrupted_cha
     with monkeypatch.context() as silent:
         silent.setattr(world.context.router, "announce", unheard)
         with pytest.raises(Conflict, match="can't be reached"):
-            await world.engine.topics.put_topic(T, queues=2, adopt=None)
+            await world.engine.changes.put_topic(T, queues=2, adopt=None)
     assert len(world.served(T).layout.queues) == 4
     world.faults.fail("broker.delete_group", BrokerUnavailable("down"))
     with pytest.raises(BrokerUnavailable):
-        await world.engine.topics.put_topic(T, queues=2, adopt=None)
+        await world.engine.changes.put_topic(T, queues=2, adopt=None)
     assert (await world.broker.depth([BrokerQueue("popgate:t:default:3")]))[0].ready == 0
-    await world.engine.topics.put_topic(T, queues=2, adopt=None)
+    await world.engine.changes.put_topic(T, queues=2, adopt=None)
     assert (await world.broker.depth([BrokerQueue("popgate:t:default:3")]))[0].ready is None
     assert len(world.served(T).layout.queues) == 2
 
@@ -157,10 +159,50 @@ async def test_queues_are_deleted_after_the_publishes_that_are_under_way(world: 
     gate = world.faults.stop("broker.publish")
     publishing = asyncio.create_task(world.publish(T, "a"))
     await gate.reached()
-    deleting = asyncio.create_task(world.engine.topics.delete_topic(T))
+    deleting = asyncio.create_task(world.engine.deletions.delete_topic(T))
     await world.settle_down()
     assert (await world.broker.depth([queue]))[0].ready == 0
     gate.open()
     assert await publishing == ["published"]
     await deleting
     assert (await world.broker.depth([queue]))[0].ready is None
+
+
+@pytest.mark.parametrize("kind", ["topic", "group"])
+async def test_queues_are_deleted_when_no_proxy_serves_them_any_more(
+    world: World, other: Topics, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """RabbitMQ ends the connection of a proxy that publishes or begins to consume while it deletes."""
+
+    async def delete(deletions: Deletions) -> None:
+        await (deletions.delete_topic(T) if kind == "topic" else deletions.delete_group(T, "default"))
+
+    async def create_again(topics: Topics) -> bool:
+        changes = Changes(world.context, topics)
+        if kind == "topic":
+            return (await changes.put_topic(T, queues=2, adopt=None))[1]
+        return (await changes.put_group(T, "default", None))[1]
+
+    async def announce(_: Callable[[], Sequence[BrokerQueue]]) -> bool:
+        await other.follow()
+        return True
+
+    await world.create(T, queues=2)
+    await other.follow()
+    queue, name = world.queue(T), Subscription(T, group_name("default"))
+    assert name in other.served
+    monkeypatch.setattr(world.context.router, "announce", announce)
+    world.faults.fail("broker.delete_group", BrokerUnavailable("down"))
+    with pytest.raises(BrokerUnavailable):
+        await delete(world.engine.deletions)
+    assert (await world.broker.depth([queue]))[0].ready == 0
+    assert name not in other.served
+    with pytest.raises(Conflict, match="DELETE /v1/admin/topics/t"):
+        await create_again(other)
+    restarted = Topics(world.context, ReceiptSigner(world.context.options.secrets))
+    await restarted.start()
+    assert restarted.served == {}
+    await delete(Deletions(world.context, restarted))
+    assert (await world.broker.depth([queue]))[0].ready is None
+    assert await create_again(other)
+    await restarted.stop()

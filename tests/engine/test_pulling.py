@@ -218,10 +218,10 @@ async def test_a_paused_group_gives_nothing_and_takes_commits(pulled: World) -> 
     (client,) = await registered(pulled, "a")
     await pulled.publish("p", *"abc")
     first = await client.pull(2)
-    await pulled.engine.topics.pause_group("p", "default", paused=True)
+    await pulled.engine.changes.pause_group("p", "default", paused=True)
     assert await client.pull(after=first[-1]) == []
     assert await client.commit(first[-1]) == 2
-    await pulled.engine.topics.pause_group("p", "default", paused=False)
+    await pulled.engine.changes.pause_group("p", "default", paused=False)
     assert bodies(await client.pull(wait=3)) == ["c"]
 
 
@@ -427,7 +427,7 @@ async def test_pops_are_refused_in_pull_mode_and_pulls_in_pop_mode_and_nothing_i
         await pulled.pop("p")
     had = await client.pull(3)
     assert await client.commit(had[0]) == 1
-    await pulled.engine.topics.switch("p", "default", ConsumeMode.POP, None)
+    await pulled.engine.changes.switch("p", "default", ConsumeMode.POP, None)
     with pytest.raises(WrongMode):
         await client.pull()
     with pytest.raises(WrongMode):
@@ -441,7 +441,7 @@ async def test_a_pull_that_waits_ends_when_the_mode_changes(pulled: World) -> No
     (client,) = await registered(pulled, "a")
     waiting = asyncio.create_task(client.asks_for(wait=30))
     await pulled.settle_down()
-    await pulled.engine.topics.switch("p", "default", ConsumeMode.POP, None)
+    await pulled.engine.changes.switch("p", "default", ConsumeMode.POP, None)
     with pytest.raises(WrongMode):
         await waiting
 
@@ -450,14 +450,14 @@ async def test_while_pulls_drain_commits_go_on(pulled: World) -> None:
     (client,) = await registered(pulled, "a")
     await pulled.publish("p", *"abc")
     had = await client.pull(2)
-    await pulled.engine.topics.switch("p", "default", ConsumeMode.POP, 60.0)
+    await pulled.engine.changes.switch("p", "default", ConsumeMode.POP, 60.0)
     told = await client.asks()
     assert (told.mode, told.queues) == (ConsumeMode.DRAINING, [])
     with pytest.raises(WrongMode) as refused:
         await client.pull()
     assert refused.value.mode == "draining"
     assert await client.commit(had[-1]) == 2
-    await pulled.engine.topics.switch("p", "default", ConsumeMode.PULL, None)
+    await pulled.engine.changes.switch("p", "default", ConsumeMode.PULL, None)
     await client.asks()
     assert client.queues == [0]
     assert bodies(await client.pull()) == ["c"]

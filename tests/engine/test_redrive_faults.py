@@ -136,7 +136,7 @@ async def test_a_deleted_source_queue_keeps_the_letters_dead_until_it_is_there_a
     redrive = await ended(world.engine.redrive("t", "default", ALL))
     assert (redrive.moved, redrive.failed) == (0, 5)
     assert layout.queues[0] in redrive.trouble
-    await world.engine.topics.put_group("t", "default", None)
+    await world.engine.changes.put_group("t", "default", None)
     assert (await ended(world.engine.redrive("t", "default", ALL))).moved == 5
     assert sorted(await drained(world)) == _BODIES
 
@@ -149,7 +149,7 @@ async def test_a_deleted_dead_letter_queue_is_said_to_be_gone(world: World) -> N
     redrive = await ended(world.engine.redrive("t", "default", ALL))
     assert redrive.state is RedriveState.FAILED
     assert "does not exist on the broker" in redrive.trouble
-    await world.engine.topics.put_group("t", "default", None)
+    await world.engine.changes.put_group("t", "default", None)
     assert await dead(world) == []
 
 
@@ -189,7 +189,7 @@ async def test_another_proxys_claim_is_taken_back_and_nothing_is_doubled(world: 
 async def test_nothing_is_redriven_to_a_topic_of_which_a_group_has_lost_its_queue(world: World) -> None:
     """The broker confirms the copy because the other group's queue takes it."""
     await world.create("u")
-    await world.engine.topics.put_group("u", "other", None)
+    await world.engine.changes.put_group("u", "other", None)
     await world.publish("u", "before")
     await patient_pop(world, "u")
     await world.broker.wrapped.delete_group(world.served("u").layout)
@@ -289,9 +289,9 @@ async def test_a_group_can_be_deleted_under_its_redrive(world: World) -> None:
     await bury(world, *_BODIES)
     redrive = world.engine.redrive("t", "default", replace(ALL, rate_per_second=1.0))
     await eventually(lambda: redrive.moved == 1)
-    await world.engine.topics.delete_group("t", "default")
+    await world.engine.deletions.delete_group("t", "default")
     assert not redrive.is_running
-    await world.engine.topics.put_group("t", "default", None)
+    await world.engine.changes.put_group("t", "default", None)
     assert await dead(world) == []
     await bury(world, "new")
     assert await dead(world) == ["new"]
@@ -360,7 +360,7 @@ async def test_nothing_purged_comes_back_after_a_crash(folder: Path) -> None:
 
 
 async def test_a_purge_of_a_group_leaves_what_came_later_and_what_waits(world: World) -> None:
-    await world.engine.topics.put_group("t", "default", Policy())
+    await world.engine.changes.put_group("t", "default", Policy())
     await world.publish("t", "a", "b", "c")
     (leased,) = await patient_pop(world, invisibility=LEASE_SECONDS)
     (delayed,) = await patient_pop(world, invisibility=LEASE_SECONDS)

@@ -145,7 +145,7 @@ async def test_a_repeated_release_finishes_one_that_was_written_but_never_answer
 async def test_an_exhausted_message_that_was_acked_without_an_answer_is_journaled_and_no_dead_letter(
     world: World,
 ) -> None:
-    await world.engine.topics.put_group("t", "default", Policy(max_deliveries=1))
+    await world.engine.changes.put_group("t", "default", Policy(max_deliveries=1))
     await world.publish("t", "a")
     leased = await world.pop("t", invisibility=5)
     world.faults.fail("leases.settle.ack", away(), after=True)
@@ -158,7 +158,7 @@ async def test_an_exhausted_message_that_was_acked_without_an_answer_is_journale
 
 async def test_a_retry_delay_that_can_not_be_written_is_written_later(world: World) -> None:
     retry = RetryPolicy(initial_seconds=10)
-    await world.engine.topics.put_group("t", "default", Policy(retry=retry))
+    await world.engine.changes.put_group("t", "default", Policy(retry=retry))
     await world.publish("t", "a")
     leased = await world.pop("t", invisibility=5)
     world.faults.fail("leases.settle.expire", away(), times=3)
@@ -209,7 +209,7 @@ async def test_an_extension_that_is_answered_just_after_the_former_end_is_no_exp
 @pytest.mark.parametrize("call", ["leases.settle.exhaust", "leases.settle.moved"])
 @pytest.mark.parametrize("after", [False, True])
 async def test_a_dead_lettering_goes_on_when_the_store_is_back(world: World, call: str, after: bool) -> None:
-    await world.engine.topics.put_group("t", "default", Policy(max_deliveries=1))
+    await world.engine.changes.put_group("t", "default", Policy(max_deliveries=1))
     await world.publish("t", "a")
     await world.pop("t", invisibility=5)
     world.faults.fail(call, away(), times=3, after=after)
@@ -326,7 +326,7 @@ async def test_another_claim_on_the_queue_makes_the_engine_claim_again_and_lose_
 async def test_a_stopped_engine_stops_while_the_store_is_away(folder: Path) -> None:
     world = await start_world(folder / "data", clock=ManualClock())
     await world.create("t")
-    await world.engine.topics.put_group("t", "default", Policy(retry=RetryPolicy(initial_seconds=1)))
+    await world.engine.changes.put_group("t", "default", Policy(retry=RetryPolicy(initial_seconds=1)))
     await world.publish("t", "a")
     await world.pop("t", invisibility=5)
     world.faults.fail("leases.settle.expire", StateUnavailable("away", retry_after_seconds=3600), times=9)

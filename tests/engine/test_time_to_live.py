@@ -102,7 +102,7 @@ async def test_a_message_that_is_released_after_its_time_is_not_handed_out_again
 
 
 async def test_a_dead_letter_has_no_time_to_live(world: World) -> None:
-    await world.engine.topics.put_group("t", "default", Policy(max_deliveries=1))
+    await world.engine.changes.put_group("t", "default", Policy(max_deliveries=1))
     await world.publish("t", "rejected", "exhausted", ttl=TTL)
     leased = await world.pop("t", count=2, invisibility=2 * TTL)
     assert await world.settle(Verb.REJECT, "t", leased[:1]) == ["rejected"]
@@ -178,7 +178,7 @@ async def test_a_delayed_message_does_not_jump_ahead_of_those_that_waited_longer
 
 
 async def test_a_delayed_message_needs_a_group_when_it_is_published(world: World) -> None:
-    await world.engine.topics.put_topic("none", queues=1, adopt=None)
+    await world.engine.changes.put_topic("none", queues=1, adopt=None)
     assert await world.publish("none", "a", delay=1.0) == ["failed"]
     await world.create("none")
     assert await world.publish("none", "a", delay=1.0) == ["published"]

@@ -125,7 +125,7 @@ async def test_a_return_of_unidentified_messages_that_no_client_has_seen_does_no
     nameless: World, beside_a_lease: bool
 ) -> None:
     """The broker counts it. Without a lease, popgate closes the channel; beside a lease, it returns each message."""
-    await nameless.engine.topics.put_group("t", "default", Policy(max_deliveries=2))
+    await nameless.engine.changes.put_group("t", "default", Policy(max_deliveries=2))
     await nameless.publish("t", "a", "b")
     leased = await patient_pop(nameless, invisibility=LEASE_SECONDS)
     if not beside_a_lease:

@@ -66,7 +66,7 @@ async def test_it_is_not_created_again_by_use_or_by_an_administrator(tmp_path: P
         with pytest.raises(Conflict, match="repair it in the store"):
             await world.publish("t", "b")
         with pytest.raises(Conflict, match="can't be read"):
-            await world.engine.topics.put_topic("t", queues=1, adopt=None)
+            await world.engine.changes.put_topic("t", queues=1, adopt=None)
         assert UNREADABLE in await stored(world, "topic")
         assert await stored(world, "topic_group") == [UNREADABLE] * 2
 
@@ -79,7 +79,7 @@ async def test_a_topic_is_not_deleted_while_a_group_can_not_be_read_whose_queues
     await stop_world(world)
     async with open_world(tmp_path, clock=ManualClock()) as world:
         with pytest.raises(Conflict, match="'g' of topic 't' can't be read"):
-            await world.engine.topics.delete_topic("t")
+            await world.engine.deletions.delete_topic("t")
         await world.database.write(lambda connection: connection.execute("DELETE FROM topic_group"))
-        await world.engine.topics.delete_topic("t")
+        await world.engine.deletions.delete_topic("t")
         assert await stored(world, "topic") == []

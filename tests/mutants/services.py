@@ -125,7 +125,7 @@ SERVICES = (
     ),
     Slip(
         "locks/definitions.py",
-        "        except BaseException:\n            self._known[name] = definition\n            raise\n",
+        "        except BaseException:\n            self._learn(definition)\n            raise\n",
         "        except BaseException:\n            raise\n",
         ("unit/test_hosted_locks.py",),
     ),

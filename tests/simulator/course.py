@@ -115,13 +115,13 @@ class Ground:
     ) -> None:
         """Create the topic of the load and that of redriven dead letters, in the process of ``proxy``."""
         created = asyncio.get_running_loop().create_future()
-        topics = proxy.engine.topics
+        changes = proxy.engine.changes
 
         async def create() -> None:
-            await topics.put_topic(TOPIC, queues=queues, adopt=None)
-            await topics.put_group(TOPIC, GROUP, Policy(max_deliveries=MAX_DELIVERIES, max_in_flight=in_flight_max))
-            await topics.put_topic(REDRIVEN_TOPIC, queues=redriven_queues, adopt=None)
-            await topics.put_group(REDRIVEN_TOPIC, GROUP, Policy(max_deliveries=None))
+            await changes.put_topic(TOPIC, queues=queues, adopt=None)
+            await changes.put_group(TOPIC, GROUP, Policy(max_deliveries=MAX_DELIVERIES, max_in_flight=in_flight_max))
+            await changes.put_topic(REDRIVEN_TOPIC, queues=redriven_queues, adopt=None)
+            await changes.put_group(REDRIVEN_TOPIC, GROUP, Policy(max_deliveries=None))
             created.set_result(None)
 
         proxy.process.spawn(create(), "create")

@@ -71,7 +71,7 @@ class Switches:
         proxy = self._chance.choice(up)
 
         async def work() -> Answered[None]:
-            await proxy.engine.topics.switch(self._topic, self._group, mode, DRAIN_SECONDS)
+            await proxy.engine.changes.switch(self._topic, self._group, mode, DRAIN_SECONDS)
             return Answered(None)
 
         self._audit.mark(f"a switch to {mode} through {proxy.me}")

@@ -206,8 +206,8 @@ class World:
         self, topic: str, *, queues: int = 1, group: str = "default", policy: Policy | None = None
     ) -> None:
         """Create a topic with one group."""
-        await self.engine.topics.put_topic(topic, queues=queues, adopt=None)
-        await self.engine.topics.put_group(topic, group, policy)
+        await self.engine.changes.put_topic(topic, queues=queues, adopt=None)
+        await self.engine.changes.put_group(topic, group, policy)
 
     # ------------------------------------------------------------ what a test looks at
 

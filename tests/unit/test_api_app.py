@@ -124,7 +124,7 @@ async def test_what_the_engine_raises_is_answered_as_a_problem(
     code: str,
 ) -> None:
     monkeypatch.setattr(engine, "pop", failing(error))
-    monkeypatch.setattr(engine.topics, "put_topic", failing(error))
+    monkeypatch.setattr(engine.changes, "put_topic", failing(error))
     for answer in (await client.post(POP), await client.put("/v1/admin/topics/t", json={"queues": 1})):
         assert answer.status_code == status
         assert answer.json()["code"] == code

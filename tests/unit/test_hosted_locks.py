@@ -11,8 +11,16 @@ import pytest
 
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.lock_store import SqliteLockStore
-from popgate.domain.errors import BrokerUnavailable, Conflict, LockLost, LockNotFound, QuotaExceeded, StateUnavailable
-from popgate.domain.locks import MUTEX_KEPT_SECONDS, LockKind
+from popgate.domain.errors import (
+    BrokerUnavailable,
+    Conflict,
+    LockLost,
+    LockNotFound,
+    LockUnavailable,
+    QuotaExceeded,
+    StateUnavailable,
+)
+from popgate.domain.locks import MUTEX_KEPT_SECONDS, LockDefinition, LockKind
 from popgate.domain.names import InstanceId
 from popgate.locks.embedded import TOKENS_RESERVED, EmbeddedArbiter
 from popgate.locks.hosted import HostedLocks
@@ -303,3 +311,28 @@ async def test_a_mutex_that_one_proxy_forgets_stays_where_another_one_holds_it(t
     await two.store.delete("by-use")
     await two.b.follow()
     assert names(two.b) == []
+
+
+async def test_the_queues_of_a_lock_are_deleted_when_no_proxy_uses_it_any_more(
+    two: TwoProxies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ ends the connection of a proxy that begins to consume a queue while it is being deleted."""
+    await two.a.administer("x", LockKind.MUTEX, None, None)
+    await held(two.b, "x")
+
+    async def delete(arbiter: EmbeddedArbiter, definition: LockDefinition) -> None:
+        assert two.b.grants.of("x") == []
+        with pytest.raises(LockUnavailable, match="being deleted"):
+            await two.b.acquire("x", "h", ttl_seconds=60, wait_seconds=0, waiter=LockWaiter())
+        with pytest.raises(LockUnavailable, match="DELETE /v1/locks/x"):
+            await two.b.administer("x", LockKind.MUTEX, None, None)
+        raise BrokerUnavailable("down")
+
+    with monkeypatch.context() as down:
+        down.setattr(EmbeddedArbiter, "delete", delete)
+        with pytest.raises(BrokerUnavailable):
+            await two.a.delete("x")
+    assert names(two.a) == names(two.b) == []
+    await two.b.delete("x")  # completes it
+    await held(two.a, "x")
+    assert await two.store.find("x") == LockDefinition(name="x", kind=LockKind.MUTEX, by_use=True)

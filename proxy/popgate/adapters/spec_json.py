@@ -66,6 +66,7 @@ class _Topic(msgspec.Struct, frozen=True):
     queue_count: Annotated[int, Meta(ge=1, le=QUEUES_MAX)]
     adopted: Annotated[tuple[_AdoptedName, ...], Meta(max_length=QUEUES_MAX)] = ()
     unique_message_ids: bool = False
+    deleted: bool = False
 
 
 class _Retry(msgspec.Struct, frozen=True):
@@ -95,6 +96,7 @@ class _Group(msgspec.Struct, frozen=True):
     mode_generation: _Generation = 1
     lease_generation: _Generation = 1
     drain: _Drain | None = None
+    deleted: bool = False
 
 
 _decoded_topic = msgspec.json.Decoder(_Topic).decode
@@ -198,6 +200,7 @@ def read_topic(name: str, text: str) -> TopicSpec:
         queue_count=fields.queue_count,
         adopted=adopted,
         unique_message_ids=fields.unique_message_ids,
+        deleted=fields.deleted,
     )
 
 
@@ -220,6 +223,7 @@ def read_group(topic: str, name: str, text: str) -> GroupSpec:
         mode_generation=fields.mode_generation,
         lease_generation=fields.lease_generation,
         drain=None if drain is None else Drain(to=drain.to, ends_at=drain.ends_at),
+        deleted=fields.deleted,
     )
 
 

@@ -79,7 +79,7 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
             detail = "unique_message_ids is for adopted queues; popgate's own queues do not need it"
             raise InvalidRequest(detail, field="unique_message_ids")
         sight.park_behind(engine.topics)
-        spec, is_new, warnings = await engine.topics.put_topic(
+        spec, is_new, warnings = await engine.changes.put_topic(
             topic,
             queues=change.queues if "queues" in named else None,
             adopt=change.adopt if "adopt" in named else None,
@@ -101,7 +101,7 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
     async def delete_topic(topic: TopicInPath, sight: SightOfCaller) -> None:
         """Delete the topic with its groups and messages. Adopted queues stay as they are."""
         sight.park_behind(engine.topics)
-        await engine.topics.delete_topic(topic, sight.permit)
+        await engine.deletions.delete_topic(topic, sight.permit)
         counters.forget_topic(TopicName(topic))
 
 
@@ -128,7 +128,7 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
         sight.park_behind(engine.topics)
         repairs = sight.may(Action.ADMIN, Resource(topic, group))
         policy = None if change is None else change.applied_to
-        served, is_new = await engine.topics.put_group(topic, group, policy, sight.permit, repairs=repairs)
+        served, is_new = await engine.changes.put_group(topic, group, policy, sight.permit, repairs=repairs)
         response.status_code = 201 if is_new else 200
         answer = _group_answer(served)
         if change is not None and change.min_replicas is not None and engine.capabilities.vhost is None:
@@ -145,19 +145,19 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
         """Stop handing out the group's messages. Leased messages can still be settled; buffered messages go back to the
         broker. Idempotent."""
         sight.park_behind(engine.topics)
-        return _group_answer(await engine.topics.pause_group(topic, group, paused=True, permit=sight.permit))
+        return _group_answer(await engine.changes.pause_group(topic, group, paused=True, permit=sight.permit))
 
     @router.post(f"{path}/resume", responses=problem_responses(404))
     async def resume(topic: TopicInPath, group: GroupInPath, sight: SightOfCaller) -> GroupAnswer:
         """Hand out the group's messages again after a pause. Idempotent."""
         sight.park_behind(engine.topics)
-        return _group_answer(await engine.topics.pause_group(topic, group, paused=False, permit=sight.permit))
+        return _group_answer(await engine.changes.pause_group(topic, group, paused=False, permit=sight.permit))
 
     @router.delete(path, status_code=204, response_class=Response, responses=problem_responses(404))
     async def delete_group(topic: TopicInPath, group: GroupInPath, sight: SightOfCaller) -> None:
         """Delete the group with its messages and dead letters. Adopted queues stay as they are."""
         sight.park_behind(engine.topics)
-        await engine.topics.delete_group(topic, group, sight.permit)
+        await engine.deletions.delete_group(topic, group, sight.permit)
         counters.forget(Subscription(TopicName(topic), GroupName(group)))
 
 

@@ -148,7 +148,7 @@ def consume_mode_router(engine: Engine, peers: Peers | None) -> APIRouter:
         if not change.dry_run:
             sight = Sight(visit_of(request.scope))
             sight.park_behind(engine.topics)
-            await engine.topics.switch(topic, group, ConsumeMode(change.mode), change.drain_seconds, sight.permit)
+            await engine.changes.switch(topic, group, ConsumeMode(change.mode), change.drain_seconds, sight.permit)
         standing = await engine.mode_standing(topic, group)
         answered = await answer(topic, group, request, standing)
         if change.dry_run:

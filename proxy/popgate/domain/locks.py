@@ -101,13 +101,14 @@ class Slot(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockDefinition:
     """The definition of a lock. ``by_use``: whether the first use of a mutex created it, and no administrator defined
-    it."""
+    it. ``deleted``: the lock is being deleted, and can't be used."""
 
     name: str
     kind: LockKind
     slots: int = 1
     enabled: bool = True
     by_use: bool = False
+    deleted: bool = False
 
     @property
     def open_slots(self) -> int:

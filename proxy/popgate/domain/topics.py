@@ -76,12 +76,13 @@ class Policy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSpec:
     """The configuration of a topic. popgate declares ``queue_count`` queues for each group, unless the topic has
-    ``adopted`` queues, which other programs declared."""
+    ``adopted`` queues, which other programs declared. ``deleted``: the topic is being deleted, and not served."""
 
     topic: TopicName
     queue_count: int
     adopted: Sequence[BrokerQueue] = ()
     unique_message_ids: bool = False
+    deleted: bool = False
 
     def layout(self, subscription: Subscription) -> Layout:
         if not self.adopted:
@@ -112,7 +113,8 @@ class GroupSpec:
     """The configuration of a group, and its consume mode with the mode's generation, which grows with each change.
 
     ``lease_generation``: the mode generation in which the valid leases began. It does not change at the start of a
-    drain, or when a drain is cancelled. ``drain`` is set only while the mode is DRAINING.
+    drain, or when a drain is cancelled. ``drain`` is set only while the mode is DRAINING. ``deleted``: the group is
+    being deleted, and not served.
     """
 
     subscription: Subscription
@@ -121,3 +123,4 @@ class GroupSpec:
     mode_generation: int = 1
     lease_generation: int = 1
     drain: Drain | None = None
+    deleted: bool = False

@@ -14,6 +14,8 @@ from popgate.domain.names import GroupName, InstanceId, Subscription, TopicName
 from popgate.domain.permissions import Permit, permit_all
 from popgate.domain.quotas import Quotas
 from popgate.domain.receipt import ReceiptSigner
+from popgate.engine.catalog.changes import Changes
+from popgate.engine.catalog.deletion import Deletions
 from popgate.engine.catalog.topics import Topics
 from popgate.engine.cluster.cluster_status import ClusterStatus, cluster_status
 from popgate.engine.cluster.hosting import Hosting
@@ -87,6 +89,8 @@ class Engine:
         self._context = context
         signer = ReceiptSigner(context.options.secrets)
         self.topics = Topics(context, signer)
+        self.changes = Changes(context, self.topics)
+        self.deletions = Deletions(context, self.topics)
         self.lease_groups = LeaseGroups(context, self.topics)
         self._settler = Settler(context, signer)
         self._publisher = Deduplicator(context, Publisher(context, self.topics.group_names))

@@ -2,19 +2,24 @@
 
 Theory of operation. When an administrator changes a lock, the proxy writes the new definition to the store and
 announces the change to the other proxies. The other proxies apply the change before the administrator's request is
-answered. A mutex that a client creates by acquiring it is not announced. A proxy that has no copy of a definition looks
-up the name in the store. ``HostedLocks`` reads the store periodically, because the proxy may have missed an
-announcement. A proxy that is not in a cluster reads the store only when it starts.
+answered. A lock is deleted in two steps: first its definition gets the mark ``deleted`` and all proxies follow, then
+its queues and its definition are deleted. Otherwise another proxy could begin to consume a queue while RabbitMQ deletes
+it, and RabbitMQ would end the connection that holds all locks of that proxy.
+
+A mutex that a client creates by acquiring it is not announced. A proxy that has no copy of a definition looks up the
+name in the store. ``HostedLocks`` reads the store periodically, because the proxy may have missed an announcement. A
+proxy that is not in a cluster reads the store only when it starts.
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
-from popgate.domain.errors import LockNotFound
+from popgate.domain.errors import LockNotFound, LockUnavailable
 from popgate.domain.locks import MUTEX_KEPT_SECONDS, LockDefinition, checked_lock_name
 from popgate.domain.quotas import Quota, check_quota
 from popgate.ports.clock import Clock
@@ -81,7 +86,7 @@ class Definitions:
         if known is not None or not self.is_shared:
             return known
         async with self.changes(name):
-            return await self.latest(name)
+            return _unless_deleted(await self._stored(name))
 
     async def find(self, name: str) -> LockDefinition:
         """Return the definition of the lock ``name``. Raises: InvalidRequest, LockNotFound, StateUnavailable."""
@@ -106,19 +111,26 @@ class Definitions:
     # -- within ``changes`` ---------------------------------------------------------------------------------------
 
     async def latest(self, name: str) -> LockDefinition | None:
-        """Read the definition of lock ``name`` from the store into the copy, and return it. Raises: StateUnavailable.
+        """Read the definition of lock ``name`` from the store into the copy, and return it, or None if there is none.
 
-        Return None if there is no such lock. If no other proxy uses the store, the copy is current, and the store is
-        not read.
+        Raises: LockUnavailable if the lock is being deleted; StateUnavailable.
         """
-        if self.is_shared:
-            found = await self._store.find(name)
-            if found is None:
-                self._known.pop(name, None)
-                self._used_at.pop(name, None)
-            else:
-                self._learn(found)
-        return self._known.get(name)
+        definition = await self._stored(name)
+        return None if definition is None else usable(definition)
+
+    async def mark_deleted(self, name: str) -> LockDefinition:
+        """Let the other proxies know that the lock ``name`` is being deleted, when they follow. Return its definition.
+
+        Raises: LockNotFound, StateUnavailable.
+        """
+        definition = await self._stored(name)
+        if definition is None:
+            raise not_found(name)
+        if self.is_shared and not definition.deleted:
+            definition = replace(definition, deleted=True)
+            await self._store.put(definition)
+            self._learn(definition)
+        return definition
 
     async def put(self, definition: LockDefinition) -> None:
         """Write ``definition`` to the store and to the copy. Raises: QuotaExceeded, StateUnavailable."""
@@ -165,15 +177,15 @@ class Definitions:
         """Delete a definition from this proxy's copy when the context starts, and from the store when it ends.
 
         If the body of the context or the deletion from the store fails, the definition is restored in this proxy's
-        copy.
+        copy, unless it has the mark ``deleted``.
         """
         name = definition.name
-        del self._known[name]
+        self._known.pop(name, None)
         try:
             yield
             await self._store.delete(name)
         except BaseException:
-            self._known[name] = definition
+            self._learn(definition)
             raise
         self._used_at.pop(name, None)
 
@@ -193,13 +205,17 @@ class Definitions:
 
         Raises: StateUnavailable.
         """
-        found = {definition.name: definition for definition in await self._store.definitions()}
+        found = {
+            definition.name: definition for definition in await self._store.definitions() if not definition.deleted
+        }
         for name in sorted(found.keys() | self._known.keys()):
             if found.get(name) == self._known.get(name):
                 continue
             async with self.changes(name):
                 known = self._known.get(name)
-                latest = await self.latest(name)  # this proxy may have changed the definition meanwhile
+                latest = _unless_deleted(
+                    await self._stored(name)
+                )  # this proxy may have changed the definition meanwhile
             if known is not None and (latest is None or latest.kind is not known.kind):
                 yield known
 
@@ -219,9 +235,30 @@ class Definitions:
 
     # -- how ------------------------------------------------------------------------------------------------------
 
+    async def _stored(self, name: str) -> LockDefinition | None:
+        """Read the definition of lock ``name`` from the store into the copy, and return it. Raises: StateUnavailable.
+
+        If no other proxy uses the store, the copy is current, and the store is not read.
+        """
+        if not self.is_shared:
+            return self._known.get(name)
+        found = await self._store.find(name)
+        if found is None:
+            self._forget(name)
+        else:
+            self._learn(found)
+        return found
+
     def _learn(self, definition: LockDefinition) -> None:
-        self._known[definition.name] = definition
-        self._used_at.setdefault(definition.name, self._clock.monotonic())
+        if definition.deleted:
+            self._forget(definition.name)
+        else:
+            self._known[definition.name] = definition
+            self._used_at.setdefault(definition.name, self._clock.monotonic())
+
+    def _forget(self, name: str) -> None:
+        self._known.pop(name, None)
+        self._used_at.pop(name, None)
 
     def _replaceable(self) -> LockDefinition | None:
         """Return the mutex whose place a new lock takes, or None. No change of its definition is in progress."""
@@ -234,6 +271,20 @@ class Definitions:
                 return definition
             self.used(name)  # the next search begins after it
         return None
+
+
+def _unless_deleted(definition: LockDefinition | None) -> LockDefinition | None:
+    return None if definition is None or definition.deleted else definition
+
+
+def usable(definition: LockDefinition) -> LockDefinition:
+    """Return ``definition``. Raises: LockUnavailable if the lock is being deleted."""
+    if definition.deleted:
+        name = definition.name
+        raise LockUnavailable(
+            f"lock {name} is being deleted; if its deletion was interrupted, complete it with DELETE /v1/locks/{name}"
+        )
+    return definition
 
 
 def not_found(name: str) -> LockNotFound:

@@ -24,7 +24,7 @@ from popgate.domain.names import InstanceId
 from popgate.domain.quotas import DEFAULTS
 from popgate.locks.administration import SlotStatus
 from popgate.locks.arbiter import Arbiter
-from popgate.locks.definitions import Announce, Definitions, not_found
+from popgate.locks.definitions import Announce, Definitions, not_found, usable
 from popgate.locks.hosted_grants import HostedGrant, HostedGrants, LockEvent
 from popgate.locks.lock_waiter import LockWaiter
 from popgate.ports.clock import Clock
@@ -179,18 +179,16 @@ class HostedLocks:
         Raises: InvalidRequest, LockNotFound, LockHeld, BrokerUnavailable, StateUnavailable.
         """
         async with self._definitions.changes(name):
-            definition = await self._definitions.latest(name)
-            if definition is None:
-                raise not_found(name)
+            definition = await self._definitions.mark_deleted(name)
             self._tell_waiting(name)
             ended = [hosted for hosted in self.grants.of(name) if self.grants.end(hosted, LockEvent.DELETED)]
-            try:
-                async with self._definitions.deleting(definition):
-                    await self._arbiter.delete(definition)
-            finally:
-                for hosted in ended:  # not earlier: a client that waits at another proxy would be granted the slot
-                    await hosted.grant.release()
-        await self._definitions.announce()
+        try:
+            await self._definitions.announce()
+            async with self._definitions.changes(name), self._definitions.deleting(definition):
+                await self._arbiter.delete(definition)
+        finally:
+            for hosted in ended:  # not earlier: a client that waits at another proxy would be granted the slot
+                await hosted.grant.release()
 
     async def follow(self) -> None:
         """Apply other proxies' changes of locks. If a lock was deleted, end this proxy's grants of it and waits for it.
@@ -203,8 +201,9 @@ class HostedLocks:
                 # Another proxy, which saw no use of the lock, has deleted only the definition. The lock still exists on
                 # the broker.
                 async with self._definitions.changes(gone.name):
-                    await self._definitions.add(gone)
-                continue
+                    is_deleted = (await self._definitions.add(gone)).deleted
+                if not is_deleted:
+                    continue
             self._tell_waiting(gone.name)
             for hosted in held:
                 self.grants.end_soon(hosted, LockEvent.DELETED)
@@ -366,7 +365,7 @@ class HostedLocks:
                     made = LockDefinition(name=name, kind=LockKind.MUTEX, by_use=True)
                     async with self._definitions.place_for(name):  # before the broker has queues for it
                         await self._arbiter.set_slots(made)  # once, even if several clients are the first to use it
-                        definition = await self._definitions.add(made)
+                        definition = usable(await self._definitions.add(made))
         return definition or await self._definitions.find(name)
 
     async def _found(self, name: str, token: str) -> HostedGrant:

@@ -49,6 +49,8 @@ DELIVERY_LIMIT_LOW = 1_000_000
 """Lowest delivery limit that popgate accepts. With a lower limit, RabbitMQ would drop a message that popgate returns to
 the queue many times."""
 DELIVERY_LIMIT_DEFAULT = 20
+ROUTED_SECONDS = 0.3
+"""Seconds until a message that was routed to a queue before the queue's binding was deleted has reached the queue."""
 
 _log = logging.getLogger(__name__)
 
@@ -110,9 +112,18 @@ class Topology:
             await self._bind(queue, layout.subscription.topic, index)
 
     async def delete_group(self, layout: Layout) -> None:
-        """Delete the queues of `layout` that are popgate's own. Idempotent."""
-        relays = [relay_name(layout.subscription.topic, index) for index in range(len(layout.queues))]
+        """Delete the queues of `layout` that are popgate's own. Idempotent.
+
+        If a queue is deleted while a message is published to it, RabbitMQ before 4.3 ends the publisher's connection,
+        which may be that of another proxy. So the queues get no more messages before they are deleted.
+        """
+        topic = layout.subscription.topic
+        relays = [relay_name(topic, index) for index in range(len(layout.queues))]
         async with _Channel(self._session()) as channel:
+            for index, bound in enumerate([] if layout.adopted else layout.queues):
+                await channel.call(channel.amqp.queue_unbind(bound, exchange_name(topic), str(index)))
+                await channel.call(channel.amqp.queue_unbind(bound, DELIVER_EXCHANGE, place_pattern(topic, index)))
+            await asyncio.sleep(ROUTED_SECONDS)
             for queue in [*relays, layout.dead] if layout.adopted else [*layout.queues, layout.dead]:
                 try:
                     await channel.call(channel.amqp.queue_delete(queue))

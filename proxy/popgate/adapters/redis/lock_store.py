@@ -28,6 +28,7 @@ class _Definition(msgspec.Struct, frozen=True):
     slots: int = 1
     enabled: bool = True
     by_use: bool = False
+    deleted: bool = False
 
 
 _decoded = msgspec.json.Decoder(_Definition).decode

@@ -1,6 +1,7 @@
 """Implements the lock store on SQLite, with one row for each lock definition and one row for the next fencing token."""
 
 import sqlite3
+from dataclasses import astuple
 from typing import Any
 
 from popgate.adapters.sqlite.database import Database
@@ -8,7 +9,7 @@ from popgate.domain.errors import StateUnavailable
 from popgate.domain.locks import LockDefinition, LockKind
 from popgate.ports.lock_store import LockStore
 
-_COLUMNS = "name, kind, slots, enabled, by_use"
+_COLUMNS = "name, kind, slots, enabled, by_use, deleted"
 
 
 class SqliteLockStore:
@@ -27,12 +28,12 @@ class SqliteLockStore:
         return None if row is None else _read(row)
 
     async def put(self, definition: LockDefinition) -> None:
-        sql = f"REPLACE INTO lock_definition ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)"
+        sql = f"REPLACE INTO lock_definition ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
         await self._database.write(lambda connection: connection.execute(sql, _values(definition)), StateUnavailable)
 
     async def add(self, definition: LockDefinition) -> LockDefinition:
         def job(connection: sqlite3.Connection) -> tuple[Any, ...]:
-            sql = f"INSERT OR IGNORE INTO lock_definition ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)"
+            sql = f"INSERT OR IGNORE INTO lock_definition ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
             connection.execute(sql, _values(definition))
             row = _row(connection, definition.name)
             assert row is not None, "it has just been added"
@@ -61,12 +62,13 @@ def _row(connection: sqlite3.Connection, name: str) -> tuple[Any, ...] | None:
 
 
 def _values(definition: LockDefinition) -> tuple[object, ...]:
-    return (definition.name, definition.kind, definition.slots, definition.enabled, definition.by_use)
+    return astuple(definition)
 
 
 def _read(row: tuple[Any, ...]) -> LockDefinition:
-    name, kind, slots, enabled, by_use = row
-    return LockDefinition(name=name, kind=LockKind(kind), slots=slots, enabled=bool(enabled), by_use=bool(by_use))
+    name, kind, slots, *flags = row
+    enabled, by_use, deleted = map(bool, flags)
+    return LockDefinition(name=name, kind=LockKind(kind), slots=slots, enabled=enabled, by_use=by_use, deleted=deleted)
 
 
 _conforms: type[LockStore] = SqliteLockStore

@@ -7,7 +7,7 @@ tables. The statements of a released version are never changed.
 APPLICATION_ID = 0x706F7067
 """SQLite's application id ("popg") in files of popgate. It prevents popgate from using the database of another
 program."""
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 SCHEMA = (
     "CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), high_water REAL NOT NULL)",
@@ -156,5 +156,6 @@ UPGRADES = {
         ) WITHOUT ROWID
         """,
     ),
+    6: ("ALTER TABLE lock_definition ADD COLUMN deleted INTEGER NOT NULL DEFAULT 0",),
 }
 """For each schema version after 1, the statements that upgrade a file from the previous version."""
