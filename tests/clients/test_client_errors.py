@@ -3,7 +3,8 @@
 import asyncio
 import gzip
 import pickle
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -36,13 +37,16 @@ from popgate_client import (
     TopicNotFound,
     Unauthorized,
     WrongMode,
-    async_client,
+    locks,
 )
 from popgate_client.assignments import assign
 from popgate_client.errors import error_from
-from popgate_client.exchange import Exchanges
+from popgate_client.exchange import Exchange, Exchanges
+from popgate_client.lock_terms import LockTerm
+from popgate_client.locks import LockExchanges, LockGrant
 from popgate_client.message import SettleEntry, Verb
 from popgate_client.subscription_calls import SubscriptionCalls
+from popgate_client.wire import Request
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
 
@@ -319,9 +323,9 @@ async def test_clients_unpack_nothing_and_keep_no_cookies() -> None:
             await twin.cluster()
 
 
-async def test_an_answer_that_trickles_ends_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(async_client, "CALL_SECONDS_MAX", 0.5)
-    ended = asyncio.Event()
+@pytest.fixture
+async def trickling() -> AsyncGenerator[str]:
+    """The URL of a server whose answers never end, although no pause between their parts is long."""
 
     async def trickle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
@@ -330,14 +334,29 @@ async def test_an_answer_that_trickles_ends_at_last(monkeypatch: pytest.MonkeyPa
                 writer.write(b" ")
                 await writer.drain()
                 await asyncio.sleep(0.05)
-        ended.set()
 
     async with await asyncio.start_server(trickle, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with AsyncClient(url, retry_seconds_max=0) as client:
-            with pytest.raises(ServerUnreachable, match="not complete"):
-                await client.info()
-        await ended.wait()
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_an_answer_that_trickles_ends_at_last(trickling: str) -> None:
+    def exchange() -> Exchange[httpx.Response]:
+        return Exchanges(retry_seconds_max=0).repeatable(Request(method="GET", path="/v1", seconds_max=0.5))
+
+    async with AsyncClient(trickling) as twin:
+        with pytest.raises(ServerUnreachable, match="not complete"):
+            await twin.perform(exchange())
+    with Client(trickling) as client, pytest.raises(ServerUnreachable, match="not complete"):
+        await asyncio.to_thread(client.perform, exchange())
+
+
+async def test_the_answer_to_a_release_may_not_trickle(trickling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "RELEASE_SECONDS_MAX", 0.5)
+    clock, term = (lambda: 0.0), LockTerm("l", 30.0, 0.0, random.Random(0))
+    grant = LockGrant(name="l", holder="h", token="t", fencing_token=1, slot=0, term=term)
+    release = LockExchanges(Exchanges(), clock).release(grant, retry_seconds_max=0)
+    with Client(trickling) as client, pytest.raises(ServerUnreachable, match="not complete"):
+        await asyncio.to_thread(client.perform, release)
 
 
 def test_an_answer_with_too_few_results_is_the_servers_fault() -> None:

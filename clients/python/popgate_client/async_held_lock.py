@@ -136,8 +136,7 @@ class AsyncHeldLock:
     async def _renew(self, asked_at: float) -> None:
         seconds = self._term.answer_seconds(asked_at)
         try:
-            async with asyncio.timeout(seconds):
-                await self._client.perform(self._exchanges.renew(self._grant, seconds))
+            await self._client.perform(self._exchanges.renew(self._grant, seconds))
         except Exception as error:  # only the end of the term may end the renewals
             if not isinstance(error, LockLost | LockNotFound):
                 logger.warning("a lock could not be renewed", extra={"lock": self.name, "error": repr(error)})

@@ -39,7 +39,7 @@ from popgate_client.message import (
     settle_entries,
 )
 from popgate_client.tokens import TokenSource
-from popgate_client.transport import call_arguments, connection
+from popgate_client.transport import call, connection
 from popgate_client.wire import (
     HeaderFilter,
     JsonObject,
@@ -437,6 +437,6 @@ class Client(PullCalls):
         if self._process != os.getpid():  # forked: on the parent's connections each would get the other's answers
             self._http, self._process = self._connect(), os.getpid()
         try:
-            return self._http.request(**call_arguments(attempt.request))
+            return call(self._http, attempt.request)
         except httpx.RequestError as error:
             return error

@@ -202,4 +202,10 @@ def _renewal(grant: LockGrant, silence_seconds: float) -> Request:
 
 
 def _post(name: str, verb: str, fields: JsonObject, *, silence_seconds: float) -> Request:
-    return Request(method="POST", path=lock_path(name, verb), content=encode(fields), silence_seconds=silence_seconds)
+    return Request(
+        method="POST",
+        path=lock_path(name, verb),
+        content=encode(fields),
+        silence_seconds=silence_seconds,
+        seconds_max=silence_seconds,  # the answer is small, and a lock can't be trusted for longer
+    )

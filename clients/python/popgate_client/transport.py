@@ -2,6 +2,7 @@
 
 import os
 import ssl
+import time
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
@@ -16,8 +17,6 @@ URL_DEFAULT = "http://127.0.0.1:8080"
 _TRUST_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 CONNECT_SECONDS = 5.0
 CONNECTIONS_MAX = 256
-CALL_SECONDS_MAX = 300.0
-"""Maximum seconds of a call of `AsyncClient`, however small the parts are in which the answer arrives."""
 KEEPALIVE_SECONDS = 4.0
 """Seconds for which an idle connection is kept. This is less than the 5 s after which common servers close one, because
 a publish on a connection that is just being closed could not be repeated safely."""
@@ -121,6 +120,27 @@ def url_complaint(text: str) -> str | None:
     if url.scheme not in ("http", "https") or not url.host:
         return f"{without_password(text)!r} is not an http:// or https:// URL"
     return None
+
+
+def call(http: httpx.Client, request: Request) -> httpx.Response:
+    """Send a request, and return its answer, which has been read.
+
+    httpx limits only the silence before each part of an answer. So the time is checked after each part of the body; the
+    head can't be bounded in this way. Raises: httpx.RequestError.
+    """
+    ends_at = time.monotonic() + request.seconds_max
+    parts: list[bytes] = []
+    with http.stream(**call_arguments(request)) as answer:
+        for part in answer.iter_bytes():
+            parts.append(part)
+            if time.monotonic() > ends_at:
+                raise incomplete(request)
+    return httpx.Response(answer.status_code, headers=answer.headers, content=b"".join(parts))
+
+
+def incomplete(request: Request) -> httpx.ReadTimeout:
+    """Return the error for an answer that is not complete in time."""
+    return httpx.ReadTimeout(f"the answer was not complete after {request.seconds_max:g} s")
 
 
 def call_arguments(request: Request) -> dict[str, Any]:

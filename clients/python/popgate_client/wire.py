@@ -25,6 +25,8 @@ ANSWER_SECONDS = 10.0
 PUBLISH_SECONDS = 30.0
 """Seconds that the server may be silent during a publish. This is longer than a proxy waits for RabbitMQ's confirm,
 because a slow confirm would otherwise look like a lost answer, which leaves the outcome unknown."""
+CALL_SECONDS_MAX = 300.0
+"""Maximum seconds of one request, however small the parts are in which its answer arrives."""
 DETAIL_LENGTH_MAX = 200
 PROBLEM_CONTENT_TYPE = "application/problem+json"
 PROBLEM_TYPE_PREFIX = "urn:popgate:problem:"
@@ -51,12 +53,14 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One HTTP request. `content` is JSON or None; after `silence_seconds` without data the answer counts as lost."""
+    """One HTTP request. `content` is JSON or None. An answer counts as lost after `silence_seconds` without data, or
+    if it is not complete after `seconds_max`."""
 
     method: Literal["GET", "PUT", "POST", "DELETE"]
     path: str
     content: bytes | None = None
     silence_seconds: float = ANSWER_SECONDS
+    seconds_max: float = CALL_SECONDS_MAX
 
 
 Reply: TypeAlias = httpx.Response | httpx.RequestError

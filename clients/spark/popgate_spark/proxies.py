@@ -13,7 +13,7 @@ import httpx
 from popgate_client.errors import RetryLater, ServerUnreachable
 from popgate_client.exchange import Attempt, Exchange, Exchanges
 from popgate_client.lease_groups import LeaseStream
-from popgate_client.transport import call_arguments, connection, without_password
+from popgate_client.transport import call, connection, without_password
 from popgate_client.wire import Reply, T
 from popgate_spark.options import Place
 
@@ -72,7 +72,7 @@ class Proxies:
         if attempt.delay_seconds:
             time.sleep(attempt.delay_seconds)
         try:
-            answer = self._clients[self._turn].request(**call_arguments(attempt.request))
+            answer = call(self._clients[self._turn], attempt.request)
         except httpx.RequestError as error:
             self._next()
             return error
