@@ -257,7 +257,7 @@ def test_an_answer_that_is_not_popgates_is_the_servers_fault(body: str) -> None:
     assert caught.value.code == "malformed_answer"
 
 
-@pytest.mark.parametrize("status", [400, 404, 405, 451])
+@pytest.mark.parametrize("status", [302, 400, 404, 405, 451])
 def test_a_refusal_of_a_gateway_says_nothing_about_the_request(status: int) -> None:
     exchange = Exchanges().pop("t", "g", make=Message)
     next(exchange)

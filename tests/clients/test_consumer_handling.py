@@ -14,6 +14,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+import httpx
 import orjson
 import pytest
 
@@ -150,6 +151,31 @@ def test_no_more_run_or_wait_than_was_said(
         gate.opened = True
         wait_until(lambda: consumer.counters.acked == 20, timeout_seconds=WAIT_SECONDS, what="all acks")
     assert gate.inside_max == 4
+
+
+async def test_a_message_that_comes_twice_takes_two_places() -> None:
+    lease = {"receipt_handle": "h", "body": "", "queue": 0, "delivery_count": 1, "first_delivered_at": 0}
+    gate, pops = Gate(), 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal pops
+        pops += request.url.path.endswith("/pop")
+        messages = [lease, lease] if pops == 1 else []
+        return httpx.Response(200, json={"features": ["pop"], "messages": messages, "results": [{"status": "acked"}]})
+
+    consumer = Consumer(
+        "t", "g", gate.asynchronous, concurrency=2, invisibility_seconds=60, transport=httpx.MockTransport(answer)
+    )
+    run = asyncio.create_task(consumer.run_async())
+    async with asyncio.timeout(WAIT_SECONDS):
+        while gate.inside < 2:  # noqa: ASYNC110  # the gate is for threads, too
+            await asyncio.sleep(0)
+        for _ in range(100):  # enough turns for another pop
+            await asyncio.sleep(0)
+        assert pops == 1
+        gate.opened = True
+        consumer.stop()
+        await run
 
 
 def test_plain_handlers_run_side_by_side_in_threads_that_are_kept(

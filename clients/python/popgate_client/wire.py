@@ -218,7 +218,7 @@ def accepted(reply: Reply) -> httpx.Response:
     if not _is_popgates(reply, problem):
         if status == 503:
             problem.pop("code", None)  # a gateway does not know what popgate did
-        elif 400 <= status < 500 and status not in _OF_ANY_SERVER:
+        elif 300 <= status < 500 and status not in _OF_ANY_SERVER:
             raise ServerFault(
                 f"http_{status}", f"a server that is not popgate answered: {problem.get('detail')}", status
             )

@@ -53,7 +53,7 @@ class HandlerPool:
         self._settler = settler
         self._counters = counters
         self._waiting: deque[Message] = deque()
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: set[asyncio.Task[None]] = set()
         self._lines: set[Line] = set()
         """The lines with a message that is being handled."""
         self._tasks: asyncio.TaskGroup | None = None
@@ -95,8 +95,8 @@ class HandlerPool:
     async def finish(self, seconds: float) -> None:
         """Wait up to `seconds` for the running handlers; then cancel them and release their messages."""
         if self._running:
-            await asyncio.wait(list(self._running.values()), timeout=seconds)
-        late = list(self._running.values())
+            await asyncio.wait(self._running, timeout=seconds)
+        late = set(self._running)
         for task in late:
             task.cancel()
         if late:
@@ -106,7 +106,7 @@ class HandlerPool:
     async def idle(self) -> None:
         """Wait until no handler runs."""
         while self._running:
-            await asyncio.wait(list(self._running.values()), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
 
     def close(self) -> None:
         """Let each thread end when its handler ends. Does not wait."""
@@ -123,16 +123,16 @@ class HandlerPool:
                 continue
             if message.ordering_key is not None:
                 self._lines.add(_line(message))
-            task = self._tasks.create_task(self._handle(message), name="popgate-handler")
-            self._running[message.receipt_handle] = task
+            self._running.add(self._tasks.create_task(self._handle(message), name="popgate-handler"))
 
     async def _handle(self, message: Message) -> None:
         error: BaseException | None = None
+        task = asyncio.current_task()
+        assert task is not None, "it runs in one"
         try:
             await self._calls.call(message)
         except asyncio.CancelledError as cancelled:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # the stop; otherwise the handler cancelled itself
+            if task.cancelling():  # the stop; otherwise the handler cancelled itself
                 self._settle_soon(message, give_back(message))
                 message.lease_lost.set()  # for a thread that runs on: its work will not be acked
                 raise
@@ -142,7 +142,7 @@ class HandlerPool:
         except BaseException as raised:  # a library's sys.exit or panic must not take the other leases with it
             error = raised
         finally:
-            self._running.pop(message.receipt_handle, None)
+            self._running.discard(task)
             self._lines.discard(_line(message))
             self._room.set()
         try:
