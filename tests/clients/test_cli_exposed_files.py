@@ -32,8 +32,8 @@ def test_a_configuration_file_with_a_secret_that_others_can_read_is_named_with_t
     tmp_path: Path, mode: int
 ) -> None:
     file = configuration(tmp_path, f'secret = "{SECRET}"\n', mode)
-    (warning,) = warnings(tmp_path, "--config", str(file))
-    assert " WARNING " in warning
+    (warning,) = warnings(tmp_path, "--config", str(file), "--log-level", "error")
+    assert " ERROR " in warning
     assert f"chmod 600 {file}" in warning
     assert "sets secret" in warning
 

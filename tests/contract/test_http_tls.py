@@ -521,7 +521,7 @@ def test_a_proxy_that_other_machines_can_reach_requires_https_and_a_key(tmp_path
 
 
 def test_an_insecure_proxy_says_so_in_its_log_and_its_metrics(tmp_path: Path) -> None:
-    with ProxyProcess(tmp_path, "--host", "0.0.0.0", "--insecure") as proxy:
+    with ProxyProcess(tmp_path, "--host", "0.0.0.0", "--insecure", "--log-level", "error") as proxy:
         assert httpx.get(f"http://127.0.0.2:{proxy.port}/v1", trust_env=False).status_code == 200
         assert "popgate_insecure 1.0" in proxy.client.get("/metrics").text
         assert "--insecure: other machines can reach this proxy" in proxy.output

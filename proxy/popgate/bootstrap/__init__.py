@@ -335,7 +335,7 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
     with ending_on_signals(stop), listening as listener:
         is_insecure = is_open(listener, options)
         if is_insecure:
-            _log.warning("--insecure: other machines can reach this proxy without authentication or without TLS")
+            _log.error("--insecure: other machines can reach this proxy without authentication or without TLS")
         async with contextlib.AsyncExitStack() as stack:
             background, is_first = Background(failed), worker is None or worker.number == 1
             starting = started(options, background, faults, is_first=is_first)

@@ -14,7 +14,7 @@ STRONG_SECRET_BYTES_MIN = 32
 
 
 def warn_of_credentials(options: ServeOptions, secrets: Sequence[bytes]) -> None:
-    """Log a warning for each file or folder with credentials that is not private, and one if a secret is short.
+    """Log an error for each file or folder with credentials that is not private, and a warning if a secret is short.
 
     ``secrets`` are the secrets that this proxy uses. The data folder exists, and so does its secret if it is used.
     """
@@ -29,4 +29,4 @@ def warn_of_credentials(options: ServeOptions, secrets: Sequence[bytes]) -> None
     found = [exposure(place, place.stat()) for place in places]
     for reason in [*options.exposed_files, *found]:
         if reason is not None:
-            _log.warning("other users can read credentials", extra={"reason": reason})
+            _log.error("other users can read credentials", extra={"reason": reason})

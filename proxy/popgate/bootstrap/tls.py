@@ -191,7 +191,7 @@ def _check(files: TlsFiles, certificate: Certificate, key: PrivateKeyTypes) -> N
 
 def _warn_of_readers(key: Path) -> None:
     if key.stat().st_mode & stat.S_IROTH:
-        _log.warning("other users of this machine can read the TLS key: run chmod 600", extra={"file": str(key)})
+        _log.error("other users of this machine can read the TLS key: run chmod 600", extra={"file": str(key)})
 
 
 def _mark(files: TlsFiles) -> _Mark:
