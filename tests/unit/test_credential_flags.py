@@ -1,11 +1,12 @@
 """Credentials in the command line of a process: which flags are hidden from ``ps``."""
 # pyright: reportPrivateUsage=false
-# The test of errors calls the one function through which the pipeline writes them.
+# The tests of texts call the functions through which the pipeline writes them.
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -48,6 +49,16 @@ def test_an_error_of_the_pipeline_shows_no_credential_of_a_url(capsys: pytest.Ca
     assert capsys.readouterr().err == (
         "popgate-pipeline: the journal can't be opened: hdfs://host/j: hdfs://host/j/x is missing\n"
     )
+
+
+def test_the_pipeline_names_its_report_without_the_credential_of_its_url(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_text(spark: Any, place: str, text: str) -> None: ...
+
+    monkeypatch.setattr(running, "write_text", write_text)
+    running._told(cast("Any", None), "hdfs://user:secret@host/out", "<html>", "done")
+    assert capsys.readouterr().out == "done\n  report: hdfs://host/out/report.html\n"
 
 
 def test_a_process_and_its_forks_show_no_credential_and_still_use_it() -> None:

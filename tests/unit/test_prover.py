@@ -19,7 +19,7 @@ from popgate.prover.nodes import CommandNodes
 from popgate.prover.record import Record
 from popgate.prover.relay import CHANNEL_OPEN, HEARTBEAT_FRAME, METHOD_FRAME, Frames
 from popgate.prover.report import Cost, KindReport, Report, Verdict, as_json, lines
-from popgate.prover.run import broker_url, client_urls
+from popgate.prover.run import ProveOptions, broker_url, client_urls
 from popgate.prover.target import BUILT_IN, load
 
 
@@ -46,6 +46,20 @@ def test_clients_over_http_begin_with_another_proxy_each() -> None:
     urls = ["http://h:1", "http://h:2"]
     assert client_urls(urls, over_http=True) == ["http://h:1,http://h:2", "http://h:2,http://h:1"]
     assert client_urls(["amqp://h:1/"], over_http=False) == ["amqp://h:1/?heartbeat=2"]
+
+
+def test_the_options_of_a_proof_are_shown_without_its_urls() -> None:
+    options = ProveOptions(
+        implementation=BUILT_IN,
+        urls=["amqp://u:hunter2@h/"],
+        kinds=[LockKind.MUTEX],
+        seed=1,
+        duration_seconds=1.0,
+        slots=1,
+        workers=1,
+        faults=frozenset(),
+    )
+    assert "hunter2" not in repr(options)
 
 
 @pytest.mark.parametrize("url", ["https://h/", "amqp://h/", "http://", "http://h:port/", "h", "http://h:1,http://h:2"])

@@ -24,6 +24,7 @@ from popgate.domain.errors import StartupError
 def test_an_address_is_named_without_its_password(url: str, place: str, host: str | None, port: int) -> None:
     address = parse_address(url)
     assert (address.place, address.host, address.port) == (place, host, port)
+    assert "secret" not in repr(address)
 
 
 def test_a_sentinel_url_has_all_that_both_need() -> None:
@@ -42,6 +43,7 @@ def test_a_sentinel_url_has_all_that_both_need() -> None:
     }
     tls = {"ssl": True, "ssl_check_hostname": True, "ssl_ca_certs": "/ca.pem"}
     assert address.sentinel_options == {"password": "other", **tls}
+    assert "other" not in repr(address)
     assert isinstance(open_pool(address), SentinelConnectionPool)
 
 

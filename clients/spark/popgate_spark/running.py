@@ -106,7 +106,7 @@ def _audited(spark: SparkSession, arguments: argparse.Namespace, progress: Progr
             "end": findings.end.isoformat(),
         }
         write_text(spark, f"{out}/verdict.json", json.dumps(told, indent=2) + "\n")
-    sys.stdout.write(f"{verdict}\n  report: {out}/{REPORT}\n")
+    sys.stdout.write(f"{verdict}\n  report: {_without_credentials(out)}/{REPORT}\n")
     return verdict.exit_code(strict=arguments.strict)
 
 
@@ -211,7 +211,7 @@ def _opened(spark: SparkSession, arguments: argparse.Namespace, progress: Progre
 
 def _told(spark: SparkSession, out: str, html: str, said: str) -> int:
     write_text(spark, f"{out}/{REPORT}", html)
-    _line(f"{said}\n  report: {out}/{REPORT}")
+    _line(f"{said}\n  report: {_without_credentials(out)}/{REPORT}")
     return 0
 
 
@@ -225,9 +225,13 @@ def _write(rows: DataFrame, place: str) -> None:
 
 
 def _failed(why: str) -> int:
-    why = re.sub(r"//[^/?#\s]*@", "//", why)  # the URLs of journal, output and state may have credentials
-    sys.stderr.write(f"popgate-pipeline: {why}\n")
+    sys.stderr.write(f"popgate-pipeline: {_without_credentials(why)}\n")
     return 2
+
+
+def _without_credentials(text: str) -> str:
+    """Return `text` without users and passwords in the URLs of journal, output and state."""
+    return re.sub(r"//[^/?#\s]*@", "//", text)
 
 
 JOBS: dict[str, Run] = {"audit": _audited, "balance": _balanced, "latency": _timed, "advice": _advised}

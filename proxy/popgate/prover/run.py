@@ -7,7 +7,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 from popgate.domain.errors import PopgateError, StartupError
@@ -48,7 +48,7 @@ class ProveOptions:
     """
 
     implementation: str
-    urls: Sequence[str]
+    urls: Sequence[str] = field(repr=False)
     kinds: Sequence[LockKind]
     seed: int
     duration_seconds: float

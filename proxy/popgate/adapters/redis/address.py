@@ -50,11 +50,11 @@ class RedisAddress:
     place: str
     host: str | None = None
     port: int = REDIS_PORT
-    url: str = ""
+    url: str = field(default="", repr=False)
     sentinels: tuple[tuple[str, int], ...] = ()
     master: str = ""
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
-    sentinel_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    sentinel_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
 
 def parse_address(url: str) -> RedisAddress:
