@@ -1,4 +1,4 @@
-"""The state in Redis behind Sentinels and over TLS."""
+"""The state in Redis behind Sentinels, over TLS and over a local socket."""
 
 import asyncio
 from collections.abc import Iterator
@@ -62,6 +62,16 @@ async def test_a_failover_is_followed_and_keeps_the_leases(replicated: Replicate
         assert await store.claim(QUEUE) > epoch
     finally:
         await connection.close()
+
+
+async def test_a_redis_on_a_local_socket(redis_server: RedisServer, tmp_path: Path) -> None:
+    place = tmp_path / "redis.sock"
+    with RedisServer(tmp_path / "redis", {"unixsocket": str(place)}):
+        connection = RedisConnection(parse_address(f"unix://{place}?db=1"))
+        try:
+            assert await grant(RedisLeaseStore(connection), FIRST) is GrantStatus.GRANTED
+        finally:
+            await connection.close()
 
 
 async def test_a_redis_that_speaks_tls(redis_server: RedisServer, tls_files: TlsFiles, tmp_path: Path) -> None:

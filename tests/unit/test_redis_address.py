@@ -48,7 +48,13 @@ def test_a_sentinel_url_has_all_that_both_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "verifies"), [("", True), ("?ssl_check_hostname=false", False), ("?ssl_cert_reqs=none", False)]
+    ("query", "verifies"),
+    [
+        ("", True),
+        ("?ssl_check_hostname=false", False),
+        ("?ssl_cert_reqs=none", False),
+        ("?ssl_ca_certs=/ssl_cert_reqs=none", True),
+    ],
 )
 @pytest.mark.parametrize("url", ["rediss://localhost:6380/1", "rediss+sentinel://localhost/orders/0"])
 def test_the_name_of_a_tls_server_is_verified_unless_the_url_says_otherwise(
@@ -64,6 +70,10 @@ def test_the_name_of_a_tls_server_is_verified_unless_the_url_says_otherwise(
         "redis://user:hunter2/x@host",
         "redis://user:1234/hunter2@host",
         "redis://:hunter2#x@host",
+        "unix://user:1/hunter2@/run/redis.sock",
+        "redis://host?hunter2=1",
+        "rediss://host?ssl_cert_reqs=hunter2",
+        "redis://host?retry=hunter2",
         "redis+sentinel://:hunter2/x@host/orders",
         "redis+sentinel://:p@host/orders/hunter2",
         "redis+sentinel://:p@host/orders?hunter2=1",

@@ -66,20 +66,16 @@ def parse_address(url: str) -> RedisAddress:
     scheme = url.partition("://")[0]
     try:
         if scheme in _SENTINEL_SCHEMES:
-            return _sentinel_address(url)
-        if scheme not in ("redis", "rediss", "unix"):
+            address = _sentinel_address(url)
+        elif scheme in ("redis", "rediss", "unix"):
+            address = _server_address(url)
+        else:
             raise _NotUnderstood("it has another scheme")
-        parse_url(url)
-        parts = urlsplit(url)
-        if "@" in parts.path and scheme != "unix":
-            raise _NotUnderstood("write a / in a password as %2F")
-        if scheme == "unix":
-            return RedisAddress(place=parts.path, url=url)
-        host, port = parts.hostname or "localhost", parts.port or REDIS_PORT
-        return RedisAddress(place=f"{host}:{port}{parts.path}", host=host, port=port, url=url)
+        _check_options(address)
     except ValueError as error:
         reason = error if isinstance(error, _NotUnderstood) else "it is no URL"
         raise StartupError(f"the Redis URL is not understood: {reason}; use {FORMS}") from None
+    return address
 
 
 def open_pool(address: RedisAddress) -> ConnectionPool:
@@ -90,13 +86,14 @@ def open_pool(address: RedisAddress) -> ConnectionPool:
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_SECONDS,
         "socket_timeout": None,  # PipelinedConnection has its own timeout
-        "socket_keepalive": True,
         "protocol": 2,  # with 3, redis-py does not detect that a connection is closed
         # redis-py must not repeat a script that may have run: the script's caller decides.
         "retry": Retry(NoBackoff(), 0),
     }
+    if address.host is not None:
+        options["socket_keepalive"] = True  # redis-py makes no connection to a local socket with this option
     # redis-py has no types for the arguments of a URL or of Sentinels.
-    if address.url.startswith("rediss://") and "ssl_cert_reqs=none" not in address.url:
+    if address.url.startswith("rediss://") and parse_url(address.url).get("ssl_cert_reqs") != "none":
         options["ssl_check_hostname"] = True  # not the default of redis-py 5; the URL may override it
     if not address.sentinels:
         return ConnectionPool.from_url(address.url, **options)  # pyright: ignore[reportUnknownMemberType]
@@ -115,6 +112,24 @@ async def close_pool(pool: ConnectionPool) -> None:
         for client in cast("Any", pool).sentinel_manager.sentinels:  # redis-py has no types for these attributes
             with contextlib.suppress(RedisError, OSError):
                 await client.aclose()
+
+
+def _server_address(url: str) -> RedisAddress:
+    parts = urlsplit(url)
+    if "@" in parts.path:
+        raise _NotUnderstood("write a / in a password as %2F, and an @ in a path as %40")
+    if parts.scheme == "unix":
+        return RedisAddress(place=parts.path, url=url)
+    host, port = parts.hostname or "localhost", parts.port or REDIS_PORT
+    return RedisAddress(place=f"{host}:{port}{parts.path}", host=host, port=port, url=url)
+
+
+def _check_options(address: RedisAddress) -> None:
+    """Raises: ValueError if redis-py can't make a connection with the options in the URL. It opens none."""
+    try:
+        open_pool(address).make_connection()  # type: ignore[no-untyped-call]
+    except (AttributeError, TypeError, RedisError):  # redis-py checks no options by itself
+        raise _NotUnderstood("its query has an unknown option or a wrong value") from None
 
 
 def _sentinel_address(url: str) -> RedisAddress:
