@@ -457,6 +457,13 @@ def test_what_a_worker_can_not_start_with_is_said_once_and_ends_all(tmp_path: Pa
     assert "--peer-address" in said
 
 
+def test_a_name_of_any_address_is_no_address_for_the_peers(tmp_path: Path, flags: Sequence[str]) -> None:
+    ports = PortBlock(3).ports
+    peer_address = ("--peer-address", f"0:{ports[1]}")
+    said = refused("--port", str(ports[0]), "--data-dir", str(tmp_path), *flags, *peer_address)
+    assert "--peer-address must be an address at which other proxies reach this one" in said
+
+
 def test_a_broker_that_is_absent_is_said_once(tmp_path: Path, flags: Sequence[str]) -> None:
     nowhere = ("--amqp-url", "amqp://somebody:hunter2@127.0.0.1:1/")
     said = refused("--port", str(PortBlock().ports[0]), "--data-dir", str(tmp_path), *flags, *nowhere)

@@ -23,6 +23,7 @@ from popgate.cluster.protocols import common_version
 from popgate.config import ServeOptions
 from popgate.config.values import HostPort
 from popgate.domain.errors import StartupError, StateUnavailable
+from popgate.domain.hosts import is_any_address
 from popgate.domain.names import InstanceId
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.context.routing import Cluster
@@ -109,8 +110,7 @@ async def membership(
     me = InstanceId(context.instance)
     address = await _address(options, state)
     listener = stack.enter_context(listening(*address, partial(_why_not_listening, address)))
-    host, port = listener.getsockname()[:2]
-    url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    url = _url(listener)
     tls = await asyncio.to_thread(peer_tls, me, context.options.secrets)
     known = _Known()
     peers = HttpPeers(me, tls.client, address_of=known.address_of, version=known.version, codec=codec.CODEC)
@@ -169,6 +169,14 @@ async def _address(options: ServeOptions, state: State) -> HostPort:
     if options.peer_address is not None:
         return options.peer_address
     return HostPort(await state.local_address(), 0)
+
+
+def _url(listener: socket.socket) -> str:
+    """Return the URL at which other proxies reach the ``listener``. Raises: StartupError."""
+    host, port = listener.getsockname()[:2]
+    if is_any_address(host):  # the name in --peer-address has led to it
+        raise StartupError("--peer-address must be an address at which other proxies reach this one, not any address")
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
 def _why_not_listening(address: HostPort, error: OSError) -> str:

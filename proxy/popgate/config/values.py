@@ -5,14 +5,14 @@ a credential.
 """
 
 import re
+import string
 from collections.abc import Callable
-from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from popgate.domain.features import ALL_FEATURES, Feature
-from popgate.domain.hosts import ANY_HOST
+from popgate.domain.hosts import ANY_HOST, is_any_address
 from popgate.domain.receipt import SECRET_BYTES_MIN
 
 PORT_MAX = 65_535
@@ -165,16 +165,9 @@ def host_port(raw: object) -> HostPort:
     if match is None or int(match[3]) > PORT_MAX:
         raise ValueError(f"must be host:port, such as 10.0.0.7:9000 or [fd00::7]:9000, not {raw!r}")
     host = match[1] or match[2]
-    if _is_any_address(host):
+    if is_any_address(host):
         raise ValueError(f"must be an address at which other proxies reach this one, not {raw!r}")
     return HostPort(host, int(match[3]))
-
-
-def _is_any_address(host: str) -> bool:
-    try:
-        return ip_address(host).is_unspecified
-    except ValueError:
-        return False
 
 
 def host_names(raw: object) -> frozenset[str]:
@@ -192,7 +185,7 @@ def plain_name(raw: object) -> str:
 
 
 def secret_text(raw: object) -> str:
-    secret = hidden_text(raw)
+    secret = hidden_text(raw).strip(string.whitespace)  # as in a file of secrets
     if problem := secret_problem(secret.encode()):
         raise ValueError(problem)
     return secret

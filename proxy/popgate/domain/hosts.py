@@ -4,6 +4,8 @@ from ipaddress import ip_address
 
 ANY_HOST = "*"
 """In a setting, this value allows every host name."""
+_ANY_ADDRESSES = (0, 0xFFFF_0000_0000)
+"""The addresses ``0.0.0.0`` and ``::``, and ``::ffff:0.0.0.0``."""
 
 
 def is_localhost(name: str) -> bool:
@@ -18,6 +20,11 @@ def is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_any_address(host: str) -> bool:
+    """Return whether a server that listens on ``host`` listens on all addresses of the machine."""
+    return is_address(host) and int(ip_address(host)) in _ANY_ADDRESSES
 
 
 def is_loopback(host: str) -> bool:
