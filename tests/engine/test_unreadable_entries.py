@@ -83,3 +83,14 @@ async def test_a_topic_is_not_deleted_while_a_group_can_not_be_read_whose_queues
         await world.database.write(lambda connection: connection.execute("DELETE FROM topic_group"))
         await world.engine.deletions.delete_topic("t")
         assert await stored(world, "topic") == []
+
+
+async def test_a_group_is_served_on_and_not_deleted_while_its_entry_can_not_be_read(tmp_path: Path) -> None:
+    async with open_world(tmp_path, clock=ManualClock()) as world:
+        await world.create("t", group="g")
+        await world.publish("t", "a")
+        await spoil(world, "topic_group", "g")
+        for delete in (world.engine.deletions.delete_topic("t"), world.engine.deletions.delete_group("t", "g")):
+            with pytest.raises(Conflict, match="'g' of topic 't' can't be read"):
+                await delete
+        assert bodies(await world.pop("t", "g", wait=5)) == ["a"]

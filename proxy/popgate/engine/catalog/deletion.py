@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from popgate.domain.errors import Conflict
-from popgate.domain.names import Subscription, TopicName, group_name, topic_name
+from popgate.domain.names import GroupName, Subscription, TopicName, group_name, topic_name
 from popgate.domain.permissions import ANY, Action, Permit, Resource, permit_all
 from popgate.domain.topics import TopicSpec
 from popgate.engine.catalog.queue_count import declared_count
@@ -51,6 +51,7 @@ class Deletions:
         name = Subscription(topic_name(topic), group_name(group))
         async with self._topics.change():
             permit(Action.ADMIN, Resource(*name))
+            await self._check_readable(*name)
             await self._topics.decided(partial(self._mark_group, name))
         async with self._topics.change():
             if name in self._topics.deleted_groups:
@@ -63,14 +64,15 @@ class Deletions:
         self._topics.written(await self._context.catalog.put_topic(replace(spec, deleted=True), self._topics.version))
         await self._topics.read_catalog()
 
-    async def _check_readable(self, name: TopicName) -> None:
+    async def _check_readable(self, topic: TopicName, group: GroupName | None = None) -> None:
+        """Check that the entry of the group, or of all groups of the topic, can be read. Raises: Conflict."""
         await self._context.catalog.groups()
-        unreadable = self._context.catalog.unreadable().groups - self._topics.served.keys()
-        for group in (other.group for other in unreadable if other.topic == name):
-            raise Conflict(
-                f"the entry of group {group!r} of topic {name!r} can't be read, so its queues can't be deleted; "
-                "repair it in the store, or delete it there if its messages are not needed"
-            )
+        for one in self._context.catalog.unreadable().groups:
+            if one.topic == topic and group in (None, one.group):
+                raise Conflict(
+                    f"the entry of group {one.group!r} of topic {topic!r} can't be read, so its queues can't be "
+                    "deleted; repair it in the store, or delete it there if its messages are not needed"
+                )
 
     async def _mark_group(self, name: Subscription) -> None:
         if name in self._topics.deleted_groups:
