@@ -27,12 +27,12 @@ from typing import Any, cast
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from popgate.api.connection import EXTENSION, Connection
 from popgate.api.connection_limiter import Body, ConnectionLimiter, HttpLimits, LimitedConnection
+from popgate.api.held_flow import HeldFlow
 from popgate.api.problems import HeadTooLarge, HttpError, problem_answer
 from popgate.domain.errors import PopgateError
 
@@ -61,29 +61,6 @@ class Stage(IntEnum):
 
 
 _BETWEEN, _HEAD, _BODY = Stage
-
-
-class HeldFlow(FlowControl):
-    """Stops reading while the connection holds requests that have not been parsed."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__(transport)
-        self._is_held = False
-
-    def hold(self) -> None:
-        self._is_held = True
-        self._transport.pause_reading()
-
-    def let_go(self) -> None:
-        self._is_held = False
-        if not self.read_paused:
-            self._transport.resume_reading()
-
-    def resume_reading(self) -> None:
-        if self._is_held:
-            self.read_paused = False
-        else:
-            super().resume_reading()
 
 
 class WatchedProtocol(HttpToolsProtocol):
