@@ -1,6 +1,7 @@
 """What the embedded broker does beyond the common contract: commits, limits, deduplication, a failing disk."""
 
 import asyncio
+import itertools
 import sqlite3
 import tempfile
 from collections.abc import Sequence
@@ -13,12 +14,12 @@ from hypothesis import strategies as st
 
 from contract.recorder import TOPIC, Recorder, declare, layout, message, numbered, publish
 from popgate.adapters.sqlite import channel as sqlite_channel
-from popgate.adapters.sqlite import delays, publishing
+from popgate.adapters.sqlite import delayed, delays, publishing
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.channel import SqliteChannel
 from popgate.adapters.sqlite.messages import FETCH_BYTES_MAX, FETCH_COUNT_MAX, Fetched
 from popgate.domain.errors import BrokerUnavailable, Conflict, QueueGone
-from popgate.domain.names import BrokerQueue, Layout
+from popgate.domain.names import BrokerQueue, Layout, TopicName
 from popgate.ports.broker import Channel, Delivery, Outgoing, PublishStatus
 from popgate.runtime.clocks import ManualClock
 from support.engines import eventually
@@ -28,6 +29,7 @@ from unit.stored_broker import BILLING, QUEUE, Store, started, store
 __all__ = ["store"]
 
 KIB = 1024
+OTHER = layout(topic=TopicName("other"))
 
 
 class BatchRecorder(Recorder):
@@ -466,6 +468,27 @@ async def test_a_step_of_due_messages_counts_their_copies(tmp_path: Path, monkey
         await listener.until_count(len(bodies))
         assert listener.bodies == bodies
         assert store.database.commit_count - before >= len(bodies), "each step has one message and its eight copies"
+
+
+async def test_delayed_messages_are_deleted_with_their_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delayed, "DUE_COUNT_MAX", 2)
+    clock = ManualClock()
+    async with started(tmp_path, clock) as store:
+        await declare(store.broker, BILLING, OTHER)
+        for topic, seconds in itertools.product((TOPIC, OTHER.subscription.topic), (60.0, 50.0, 40.0)):
+            later = [Outgoing(message=message(topic.encode()), topic=topic, delay_seconds=seconds)] * 3
+            await store.broker.publish(later)
+        await store.broker.delete_group(BILLING)
+        await store.broker.delete_topic(TOPIC)
+        await declare(store.broker, BILLING)
+        depths = await store.broker.depth([QUEUE, OTHER.queues[0]])
+        assert [depth.delayed for depth in depths] == [0, 9]
+        clock.advance(60.0)
+        store.broker.look_at_the_clock()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while await store.ready(OTHER.queues[0]) != 9:  # noqa: ASYNC110 - there is no signal for it
+                await asyncio.sleep(0.01)
+        assert await store.ready() == 0
 
 
 # ---------------------------------------------------------------- any order of events

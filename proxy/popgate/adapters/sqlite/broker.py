@@ -14,7 +14,8 @@ in small steps. After a restart, the sweeper continues.
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from popgate.adapters.sqlite.broker_queues import (
@@ -60,6 +61,15 @@ _PUBLISHED = PublishOutcome(status=PublishStatus.PUBLISHED)
 
 def _no_condition(_: sqlite3.Connection) -> bool:
     return True
+
+
+@contextmanager
+def _broker_errors() -> Generator[None]:
+    """Translate StorageUnavailable into BrokerUnavailable."""
+    try:
+        yield
+    except StorageUnavailable as error:
+        raise BrokerUnavailable(error.detail, retry_after_seconds=error.retry_after_seconds) from error
 
 
 class SqliteBroker:
@@ -117,6 +127,8 @@ class SqliteBroker:
             self._bindings.pop(topic, None)
 
         await self._write(lambda connection: unbind_topic(connection, topic), done)
+        with _broker_errors():
+            await self._delays.discard(topic)
 
     async def declare_group(self, layout: Layout) -> None:
         if layout.adopted:
@@ -328,10 +340,8 @@ class SqliteBroker:
             self._database.submit(job, finished, failed, writes=True)
         except StorageUnavailable as error:
             failed(error)
-        try:
+        with _broker_errors():
             await waiter
-        except StorageUnavailable as error:
-            raise BrokerUnavailable(error.detail, retry_after_seconds=error.retry_after_seconds) from error
 
     async def _sweep(self) -> None:
         """Delete the messages of deleted queues in the background, in small steps."""

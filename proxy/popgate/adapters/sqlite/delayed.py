@@ -63,19 +63,22 @@ def count_delayed(connection: sqlite3.Connection) -> tuple[dict[Place, int], flo
     return {(topic, index): count for topic, index, count in connection.execute(sql)}, earliest
 
 
-def find_due(connection: sqlite3.Connection, now: float) -> Due:
-    """Return the earliest messages that are due at ``now``, up to the limits of one step."""
+def find_due(connection: sqlite3.Connection, now: float, *, since: float = 0.0, topic: TopicName | None = None) -> Due:
+    """Return the earliest messages that are due between ``since`` and ``now``, up to the limits of one step.
+
+    If ``topic`` is not None, return only messages of this topic.
+    """
     found: list[tuple[int, Place, int]] = []
     size = 0
     sql = (
         "SELECT delayed_id, due_at, topic, queue_index, length(body) FROM delayed "
-        "ORDER BY due_at, topic, queue_index, delayed_id LIMIT ?"
+        "WHERE due_at >= ? AND topic = coalesce(?, topic) ORDER BY due_at, topic, queue_index, delayed_id LIMIT ?"
     )
-    with closing(connection.execute(sql, (DUE_COUNT_MAX + 1,))) as cursor:
-        for delayed_id, due_at, topic, index, body_size in cursor:
+    with closing(connection.execute(sql, (since, topic, DUE_COUNT_MAX + 1))) as cursor:
+        for delayed_id, due_at, name, index, body_size in cursor:
             if due_at > now or len(found) == DUE_COUNT_MAX or size >= DUE_BYTES_MAX:
                 return Due(found, due_at)
-            found.append((delayed_id, (topic, index), body_size))
+            found.append((delayed_id, (name, index), body_size))
             size += body_size
     return Due(found, None)
 

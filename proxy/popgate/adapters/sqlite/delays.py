@@ -25,6 +25,7 @@ from popgate.adapters.sqlite.delayed import (
     move_due,
 )
 from popgate.adapters.sqlite.failures import StorageUnavailable
+from popgate.domain.names import TopicName
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class DelayedPublishes:
         self._counts: dict[Place, int] = {}
         self._next_due = NEVER
         self._news = asyncio.Event()
+        self._moving = asyncio.Lock()
+        """Locked from the search for messages until they are moved, so that no message is moved or counted twice."""
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -75,6 +78,12 @@ class DelayedPublishes:
         """Check the clock at once, because a message may be due earlier than the timer expects."""
         self._news.set()
 
+    async def discard(self, topic: TopicName) -> None:
+        """Delete the delayed messages of a topic that has no queues, in small steps. Raises: StorageUnavailable."""
+        since: float | None = 0.0
+        while since is not None:
+            since = await self._move(NEVER, since=since, topic=topic)
+
     async def _run(self) -> None:
         while True:
             wait = self._next_due - self._database.now()
@@ -87,14 +96,23 @@ class DelayedPublishes:
             now = self._database.now()
             self._next_due = NEVER  # ``added`` lowers this time for rows that are added from now on
             try:
-                due = self._one_step(await self._database.read(partial(find_due, now=now)), now)
-                self._next_due = min(self._next_due, NEVER if due.following is None else due.following)
-                if due.messages:
-                    await self._hand_on(due)
+                following = await self._move(now)
+                self._next_due = min(self._next_due, NEVER if following is None else following)
             except StorageUnavailable as error:
                 self._next_due = now
                 _log.warning("delayed messages have to wait", extra={"reason": error.detail})
                 await asyncio.sleep(RETRY_SECONDS)
+
+    async def _move(self, now: float, *, since: float = 0.0, topic: TopicName | None = None) -> float | None:
+        """Move the messages of one step, which ``find_due`` finds, and return the time at which the next one is due.
+
+        Raises: StorageUnavailable if nothing was moved.
+        """
+        async with self._moving:
+            due = self._one_step(await self._database.read(partial(find_due, now=now, since=since, topic=topic)), now)
+            if due.messages:
+                await self._hand_on(due)
+        return due.following
 
     def _one_step(self, due: Due, now: float) -> Due:
         """Return the first messages, as many as one step may copy to all of their queues. The next ones are due now."""
