@@ -9,7 +9,7 @@ import pytest
 from engine.lease_groups import INVISIBILITY, STREAM, TOPIC, ack, numbered, put, read, texts
 from popgate.domain.errors import LeaseGroupExpired, LeaseGroupNotFound, RetryLater, StateUnavailable, TooManyInFlight
 from popgate.domain.lease_group import GroupKey
-from popgate.domain.names import InstanceId
+from popgate.domain.names import InstanceId, StreamName, Subscription
 from popgate.domain.topics import Policy, RetryPolicy
 from popgate.engine.settle.orders import Verb
 from popgate.ports.journal import EventKind
@@ -354,3 +354,26 @@ async def test_a_release_counts_all_it_gave_back_while_the_collector_works(tmp_p
         released, _ = await asyncio.gather(groups.release(TOPIC, "default", STREAM, -1), collect())
         assert released == 600
         assert await groups.groups(TOPIC, "default", STREAM) == []
+
+
+async def test_a_stream_that_can_not_be_settled_does_not_keep_others_from_being_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_world(tmp_path) as world:
+        groups, store = world.engine.lease_groups, world.context.lease_groups
+        for topic in ("bad", "good"):
+            await world.publish(topic, "a")
+            await groups.put(topic, "default", STREAM, 1, max_messages=1, slices=1, invisibility_seconds=INVISIBILITY)
+            await store.begin_ack(world.served(topic).name, STREAM, 1)
+        settle_next = store.settle_next
+
+        async def refuses_one(subscription: Subscription, stream: StreamName) -> SettlementStep:
+            if subscription.topic == "bad":
+                raise ValueError("can't be read")
+            return await settle_next(subscription, stream)
+
+        monkeypatch.setattr(store, "settle_next", refuses_one)
+        with pytest.raises(ValueError, match="can't be read"):
+            await groups.tend()
+        assert await store.half_settled(world.served("good").name) == []
+        assert await store.half_settled(world.served("bad").name) == [STREAM]

@@ -200,7 +200,11 @@ class LeaseGroupStore(Protocol):
         """
         ...
 
-    async def half_settled(self) -> list[tuple[Subscription, StreamName]]:
+    async def subscriptions(self) -> list[Subscription]:
+        """Return the subscriptions that have lease groups. It may include others."""
+        ...
+
+    async def half_settled(self, subscription: Subscription) -> list[StreamName]:
         """Return the streams that have groups which ``settle_next`` must still settle."""
         ...
 

@@ -181,13 +181,13 @@ class RedisLeaseGroups:
 
     # -- housekeeping ---------------------------------------------------------------------------------------------
 
-    async def half_settled(self) -> list[tuple[Subscription, StreamName]]:
-        found: list[tuple[Subscription, StreamName]] = []
-        for home in await self._homes():
-            topic, _, group = home.partition("/")
-            subscription = Subscription(TopicName(topic), GroupName(group))
-            found += [(subscription, stream) for stream in await self._redis.run("half_settled", home)]
-        return found
+    async def subscriptions(self) -> list[Subscription]:
+        names = (home.partition("/") for home in await self._homes())
+        return [Subscription(TopicName(topic), GroupName(group)) for topic, _, group in names]
+
+    async def half_settled(self, subscription: Subscription) -> list[StreamName]:
+        streams: list[StreamName] = await self._redis.run("half_settled", subscription_key(subscription))
+        return streams
 
     async def collect(self, *, forming_seconds: float, older_than_seconds: float) -> None:
         ages = microseconds(forming_seconds), microseconds(older_than_seconds)

@@ -213,13 +213,18 @@ def next_to_settle(connection: sqlite3.Connection, stream: StreamRow) -> tuple[G
     return (_group(rows[0]) if rows else None), len(rows) > 1
 
 
-def streams_to_settle(connection: sqlite3.Connection) -> list[tuple[Subscription, StreamName]]:
+def subscriptions_with_groups(connection: sqlite3.Connection) -> list[Subscription]:
+    rows = connection.execute("SELECT DISTINCT topic, name FROM lease_group JOIN lease_stream USING (stream_id)")
+    return [Subscription(topic, name) for topic, name in rows]
+
+
+def streams_to_settle(connection: sqlite3.Connection, subscription: Subscription) -> list[StreamName]:
     rows = connection.execute(
-        "SELECT DISTINCT topic, name, stream FROM lease_group JOIN lease_stream USING (stream_id) "
-        "WHERE epoch <= acked_through OR state = ?",
-        (_CODES[GroupState.RELEASING],),
+        "SELECT DISTINCT stream FROM lease_group JOIN lease_stream USING (stream_id) "
+        "WHERE topic = ? AND name = ? AND (epoch <= acked_through OR state = ?)",
+        (*subscription, _CODES[GroupState.RELEASING]),
     )
-    return [(Subscription(topic, name), StreamName(stream)) for topic, name, stream in rows]
+    return [StreamName(stream) for (stream,) in rows]
 
 
 def abandon_groups(

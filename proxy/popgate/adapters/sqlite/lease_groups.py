@@ -30,6 +30,7 @@ from popgate.adapters.sqlite.lease_group_rows import (
     release_later,
     set_state,
     streams_to_settle,
+    subscriptions_with_groups,
 )
 from popgate.adapters.sqlite.lease_records import Key, LatestRecords
 from popgate.domain.errors import StateUnavailable
@@ -274,8 +275,11 @@ class SqliteLeaseGroups:
 
     # -- housekeeping ---------------------------------------------------------------------------------------------
 
-    async def half_settled(self) -> list[tuple[Subscription, StreamName]]:
-        return await self._read(streams_to_settle)
+    async def subscriptions(self) -> list[Subscription]:
+        return await self._read(subscriptions_with_groups)
+
+    async def half_settled(self, subscription: Subscription) -> list[StreamName]:
+        return await self._read(lambda connection: streams_to_settle(connection, subscription))
 
     async def collect(self, *, forming_seconds: float, older_than_seconds: float) -> None:
         def job(connection: sqlite3.Connection) -> None:

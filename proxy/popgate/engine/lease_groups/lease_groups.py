@@ -13,7 +13,8 @@ the progress. So if a proxy is killed between any two steps, a repetition of the
     while it is acked         acks the rest; without it, the proxy's upkeep acks them
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound, RetryLater, TooManyInFlight, WrongMode
@@ -36,6 +37,7 @@ from popgate.ports.journal import EventKind, JournalSubject
 from popgate.ports.lease_groups import Renewal, RenewedMember, StoredGroup
 from popgate.ports.leases import GroupPart
 from popgate.ports.peers import LeaseForGroup
+from popgate.runtime.in_turn import in_turn
 
 POP_MAX = 1024
 """Maximum number of messages in one pop for a lease group, so that other pops can run between two such pops."""
@@ -293,12 +295,22 @@ class LeaseGroups:
         return [one for one in groups if one.state is not GroupState.RELEASING]
 
     async def tend(self) -> None:
-        """Finish interrupted settlements, and delete lease groups whose leases have ended long ago."""
-        await self._store.collect(forming_seconds=ABANDONED_SECONDS, older_than_seconds=KEPT_SECONDS)
-        for subscription, stream in await self._store.half_settled():
+        """Finish interrupted settlements, and delete lease groups whose leases have ended long ago.
+
+        An error about one stream is raised at the end, so that it does not affect the other streams.
+        """
+        works: list[Callable[[], Awaitable[None]]] = [
+            partial(self._store.collect, forming_seconds=ABANDONED_SECONDS, older_than_seconds=KEPT_SECONDS)
+        ]
+        for subscription in await self._store.subscriptions():
             served = self._topics.served.get(subscription)
             if served is not None:
-                await self._settlements.finish(served, stream)
+                works.append(partial(self._finish, served))
+        await in_turn(works)
+
+    async def _finish(self, served: ServedSubscription) -> None:
+        streams = await self._store.half_settled(served.name)
+        await in_turn(partial(self._settlements.finish, served, stream) for stream in streams)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 

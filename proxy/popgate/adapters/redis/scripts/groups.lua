@@ -91,19 +91,25 @@ local function formed_group(group_key, builder)
   return nil, refused or refusal('taken')
 end
 
--- Call visit(group, group_key, stream, epoch) for each group of a subscription, or of one of its streams.
+-- Call visit(group, group_key, stream, epoch) for each group of a subscription, or of one of its streams, that can be
+-- read.
 local function each_group(of, stream, visit)
   local all = redis.call('HGETALL', key_of('groups', of))
   for i = 1, #all, 2 do
     local name, epoch = all[i]:match('^([^/]*)/(.*)$')
-    if not stream or name == stream then visit(unpack_group(all[i + 1]), { of, name, epoch }, name, epoch) end
+    if name and (not stream or name == stream) then
+      local is_unpacked, group = pcall(unpack_group, all[i + 1])
+      if is_unpacked and group.first then visit(group, { of, name, epoch }, name, epoch) end
+    end
   end
 end
 
--- Returns watermark_of(stream), which reads each stream once.
+-- Returns watermark_of(stream), which reads each stream once. The watermark of a stream that can't be read is below all
+-- epochs.
 local function watermarks(of)
   return setmetatable({}, { __index = function(known, stream)
-    known[stream] = read_stream(of, stream).watermark
+    local is_unpacked, s = pcall(read_stream, of, stream)
+    known[stream] = is_unpacked and s and s.watermark or ''
     return known[stream]
   end })
 end
@@ -248,7 +254,8 @@ local function collect_groups(of, forming_age, age)
   end)
   local streams = redis.call('HGETALL', key_of('streams', of))
   for i = 1, #streams, 2 do
-    if not is_used[streams[i]] and unpack_stream(streams[i + 1]).changed_at < ended_before then
+    local is_unpacked, s = pcall(unpack_stream, streams[i + 1])
+    if is_unpacked and not is_used[streams[i]] and s.changed_at and s.changed_at < ended_before then
       redis.call('HDEL', key_of('streams', of), streams[i])
     end
   end

@@ -114,11 +114,11 @@ local function renew_group(group_key, first, ends_at, regrant, max_deliveries, g
   regrant = regrant and not is_overtaken(of, generation)
   local extend = settler(group.lease_id, 'extend', ends_at - now, false, false, '', FOREVER, of, generation)
   local answers = answers_of(function(raw)
-    local status, new = extend(raw)
-    if status ~= DONE and raw and regrant then
+    local status, new, is_unreadable = extend(raw)
+    if status ~= DONE and raw and regrant and not is_unreadable then
       status, new = granter(group.lease_id, ends_at - now, max_deliveries, 0, unpack_record(raw).epoch)(raw)
     end
-    return status, new
+    return status, new, is_unreadable
   end)
   local batch = members_between(group, first, group.span, limit)
   local parts = parts_of(batch.queues, batch.queue_of, batch.copies)

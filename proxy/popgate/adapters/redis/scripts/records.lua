@@ -35,6 +35,13 @@ local function unpack_record(raw)
   }
 end
 
+-- The record, or nil if this popgate can't read it, because it is damaged or that of a newer popgate.
+local function readable_record(raw)
+  local is_unpacked, r = pcall(unpack_record, raw)
+  local is_known = raw:byte(1) == 152 or raw:byte(1) == 155
+  return is_unpacked and is_known and type(r.state) == 'number' and r.state <= DISCARDED and r or nil
+end
+
 -- The state is the byte after the array's header.
 local function state_of(raw) return raw:byte(2) end
 
@@ -165,12 +172,12 @@ local function place_of(raw)
 end
 
 -- The answer about a copy in a batch: its status, its new record if it gets one, and the place of its record in the
--- reply. answers_of(decide)[raw] is that of decide(raw), which returns the status and perhaps the new record; equal
--- records are decided once.
+-- reply. answers_of(decide)[raw] is that of decide(raw), which returns the status, perhaps the new record, and whether
+-- the reply must not contain the record because it can't be read; equal records are decided once.
 local function answers_of(decide)
   return setmetatable({}, { __index = function(answers, raw)
-    local status, new = decide(raw)
-    local answer = { status = status, new = new, place = place_of(new or raw) }
+    local status, new, is_unreadable = decide(raw)
+    local answer = { status = status, new = new, place = is_unreadable and 0 or place_of(new or raw) }
     answers[raw] = answer
     return answer
   end })

@@ -44,7 +44,8 @@ local function settler(lease_id, action, duration, target, target_copy, reason, 
   local rule = rule_of(action)
   return function(raw)
     if not raw then return LOST end
-    local r = unpack_record(raw)
+    local r = readable_record(raw)
+    if not r then return LOST, nil, true end -- the others of the batch are settled
     if r.lease_id ~= lease_id and not rule.of_any_lease then return LOST end
     if r.state == rule.to and not rule.repeatable then return ALREADY end
     if not rule.from[r.state] or (rule.only_visible and r.visible_at > now) then return LOST end
