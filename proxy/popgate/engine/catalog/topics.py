@@ -21,6 +21,7 @@ from popgate.domain.permissions import Action, Permit, Resource, permit_all
 from popgate.domain.quotas import Quota
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, TopicSpec
+from popgate.engine.catalog.served_groups import ServedGroups
 from popgate.engine.catalog.topic_requests import check_new_topic
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.publish.publishing import PublisherGate
@@ -52,7 +53,7 @@ class Topics:
         """The version of the catalog from which ``specs`` and ``served`` were made."""
         self.publishers = PublisherGate()
         self.specs: dict[TopicName, TopicSpec] = {}
-        self.served: dict[Subscription, ServedSubscription] = {}
+        self.served = ServedGroups()
         self.deleted_topics: dict[TopicName, TopicSpec] = {}
         self.deleted_groups: set[Subscription] = set()
         """What has the mark ``deleted`` in the catalog. ``specs`` and ``served`` don't contain it."""
@@ -144,11 +145,11 @@ class Topics:
         return served
 
     def groups(self, topic: TopicName) -> list[ServedSubscription]:
-        return [served for served in self.served.values() if served.name.topic == topic]
+        return list(self.served.of(topic).values())
 
     def group_names(self, topic: TopicName) -> list[GroupName]:
         """Return the names of the topic's groups."""
-        return [name.group for name in self.served if name.topic == topic]
+        return list(self.served.of(topic))
 
     def missing_queues(self, topic: TopicName) -> dict[int, BrokerQueue]:
         """Return the topic's queues that were deleted at the broker, by number. Groups miss the messages for them."""

@@ -1,0 +1,32 @@
+"""Keeps the groups that a proxy serves, also by topic: each publish needs the groups of one topic among thousands."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from popgate.domain.names import GroupName, Subscription, TopicName
+from popgate.engine.subscription.subscription import ServedSubscription
+
+_NO_GROUPS: Mapping[GroupName, ServedSubscription] = MappingProxyType({})
+
+
+class ServedGroups(dict[Subscription, ServedSubscription]):
+    """The served groups. Change them only by assigning and deleting single items: other methods don't keep ``of``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_topic: dict[TopicName, dict[GroupName, ServedSubscription]] = {}
+
+    def of(self, topic: TopicName) -> Mapping[GroupName, ServedSubscription]:
+        """Return the served groups of a topic."""
+        return self._by_topic.get(topic, _NO_GROUPS)
+
+    def __setitem__(self, name: Subscription, served: ServedSubscription) -> None:
+        super().__setitem__(name, served)
+        self._by_topic.setdefault(name.topic, {})[name.group] = served
+
+    def __delitem__(self, name: Subscription) -> None:
+        super().__delitem__(name)
+        groups = self._by_topic[name.topic]
+        del groups[name.group]
+        if not groups:
+            del self._by_topic[name.topic]
