@@ -1,5 +1,6 @@
 """Answers the requests of other proxies that concern the queues of this proxy."""
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -62,6 +63,9 @@ class Peering:
         self._remote_pops = elsewhere
         self._purge = purge
         self._forming: OrderedDict[LeaseId, GroupSelection] = OrderedDict()
+        self._following = asyncio.Lock()
+        self._begun = self._followed = 0
+        """Numbers of the follow that was begun last, and of the one that was completed last."""
 
     async def answer(self, sender: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
         """Answer a request of another proxy. Raises: PopgateError."""
@@ -90,10 +94,23 @@ class Peering:
             case PurgeAtOwner():
                 return await self._purge(self._served(message.subscription))
             case Follow():
-                await self._topics.follow()
+                await self._follow()
                 return None
             case _:
                 raise NotImplementedError(type(message).__name__)
+
+    async def _follow(self) -> None:
+        """Apply all changes of the catalog that were made before the call.
+
+        Requests that arrive while this proxy follows an earlier one share the next follow, so that the changes of this
+        proxy's own clients wait for at most two.
+        """
+        needed = self._begun + 1
+        async with self._following:
+            if self._followed < needed:
+                self._begun += 1
+                await self._topics.follow()
+                self._followed = self._begun
 
     def _served(self, name: Subscription) -> ServedSubscription:
         return self._topics.subscription(*name)
