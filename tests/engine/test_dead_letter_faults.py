@@ -229,8 +229,10 @@ async def test_a_list_that_stopped_at_small_letters_takes_few_of_the_large_ones_
     await walk.open()
     for _ in range(25):
         await walk.read(1)
+    # Four grants of credit for 1, 4, 16 and 64 letters. Then the last one is taken back.
+    await eventually(lambda: world.faults.calls.count("channel.resize") == 5)
     await world.settle_down(50)
-    assert walk.held_count < 60, "the credit for small letters was taken back"
+    assert walk.held_count < 60
     assert [len(letter.message.body) for letter in await read_all(walk)] == sizes[25:]
     await walk.close()
 
@@ -243,6 +245,19 @@ async def test_a_letter_that_another_program_has_packed_is_not_unpacked(folder: 
         await world.broker.publish([Outgoing(message=forged, queue=world.served("t").layout.dead)])
         (shown,) = (await world.served("t").dead_letters.page(PageRequest(max_messages=1))).letters
         assert shown.letter.message.body == forged.body
+
+
+async def test_a_list_takes_few_letters_ahead_of_its_reader(world: World) -> None:
+    layout = world.served("t").layout
+    await world.broker.publish([Outgoing(message=message(b"a"), queue=layout.dead) for _ in range(300)])
+    walk = DeadWalk(world.context, layout, epoch=1)
+    await walk.open()
+    ahead: list[int] = []
+    for number in range(1, 250):
+        await walk.read(1)
+        ahead.append(walk.held_count - number)
+    assert max(ahead) == 64 - 1
+    await walk.close()
 
 
 async def read_all(walk: DeadWalk) -> list[Letter]:
