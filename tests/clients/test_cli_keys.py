@@ -1,6 +1,7 @@
 """`popgate keys`: adds, lists, rotates and revokes keys in a file, without a proxy."""
 
 import re
+import stat
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -294,15 +295,16 @@ def test_a_missing_folder_is_an_error_with_a_remedy(tmp_path: Path) -> None:
 def test_the_documented_commands_work_one_after_the_other(
     keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands = re.findall(r"popgate keys (?:add|rotate|revoke) [^`\n]+", DOCUMENT.read_text())
-    assert [command.split()[2] for command in commands] == ["add", "rotate", "revoke"]
+    commands = re.findall(r"(?:\(umask 077; )?popgate keys (?:add|rotate|revoke) [^`\n]+", DOCUMENT.read_text())
+    assert [command.partition("popgate keys ")[2].split()[0] for command in commands] == ["add", "rotate", "revoke"]
     del keys.command.environment["POPGATE_KEYS_FILE"]
     monkeypatch.chdir(tmp_path)
     key = ""
     for command in commands:
         done = keys.command.shell(command.replace("KEY_ID", id_of(key) if key else ""))
         assert done.code == 0, done.err
-        key = done.out.strip() or key
+        key = done.out.strip() or key or Path("orders-app.key").read_text().strip()
+    assert stat.S_IMODE(Path("orders-app.key").stat().st_mode) == 0o600
     assert keys.principal_of(key) is None
 
 
