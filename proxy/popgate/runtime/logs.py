@@ -2,15 +2,23 @@
 
 This module defines the format. Log messages are constant texts, and the values are in ``extra``. Message bodies and
 credentials are never logged.
+
+The event loop logs, so a program that does not read standard error must not stop it. A line that standard error can't
+take is dropped and counted.
 """
 
 import logging
+import os
+import select
 import sys
 
+READER_SECONDS = 0.02
+"""Maximum seconds to wait until standard error can take more, unless log lines have been dropped already."""
 WARNINGS_MAX = 1_000
 """Maximum number of entries of which one ``OnceLogger`` warns."""
 ENTRY_LENGTH_MAX, REASON_LENGTH_MAX = 200, 300
 """Maximum characters of a name and of a reason in such a warning."""
+_DROPPED = "log lines were dropped, because nobody read standard error"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
 
 
@@ -31,13 +39,57 @@ class KeyValueFormatter(logging.Formatter):
         return "\n".join([f"{head} {' '.join(extras)}", *rest])
 
 
+class StandardErrorHandler(logging.Handler):
+    """Writes each record to ``descriptor``, but waits for a reader for at most ``READER_SECONDS`` at a time."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+        self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if self._dropped and self._is_writable():
+                notice = {"name": __name__, "levelname": "WARNING", "msg": _DROPPED, "count": self._dropped}
+                self._dropped = 0
+                self._write(logging.makeLogRecord(notice))
+            self._dropped += not self._write(record)
+        except Exception:  # a log line must not end what it is about
+            self._dropped += 1
+
+    def _write(self, record: logging.LogRecord) -> bool:
+        """Write a line, and return whether all of it was written.
+
+        A pipe or socket that is writable takes ``select.PIPE_BUF`` bytes without blocking.
+        """
+        line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+        for start in range(0, len(line), select.PIPE_BUF):
+            if not self._is_writable():
+                return False
+            os.write(self._descriptor, line[start : start + select.PIPE_BUF])
+        return True
+
+    def _is_writable(self) -> bool:
+        seconds = 0.0 if self._dropped else READER_SECONDS
+        return any(events & select.POLLOUT for _, events in self._poll.poll(seconds * 1000))
+
+
 def configure_logging(level: str, *, worker: int | None = None) -> None:
     """Log messages of ``level`` and above to standard error. If ``worker`` is given, each line contains this number."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _standard_error()
     handler.setFormatter(KeyValueFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", worker))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for library in ("aio_pika", "aiormq", "asyncio", "httpx", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)
+
+
+def _standard_error() -> logging.Handler:
+    try:
+        return StandardErrorHandler(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # it is closed, or a program has replaced it
+        return logging.StreamHandler(sys.stderr)
 
 
 class OnceLogger:
