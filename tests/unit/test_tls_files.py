@@ -110,6 +110,29 @@ def test_changed_files_are_used_once_they_are_right(tmp_path: Path, caplog: pyte
     assert is_stale(tls)
 
 
+def test_files_that_can_not_be_used_for_a_moment_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = files(tmp_path)
+    tls = ServerTls(found)
+    first = tls.context()
+
+    def fail(_: TlsFiles) -> ssl.SSLContext:
+        raise OSError("too many open files")
+
+    files(tmp_path)
+    with monkeypatch.context() as failing:
+        failing.setattr("popgate.bootstrap.tls.server_context", fail)
+        for _ in range(5):
+            tls.look()
+    assert is_stale(tls)
+    assert len(caplog.records) == 1
+    tls.look()
+    tls.look()
+    assert not is_stale(tls)
+    assert tls.context() is not first
+
+
 def test_a_link_to_other_files_is_a_change(tmp_path: Path) -> None:
     """Kubernetes replaces a secret this way."""
     one, other, link = files(tmp_path / "one"), files(tmp_path / "other"), tmp_path / "data"

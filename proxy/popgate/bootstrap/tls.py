@@ -3,8 +3,8 @@
 Theory of operation. ``run`` looks at the files twice a second, in a thread of its own, so that it does not wait for
 slow look-ups of host names in asyncio's threads. Files that have changed are read when they have stayed the same
 between two looks, because a certificate and its key are seldom replaced at the same moment. If they are right, new
-connections use them, and existing connections stay as they are. If they are wrong, the known ones stay in use, and one
-warning says why.
+connections use them, and existing connections stay as they are. If they are wrong, the known ones stay in use, one
+warning says why, and the files are read again at later looks: they may have been unreadable for a moment only.
 """
 
 import asyncio
@@ -64,6 +64,7 @@ class ServerTls:
         self._unsettled: _Mark | None = None
         self.is_stale = False
         """Whether the files are wrong or missing at present, so that older ones are in use."""
+        self._why_stale = ""
         try:
             self._context = server_context(files)
         except TlsFileError as error:
@@ -93,11 +94,15 @@ class ServerTls:
     def _read(self) -> None:
         try:
             self._context = server_context(self._files)
-        except TlsFileError as error:
+        except Exception as error:  # whatever is wrong, the known ones stay in use
+            self._mark = ()
             self.is_stale = True
-            _log.warning("the changed TLS files are wrong: the earlier ones stay in use", extra={"why": str(error)})
+            why = str(error) if isinstance(error, TlsFileError) else repr(error)
+            if why != self._why_stale:
+                _log.warning("the changed TLS files are wrong: the earlier ones stay in use", extra={"why": why})
+            self._why_stale = why
         else:
-            self.is_stale = False
+            self.is_stale, self._why_stale = False, ""
             _log.info("the TLS files have changed: new connections use them")
 
 
@@ -142,7 +147,7 @@ def _read(file: Path) -> bytes:
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a named pipe would wait
         with os.fdopen(descriptor, "rb") as stream:
-            content = stream.read(FILE_BYTES_MAX + 1)
+            content = stream.read(FILE_BYTES_MAX + 1) or b""  # None from a named pipe
     except FileNotFoundError as error:
         raise TlsFileError(f"{file} does not exist; create it, or name another file") from error
     except OSError as error:
