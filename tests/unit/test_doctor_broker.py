@@ -180,10 +180,13 @@ def test_permissions_as_documented_are_enough() -> None:
 def test_permissions_that_are_missing_are_added_to_those_that_are_there(
     present: Permissions, lacks: str, wanted: Permissions
 ) -> None:
-    (found,) = said(permissions=present, queues=(CLASSIC,))
+    (found,) = said(permissions=present, queues=(CLASSIC,), named=frozenset({CLASSIC.name}))
     assert (found.code, found.severity) == ("permissions", Severity.ERROR)
     assert found.found == f"the user 'popgate' may not {lacks}"
     assert found.fix == SetPermissions(vhost="/", user="popgate", permissions=wanted)
+    (found,) = said(permissions=present, queues=(CLASSIC,))
+    assert (found.fix is None) == ("orders" in lacks), "the catalog alone may name any queue"
+    assert "set_permissions" in (found.command or "")
     assert said(permissions=wanted, queues=(CLASSIC,)) == []
 
 

@@ -132,13 +132,15 @@ class Facts:
     """All facts that were observed of the broker, the store and their settings, as the input of the checks.
 
     ``consumer_timeout_seconds`` is popgate's own setting. ``has_keeper`` is True if popgate is configured to run a
-    replica keeper, or if a replica keeper runs at present.
+    replica keeper, or if a replica keeper runs at present. ``named`` are the queues that the operator has named; other
+    adopted queues are known from the catalog only, into which another program may have written.
     """
 
     vhost: str
     user: str
     version: Version
     queues: tuple[Queue, ...] = ()
+    named: frozenset[str] = frozenset()
     policies: tuple[BrokerPolicy, ...] | None = None
     operator_policies: tuple[BrokerPolicy, ...] | None = None
     disabled_flags: tuple[str, ...] | None = None

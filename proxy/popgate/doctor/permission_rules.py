@@ -31,6 +31,8 @@ def permission_findings(facts: Facts) -> Iterator[Finding]:
     }
     wanted = Permissions(**patterns)
     fix = SetPermissions(vhost=facts.vhost, user=facts.user, permissions=wanted)
+    # Whoever writes to the catalog must not get permissions on a queue of his choice.
+    is_named = facts.named.issuperset(name for kind in KINDS for name in missing[kind] if name in adopted)
     shown = "; ".join(f"{kind} on {_readable(missing[kind])}" for kind in KINDS if missing[kind])
     yield Finding(
         code="permissions",
@@ -38,7 +40,7 @@ def permission_findings(facts: Facts) -> Iterator[Finding]:
         found=f"the user {facts.user!r} may not {shown}",
         why="RabbitMQ refuses what popgate declares, publishes or consumes",
         command=f"{fix.command}  # this replaces what the user has now" if unknown else fix.command,
-        fix=None if unknown else fix,
+        fix=None if unknown or not is_named else fix,
     )
 
 

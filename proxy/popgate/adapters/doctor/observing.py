@@ -119,6 +119,7 @@ async def observe(interfaces: Interfaces, scope: Scope) -> Facts:
         user=scope.user,
         version=version,
         queues=tuple(queues),
+        named=frozenset(scope.named),
         policies=None if api.policies is None else broker_policies(api.policies),
         operator_policies=None if api.operator_policies is None else broker_policies(api.operator_policies),
         disabled_flags=None if api.flags is None else disabled_flags(api.flags),
