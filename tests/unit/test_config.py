@@ -87,7 +87,19 @@ def test_topics_are_created_by_use_on_the_embedded_broker_only_unless_told_other
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
 def test_a_proxy_on_a_loopback_address_has_no_name_but_those_it_is_given(host: str) -> None:
     assert options({"host": host}).allowed_hosts == frozenset()
-    assert options({"host": host, "allowed_hosts": "a"}).allowed_hosts == {"a"}
+    assert options({"host": host, "allowed_hosts": "localhost,a.localhost"}).allowed_hosts == {
+        "localhost",
+        "a.localhost",
+    }
+    for names in ("a", "*", "localhost,a"):
+        assert options({"host": host, "allowed_hosts": names, "keys_file": "/k"}).allowed_hosts == {*names.split(",")}
+
+
+@pytest.mark.parametrize("names", ["popgate.example.org", "*", "localhost,a"])
+def test_a_proxy_behind_a_server_for_other_machines_needs_keys(names: str) -> None:
+    given = {"host": "127.0.0.1", "allowed_hosts": names}
+    assert "allowed_hosts: a server in front lets other machines in: give --keys-file" in complaint(given)
+    assert options({**given, "insecure": "true"}).insecure
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "popgate.internal"])
@@ -275,6 +287,7 @@ def test_of_several_urls_the_wrong_one_is_named_by_its_place_and_not_shown() -> 
 NEEDED = {
     "redis_url": {"amqp_url": "amqp://127.0.0.1", "secret": "0123456789abcdef"},
     "replica_keeper": {"amqp_url": "amqp://127.0.0.1"},
+    "allowed_hosts": {"keys_file": "/keys"},
     "tls_certificate_file": {"tls_key_file": "/k"},
     "tls_key_file": {"tls_certificate_file": "/c"},
     "tls_client_ca_file": {"tls_key_file": "/k", "tls_certificate_file": "/c", "keys_file": "/keys"},

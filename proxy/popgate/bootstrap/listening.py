@@ -9,7 +9,7 @@ from functools import partial
 
 from popgate.config import ServeOptions
 from popgate.domain.errors import StartupError
-from popgate.domain.hosts import is_loopback
+from popgate.domain.hosts import is_fronted, is_loopback
 
 LISTEN_BACKLOG = 4_096
 
@@ -39,7 +39,9 @@ def listening(host: str, port: int, why_not: Callable[[OSError], str]) -> Genera
 def is_open(listener: socket.socket, options: ServeOptions) -> bool:
     """Return whether other machines can reach the ``listener`` for clients without authentication or without TLS."""
     authenticates = options.keys_file is not None or options.oidc_issuer is not None
-    return not is_loopback(_address(listener)) and not (authenticates and options.tls_certificate_file is not None)
+    if is_loopback(_address(listener)):
+        return not authenticates and is_fronted(options.allowed_hosts)
+    return not authenticates or options.tls_certificate_file is None
 
 
 def listening_for_clients(options: ServeOptions) -> contextlib.AbstractContextManager[socket.socket]:

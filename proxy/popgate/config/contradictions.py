@@ -6,7 +6,7 @@ from typing import Any
 from popgate.config.options import SETTINGS
 from popgate.config.values import PORT_MAX, HostPort
 from popgate.domain.features import Feature
-from popgate.domain.hosts import is_loopback
+from popgate.domain.hosts import is_fronted, is_loopback
 
 KEYS_FLAGS = "--keys-file"
 TLS_FLAGS = "TLS (--tls-certificate-file, --tls-key-file)"
@@ -81,10 +81,16 @@ def _half_oidc(values: Mapping[str, Any]) -> list[str]:
 
 def _openly(values: Mapping[str, Any]) -> list[str]:
     """Return the problem of a proxy that other machines can reach without authentication or without TLS."""
-    if is_loopback(values["host"]) or values["insecure"]:
+    if values["insecure"]:
         return []
+    authenticates = values["keys_file"] is not None or values["oidc_issuer"] is not None
+    if is_loopback(values["host"]):
+        if authenticates or not is_fronted(values["allowed_hosts"] or ()):
+            return []
+        remedy = f"give {KEYS_FLAGS}, or --insecure if that server authenticates them"
+        return [f"allowed_hosts: a server in front lets other machines in: {remedy}"]
     missing: list[str] = []
-    if values["keys_file"] is None and values["oidc_issuer"] is None:
+    if not authenticates:
         missing.append(KEYS_FLAGS)
     if values["tls_certificate_file"] is None:
         missing.append(TLS_FLAGS)

@@ -1,5 +1,6 @@
 """Classifies host names in requests and settings. This module does not resolve names."""
 
+from collections.abc import Iterable
 from ipaddress import ip_address
 
 ANY_HOST = "*"
@@ -25,6 +26,14 @@ def is_address(name: str) -> bool:
 def is_any_address(host: str) -> bool:
     """Return whether a server that listens on ``host`` listens on all addresses of the machine."""
     return is_address(host) and int(ip_address(host)) in _ANY_ADDRESSES
+
+
+def is_fronted(names: Iterable[str]) -> bool:
+    """Return whether a proxy that clients address by one of ``names`` is meant to be reached from other machines.
+
+    If it listens on a loopback address, a server in front of it makes this possible.
+    """
+    return not all(map(is_localhost, names))
 
 
 def is_loopback(host: str) -> bool:
