@@ -384,20 +384,6 @@ def test_strangers_do_not_keep_the_refusals_of_a_known_caller_out() -> None:
     assert limiter.admits("insider", 10.0, is_known=True)
 
 
-async def test_a_link_that_takes_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
-    path, other = tmp_path / "audit.log", tmp_path / "other"
-    other.write_text("a secret\n")
-    log = AuditLog(str(path))
-    log.start()
-    log.note(ADMIN)
-    await appear(path, 1)
-    path.unlink()
-    path.symlink_to(other)
-    log.note(ADMIN)
-    await log.stop()
-    assert other.read_text() == "a secret\n"
-
-
 async def test_a_file_that_others_can_use_or_a_link_is_a_warning_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

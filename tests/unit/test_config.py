@@ -839,15 +839,7 @@ def test_a_command_that_serves_no_clients_needs_neither_a_secret_nor_protection(
 
 def test_what_may_be_a_credential_is_not_in_the_options_text() -> None:
     hidden = {setting.name for setting in SETTINGS if setting.hidden}
-    assert hidden == {
-        "secret",
-        "amqp_url",
-        "redis_url",
-        "management_url",
-        "replica_groups_url",
-        "journal",
-        "replica_commands",
-    }
+    assert hidden == {"secret", "amqp_url", "redis_url", "management_url", "replica_groups_url", "journal"}
     shown = repr(
         options(
             {
@@ -857,7 +849,6 @@ def test_what_may_be_a_credential_is_not_in_the_options_text() -> None:
                 "management_url": "http://u:hunter2@a",
                 "replica_groups_url": "http://u:hunter2@a",
                 "journal": "s3://hunter2:hunter2@a/b",
-                "replica_commands": "kubectl --token=hunter2 exec rabbit-0 --",
             }
         )
     )

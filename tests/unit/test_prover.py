@@ -62,9 +62,7 @@ def test_the_options_of_a_proof_are_shown_without_its_urls() -> None:
     assert "hunter2" not in repr(options)
 
 
-@pytest.mark.parametrize(
-    "url", ["https://h/", "amqp://h/", "http://", "http://h:port/", "h", "http://h:1,http://h:2", "http://u:p@h:1"]
-)
+@pytest.mark.parametrize("url", ["https://h/", "amqp://h/", "http://", "http://h:port/", "h", "http://h:1,http://h:2"])
 def test_what_is_no_url_of_a_proxy_is_refused(url: str) -> None:
     with pytest.raises(StartupError, match="--http-url"):
         client_urls([url], over_http=True)

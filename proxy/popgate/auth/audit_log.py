@@ -13,7 +13,6 @@ record never contains a body or a credential.
 """
 
 import asyncio
-import errno
 import json
 import logging
 import os
@@ -237,19 +236,15 @@ class _Sink:
         self._descriptor = -1
         self._is_torn = False
         """Whether the file ends with an incomplete line."""
-        self._follows_links = path is None or path.is_symlink()
-        """Whether the path was a link at the start. A link that comes later is not the operator's."""
 
     def open(self) -> None:
         """Open the file, which is created if it is missing. Raises: OSError."""
         if self.path is None:
-            if sys.__stderr__ is None:
-                raise OSError(errno.EBADF, "standard error is closed")
-            self._descriptor = sys.__stderr__.fileno()
+            self._descriptor = sys.__stderr__.fileno() if sys.__stderr__ is not None else 2
             return
         # O_NONBLOCK: opening a named pipe would wait for a reader
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-        self._descriptor = os.open(self.path, flags if self._follows_links else flags | os.O_NOFOLLOW, 0o600)
+        self._descriptor = os.open(self.path, flags, 0o600)
 
     def warnings(self) -> list[str]:
         """Return what is unsafe about the open file. A pipe or a device, such as /dev/stdout, is the user's choice."""

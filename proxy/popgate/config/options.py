@@ -253,7 +253,6 @@ class ServeOptions(SecurityOptions):
         None,
         "WORDS",
         default_text="local, if they are installed",
-        hidden=True,
     )
     """Alternative prefixes for the commands of RabbitMQ's tools. An empty prefix runs the tools on this machine. If the
     option is an empty tuple, the tools are not used. If it is None, the tools on this machine are used if they are

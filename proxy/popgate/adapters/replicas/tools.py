@@ -116,8 +116,7 @@ class BrokerTools:
         said = _words(complaint or out)
         if process.returncode in REFUSALS and not any(sign in said for sign in _UNREACHABLE):
             raise ReplicaRefused(f"{tool} {arguments[0]}: {said}")
-        way = " by way of --replica-commands" if prefix else ""  # its words may contain a credential
-        raise BrokerUnavailable(f"{tool}{way} ended with {process.returncode}: {said}")
+        raise BrokerUnavailable(f"{' '.join([*prefix, tool])} ended with {process.returncode}: {said}")
 
 
 def _environment() -> dict[str, str]:
