@@ -334,8 +334,10 @@ async def test_the_next_way_is_tried_where_one_leads_nowhere(tmp_path: Path) -> 
     works = program(tmp_path, "works", "echo '[1]'")
     assert await BrokerTools([str(tmp_path / "missing"), down, works]).run_json("rabbitmqctl", "x") == [1]
     with pytest.raises(BrokerUnavailable, match="unable to perform") as raised:
-        await BrokerTools([str(tmp_path / "missing"), down]).run("rabbitmqctl", "x")
+        await BrokerTools([str(tmp_path / "missing"), f"{down} --token=hunter2"]).run("rabbitmqctl", "x")
     assert "can't run" in raised.value.detail
+    assert "rabbitmqctl ended with 69" in raised.value.detail
+    assert "hunter2" not in raised.value.detail, "callers of the interface read this"
 
 
 async def test_what_the_node_refuses_is_not_asked_of_another(tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ class BrokerTools:
         said = _words(complaint or out)
         if process.returncode in REFUSALS and not any(sign in said for sign in _UNREACHABLE):
             raise ReplicaRefused(f"{tool} {arguments[0]}: {said}")
-        raise BrokerUnavailable(f"{' '.join([*prefix, tool])} ended with {process.returncode}: {said}")
+        # The prefix may contain a credential, and callers with a key read this error.
+        raise BrokerUnavailable(f"{tool} ended with {process.returncode}: {said}")
 
 
 def _environment() -> dict[str, str]:
