@@ -62,10 +62,14 @@ def test_the_options_of_a_proof_are_shown_without_its_urls() -> None:
     assert "hunter2" not in repr(options)
 
 
-@pytest.mark.parametrize("url", ["https://h/", "amqp://h/", "http://", "http://h:port/", "h", "http://h:1,http://h:2"])
+@pytest.mark.parametrize(
+    "url",
+    ["https://h/", "amqp://h/", "http://", "http://h:port/", "h", "http://h:1,http://h:2", "http://u:hunter2@h:1"],
+)
 def test_what_is_no_url_of_a_proxy_is_refused(url: str) -> None:
-    with pytest.raises(StartupError, match="--http-url"):
+    with pytest.raises(StartupError, match="--http-url") as raised:
         client_urls([url], over_http=True)
+    assert "hunter2" not in raised.value.detail
 
 
 @pytest.mark.parametrize("url", ["amqps://h/", "http://h/", "amqp://", "amqp://h:port/", "h"])
@@ -107,6 +111,15 @@ def test_what_is_asked_wrongly_is_told_in_a_line(
 ) -> None:
     assert run(["prove", "locks", "--amqp-url", "amqp://127.0.0.1:1/", *flags]) == 2
     assert capsys.readouterr().err.startswith(f"popgate: {says}")
+
+
+def test_a_token_that_is_sent_without_encryption_is_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POPGATE_TOKEN", "pg_a_b")
+    wrong = ["--http-url", "http://prover.invalid:1/", "--http-url", "http://127.0.0.1:1/", "--fault", "node"]
+    assert run(["prove", "locks", *wrong]) == 2
+    assert [getattr(record, "host", None) for record in caplog.records] == ["prover.invalid"]
 
 
 def test_without_a_broker_it_says_how_to_name_one(

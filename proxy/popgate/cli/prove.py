@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
+
 from popgate import config
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Commands, Parser, number, seconds
 from popgate.cli.printing import complain
 from popgate.cli.progress import Progress
 from popgate.config.values import amqp_urls
+from popgate_client.tokens import bearer_auth
 from popgate_client.transport import url_complaint
 
 if TYPE_CHECKING:
@@ -173,6 +176,7 @@ def _urls(arguments: argparse.Namespace) -> list[str]:
         for url in arguments.http_url:
             if (complaint := url_complaint(url)) is not None:
                 raise CommandFailed(f"--http-url: {complaint}", ExitCode.USAGE)
+            bearer_auth(None, httpx.URL(url))  # warns if the token will be sent without encryption
         return list(arguments.http_url)
     from_environment = config.environment().get("POPGATE_AMQP_URL")
     given: list[str] = arguments.amqp_url or ([from_environment] if from_environment else [])

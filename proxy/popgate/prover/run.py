@@ -127,8 +127,10 @@ def broker_url(url: str) -> str:
 
 def proxy_url(url: str) -> str:
     """Check the URL of a proxy, and return it. Raises: StartupError."""
-    if not _has_address(url, "http") or "," in url:
-        raise StartupError("--http-url: must be http://host:port of one proxy; TLS is not supported")
+    if not _has_address(url, "http") or "," in url or "@" in url:
+        raise StartupError(
+            "--http-url: must be http://host:port of one proxy, without a password; TLS is not supported"
+        )
     return url
 
 
