@@ -404,3 +404,33 @@ async def test_a_file_that_others_can_use_or_a_link_is_a_warning_at_the_start(
     ]
     assert len(rows(public)) == len(rows(missing)) == 1
     assert len(rows(private)) == 2
+
+
+async def test_a_link_that_replaces_the_file_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, victim = tmp_path / "audit.log", tmp_path / "victim"
+    victim.write_text("secret")
+    log = AuditLog(str(file))
+    log.start()
+    file.unlink()
+    file.symlink_to(victim)
+    log.note(ADMIN)
+    await log.stop()
+    assert victim.read_text() == "secret"
+    assert log.dropped == 1
+    assert "the audit log can't be written" in caplog.text
+
+
+async def test_a_link_at_the_start_is_followed_again_and_each_new_file_is_checked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    link, target = tmp_path / "link", tmp_path / "audit.log"
+    link.symlink_to(target)
+    log = AuditLog(str(link))
+    log.start()
+    target.unlink()
+    target.touch(0o644)
+    target.chmod(0o644)
+    log.note(ADMIN)
+    await log.stop()
+    assert len(rows(target)) == 1
+    assert "other users can read or change the audit log" in caplog.text

@@ -140,8 +140,6 @@ class AuditLog:
                 f"the audit log {self._sink.path} can't be opened ({error.strerror}); choose another file with "
                 "--audit-log"
             ) from error
-        for warning in self._sink.warnings():
-            _log.warning(warning, extra={"file": str(self._sink.path)})
         self._thread = threading.Thread(target=self._write_all, name="popgate-audit", daemon=True)
         self._thread.start()
 
@@ -234,29 +232,32 @@ class _Sink:
         self.problem = ""
         """Why the last write failed."""
         self._descriptor = -1
+        self._link_flag = 0
+        """O_NOFOLLOW if the file was not a link when it was opened. A link that replaces it later is not the user's
+        choice: a program that can write to the folder could choose the file that is written."""
         self._is_torn = False
         """Whether the file ends with an incomplete line."""
 
     def open(self) -> None:
-        """Open the file, which is created if it is missing. Raises: OSError."""
+        """Open the file, which is created if it is missing, and log what is unsafe about it. Raises: OSError."""
         if self.path is None:
             self._descriptor = sys.__stderr__.fileno() if sys.__stderr__ is not None else 2
             return
         # O_NONBLOCK: opening a named pipe would wait for a reader
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-        self._descriptor = os.open(self.path, flags, 0o600)
-
-    def warnings(self) -> list[str]:
-        """Return what is unsafe about the open file. A pipe or a device, such as /dev/stdout, is the user's choice."""
-        status = os.fstat(self._descriptor)
-        if self.path is None or not stat.S_ISREG(status.st_mode):
-            return []
-        found: list[str] = []
-        if self.path.is_symlink():
-            found.append("the audit log is a link: it is written to the file to which the link leads")
+        self._descriptor = os.open(self.path, flags | self._link_flag, 0o600)
+        is_link, status = self.path.is_symlink(), os.fstat(self._descriptor)
+        if not is_link:
+            self._link_flag = os.O_NOFOLLOW
+        if not stat.S_ISREG(status.st_mode):
+            return  # a pipe or a device, such as /dev/stdout, is the user's choice
+        if is_link:
+            self._warn("the audit log is a link: it is written to the file to which the link leads")
         if status.st_mode & _OTHERS_CAN:
-            found.append("other users can read or change the audit log: run chmod 600")
-        return found
+            self._warn("other users can read or change the audit log: run chmod 600")
+
+    def _warn(self, text: str) -> None:
+        _log.warning(text, extra={"file": str(self.path)})
 
     def close(self) -> None:
         if self.path is not None and self._descriptor >= 0:
