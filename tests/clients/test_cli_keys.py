@@ -100,6 +100,7 @@ def test_a_known_principal_gets_another_key_and_keeps_its_permissions(keys: Keys
         (["app", "--role", "konsumer"], 2, "not 'konsumer'"),
         (["a b", "--role", "consumer"], 2, "NAME must be 1 to 64 of"),
         (["pg_abcdefgh23_" + "x" * 43, "--role", "consumer"], 2, "and no key"),
+        (["pg_abcdefgh23_" + "x" * 42, "--role", "consumer"], 2, "and no key"),
         (["app", "--role", "consumer", "--expires", "90"], 2, "such as 90d"),
         (["app", "--role", "consumer", "--expires", "0d"], 2, "such as 90d"),
         (["app", "--role", "consumer", "--topics", "a,,b"], 2, "with commas between them"),

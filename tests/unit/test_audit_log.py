@@ -135,6 +135,11 @@ async def test_long_texts_are_cut_and_keys_are_removed(log: AuditLog, file: Path
     assert (row["resource"], row["address"]) == ("topic pg_...", "pg_...")
 
 
+async def test_a_token_of_a_provider_is_removed(log: AuditLog, file: Path) -> None:
+    log.note(AuditEvent(event=AuditEventKind.DENIED, resource=f"topic eyJ{'h' * 60}.eyJ{'p' * 140}.{'s' * 86} group g"))
+    assert [row["resource"] for row in await appear(file, 1)] == ["topic eyJ... group g"]
+
+
 async def test_a_key_at_the_place_where_a_text_is_cut_is_removed_whole(log: AuditLog, file: Path) -> None:
     key = new_key().text
     for length in range(audit_log.TEXT_LENGTH_MAX - len(key), audit_log.TEXT_LENGTH_MAX, 7):

@@ -1,6 +1,7 @@
 """API keys: their form, and the callers that keys, certificates and tokens prove."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from popgate.auth.credentials import Credentials
 from popgate.auth.key_file_edits import KeyToAdd, NewPrincipal, with_key, without_key_ids
-from popgate.auth.keys import NewKey, digest_of, key_id_in, new_key, without_keys
+from popgate.auth.keys import NewKey, digest_of, key_id_in, new_key, without_credentials
 from popgate.auth.watched_keys import WatchedKeys
 from popgate.domain.errors import Unauthenticated
 from popgate.domain.permissions import Action, Caller, Principal
@@ -107,7 +108,7 @@ def test_a_text_of_another_form_is_no_key(text: str) -> None:
 
 def test_keys_are_removed_from_a_text() -> None:
     key = new_key().text
-    assert without_keys(f"topic {key} of pg_orders") == "topic pg_... of pg_orders"
+    assert without_credentials(f"topic {key} of pg_orders") == "topic pg_... of pg_orders"
 
 
 # ---------------------------------------------------------------- callers
@@ -265,4 +266,22 @@ def test_a_token_can_not_name_a_key_or_a_certificate(house: House) -> None:
 
 def test_a_key_with_more_characters_is_removed_completely() -> None:
     key = new_key().text
-    assert without_keys(f"{key}x, {key}.{key}/") == "pg_..., pg_....pg_.../"
+    assert without_credentials(f"{key}x, {key}.{key}/") == "pg_..., pg_....pg_.../"
+
+
+@pytest.mark.parametrize("lost", [1, 2, 11])
+def test_a_key_that_has_lost_its_last_characters_is_removed(lost: int) -> None:
+    key = new_key().text[:-lost]
+    assert without_credentials(f"app {key} of pg_orders_{'x' * 31}") == f"app pg_... of pg_orders_{'x' * 31}"
+
+
+def test_a_token_is_removed_from_a_text() -> None:
+    token = f"eyJ{'h' * 40}.eyJ{'p' * 200}.{'-_s' * 28}"
+    assert without_credentials(f"topic {token} of a/{token}, eyJ.x.eyJ") == "topic eyJ... of a/eyJ..., eyJ.x.eyJ"
+
+
+@pytest.mark.parametrize("part", ["eyJ", "eyJ.", "-eyJ", "eyJa.b", "pg_", "pg_abcdef_", "pg_abcdef_eyJ."])
+def test_the_search_for_credentials_takes_linear_time(part: str) -> None:
+    began = time.process_time()
+    without_credentials(part * (1_000_000 // len(part)))
+    assert time.process_time() - began < 5

@@ -30,7 +30,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from popgate.auth.denial_limiter import DenialLimiter
-from popgate.auth.keys import without_keys
+from popgate.auth.keys import without_credentials
 from popgate.domain.errors import StartupError
 from popgate.ports.clock import Clock
 from popgate.runtime.clocks import SystemClock
@@ -119,7 +119,7 @@ class AuditLog:
 
     def note(self, event: AuditEvent) -> None:
         """Record an event. Never blocks and never fails. Call it from one thread only."""
-        source = without_keys(event.principal or event.address or "-")[:TEXT_LENGTH_MAX]
+        source = without_credentials(event.principal or event.address or "-")[:TEXT_LENGTH_MAX]
         if event.is_refusal:
             is_known = event.principal is not None
             if not self._denials.admits(source, self._clock.monotonic(), is_known=is_known):
@@ -217,7 +217,7 @@ def _fields_of(event: AuditEvent) -> dict[str, Any]:
     fields: dict[str, Any] = {"event": event.event.value}
     for name, value in texts.items():
         if value is not None:
-            fields[name] = without_keys(value)[:TEXT_LENGTH_MAX] if isinstance(value, str) else value
+            fields[name] = without_credentials(value)[:TEXT_LENGTH_MAX] if isinstance(value, str) else value
     for name, ids in (("added", event.added), ("removed", event.removed), ("expired", event.expired)):
         if ids:
             fields[name] = [*ids[:IDS_MAX], *(["..."] if len(ids) > IDS_MAX else [])]

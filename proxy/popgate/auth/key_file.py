@@ -31,7 +31,7 @@ from datetime import UTC, datetime
 from typing import cast
 
 from popgate.auth.fields import Fields, Problems, not_this
-from popgate.auth.keys import DIGEST_BYTES, ID_PATTERN, key_id_in, without_keys
+from popgate.auth.keys import DIGEST_BYTES, ID_PATTERN, key_id_in, without_credentials
 from popgate.auth.roles import ADMINISTRATOR, ROLES
 from popgate.domain.permissions import (
     ANY,
@@ -60,7 +60,6 @@ PATTERN_FIELDS = ("topics", "groups", "locks", "queues")
 PRINCIPAL_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 
 _PATTERN = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
-_LIKE_A_KEY = re.compile(r"pg_[A-Za-z0-9]+_[A-Za-z0-9_-]{20,}")
 _HASH = re.compile(r"[0-9A-Fa-f]{64}")
 _CERTIFICATE_NAME = re.compile(r"[!-~]+")
 
@@ -117,8 +116,8 @@ def certificate_name(name: str) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """Return ``text`` without keys and hashes, which may be in the file as names: a name may be shown."""
-    return _HASH.sub("...", _LIKE_A_KEY.sub("...", without_keys(text)))
+    """Return ``text`` without credentials and hashes, which may be in the file as names: a name may be shown."""
+    return _HASH.sub("...", without_credentials(text))
 
 
 def _parse_toml(content: bytes) -> dict[str, object]:

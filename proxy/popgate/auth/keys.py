@@ -18,8 +18,10 @@ DIGEST_BYTES = 32
 
 _ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _KEY = re.compile(rf"{PREFIX}({ID_PATTERN.pattern})_[A-Za-z0-9_-]{{43}}")
-_KEY_IN_TEXT = re.compile(rf"{_KEY.pattern}[A-Za-z0-9_-]*")
-"""Also matches a key that more characters follow, so that the last ones of its secret don't remain."""
+_KEY_IN_TEXT = re.compile(rf"{PREFIX}{ID_PATTERN.pattern}_[A-Za-z0-9_-]{{32,}}")
+"""Also matches a key that more characters follow, and one that has lost so few characters that they can be guessed."""
+_TOKEN_IN_TEXT = re.compile(r"(?<![\w-])eyJ[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
+"""Matches a JWT that begins at the start of a word. Otherwise the search would take quadratic time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,6 @@ def digest_of(key: str) -> bytes:
     return sha256(key.encode()).digest()
 
 
-def without_keys(text: str) -> str:
-    """Return ``text`` with ``pg_...`` in place of each key."""
-    return _KEY_IN_TEXT.sub(f"{PREFIX}...", text)
+def without_credentials(text: str) -> str:
+    """Return ``text`` with ``pg_...`` in place of each key, and ``eyJ...`` in place of each token of a provider."""
+    return _TOKEN_IN_TEXT.sub("eyJ...", _KEY_IN_TEXT.sub(f"{PREFIX}...", text))

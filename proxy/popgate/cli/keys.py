@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from popgate import config
-from popgate.auth.keys import without_keys
+from popgate.auth.keys import without_credentials
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Command, Commands, Parser, add_plain_command
 from popgate.cli.printing import Column, JsonObject, Printer, complain, field, json_line, wants_table
@@ -178,7 +178,7 @@ def _new_principal(name: str, roles: Sequence[str], patterns: dict[str, list[str
     from popgate.auth.key_file_edits import NewPrincipal
     from popgate.auth.roles import ROLES
 
-    if PRINCIPAL_NAME.fullmatch(name) is None or without_keys(name) != name:
+    if PRINCIPAL_NAME.fullmatch(name) is None or without_credentials(name) != name:
         raise CommandFailed("NAME must be 1 to 64 of A-Z a-z 0-9 . _ @ -, and no key", ExitCode.USAGE)
     if not roles:
         raise CommandFailed(f"{name} is new: give it a --role ({', '.join(ROLES)})", ExitCode.USAGE)
@@ -244,7 +244,7 @@ def show(arguments: argparse.Namespace) -> int:
             expires = None if key.expires is None else shown_time(key.expires)
             state = "valid" if key.expires is None or key.expires > now else "expired"
             times = {"created": shown_time(key.created), "expires": expires}
-            note = None if key.note is None else without_keys(key.note)
+            note = None if key.note is None else without_credentials(key.note)
             rows.append({"key": key.id, **head, **times, "state": state, "note": note})
     Printer(COLUMNS, as_table=wants_table(arguments)).print(rows)
     return ExitCode.OK
@@ -358,8 +358,10 @@ def _names(text: str) -> list[str]:
 def _note(text: str) -> str:
     if not text or not text.isprintable():
         raise argparse.ArgumentTypeError("must be printable characters")
-    if without_keys(text) != text:
-        raise argparse.ArgumentTypeError("must not contain a key, because the file and 'popgate keys list' show it")
+    if without_credentials(text) != text:
+        raise argparse.ArgumentTypeError(
+            "must contain no key and no token, because the file and 'popgate keys list' show it"
+        )
     return text
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from popgate.auth.keys import without_keys
+from popgate.auth.keys import without_credentials
 
 JsonObject: TypeAlias = Mapping[str, Any]
 
@@ -131,5 +131,5 @@ def complain(text: str) -> None:
 
 
 def without_secrets(text: str) -> str:
-    """Return ``text`` without API keys, and without what may be the user and the password in a URL."""
-    return _CREDENTIALS.sub(r"\1...@", without_keys(text))
+    """Return ``text`` without API keys and tokens, and without what may be the user and the password in a URL."""
+    return _CREDENTIALS.sub(r"\1...@", without_credentials(text))
