@@ -111,8 +111,10 @@ async def test_a_record_is_one_line_of_json_with_the_time_in_utc(log: AuditLog, 
 
 async def test_what_is_not_known_is_left_out(log: AuditLog, file: Path) -> None:
     log.note(AuditEvent(event=AuditEventKind.KEYS, added=("a", "b"), removed=("c",)))
-    assert await appear(file, 1) == [
-        {"time": "2023-11-14T22:13:20.250Z", "event": "keys", "added": ["a", "b"], "removed": ["c"]}
+    log.note(AuditEvent(event=AuditEventKind.KEYS, changed=("app",)))
+    assert await appear(file, 2) == [
+        {"time": "2023-11-14T22:13:20.250Z", "event": "keys", "added": ["a", "b"], "removed": ["c"]},
+        {"time": "2023-11-14T22:13:20.250Z", "event": "keys", "changed": ["app"]},
     ]
 
 

@@ -122,11 +122,23 @@ def test_a_file_with_the_same_content_is_no_change(watch: Watch, old: NewKey) ->
     assert (watch.keys.version, watch.changes, watch.knows(old)) == (version, [], True)
 
 
-def test_changed_permissions_grow_the_version_without_a_change_of_keys(watch: Watch, old: NewKey) -> None:
+@pytest.mark.parametrize("change", ['role = "publisher"', 'role = "consumer"\ncertificates = ["mallory.example.org"]'])
+def test_changed_permissions_and_certificates_grow_the_version_and_are_reported(
+    watch: Watch, old: NewKey, change: str
+) -> None:
     version = watch.keys.version
-    watch.replace(content(old).replace(b"consumer", b"publisher"))
+    watch.replace(content(old).replace(b'role = "consumer"', change.encode()))
     watch.look()
-    assert (watch.keys.version, watch.changes) == (version + 1, [])
+    assert (watch.keys.version, watch.changes) == (version + 1, [KeyChanges(changed=("app",))])
+
+
+def test_principals_that_come_and_go_are_reported(watch: Watch, old: NewKey) -> None:
+    known = content(old)
+    watch.replace(known + b'[principals.new]\nrole = "administrator"\ncertificates = ["mallory.example.org"]\n')
+    watch.look()
+    watch.replace(known)
+    watch.look()
+    assert watch.changes == [KeyChanges(changed=("new",)), KeyChanges(changed=("new",))]
 
 
 def test_another_hash_of_the_same_id_is_a_removed_and_an_added_key(watch: Watch, old: NewKey, new: NewKey) -> None:

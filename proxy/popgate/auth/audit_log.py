@@ -1,4 +1,5 @@
-"""Writes the audit log: a line of JSON for each change of an administrator, each refusal and each change of the keys.
+"""Writes the audit log: a line of JSON for each change of an administrator, each refusal and each change of the keys
+file.
 
 Theory of operation. ``note`` only puts a record into a bounded queue. One thread writes the records in batches, so that
 a slow disk never delays a request. Records are lost rather than memory: if the queue is full, or the file can't be
@@ -45,7 +46,7 @@ BATCH_MAX = 256
 TEXT_LENGTH_MAX = 512
 """Maximum length of a text in a record. Longer ones are cut."""
 IDS_MAX = 1_000
-"""Maximum number of ids of keys in a record."""
+"""Maximum number of ids of keys, or of names of principals, in one list of a record."""
 TICK_SECONDS = 1.0
 """Seconds between two reports of suppressed refusals."""
 STOP_SECONDS = 1.0
@@ -64,7 +65,7 @@ class AuditEventKind(StrEnum):
     DENIED = "denied"
     """A request without a valid credential, or without permission."""
     KEYS = "keys"
-    """Keys were added or removed, or have expired."""
+    """Keys were added or removed, or have expired, or principals were changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,8 @@ class AuditEvent:
     """The ids of keys that an event of the kind KEYS is about; also ``removed`` and ``expired``."""
     removed: Sequence[str] = ()
     expired: Sequence[str] = ()
+    changed: Sequence[str] = ()
+    """The names of principals whose permissions, limits or certificates have changed."""
 
     @property
     def is_refusal(self) -> bool:
@@ -218,9 +221,11 @@ def _fields_of(event: AuditEvent) -> dict[str, Any]:
     for name, value in texts.items():
         if value is not None:
             fields[name] = without_credentials(value)[:TEXT_LENGTH_MAX] if isinstance(value, str) else value
-    for name, ids in (("added", event.added), ("removed", event.removed), ("expired", event.expired)):
+    lists = {"added": event.added, "removed": event.removed, "expired": event.expired, "changed": event.changed}
+    for name, ids in lists.items():
         if ids:
-            fields[name] = [*ids[:IDS_MAX], *(["..."] if len(ids) > IDS_MAX else [])]
+            shown = map(without_credentials, ids[:IDS_MAX])
+            fields[name] = [*shown, *(["..."] if len(ids) > IDS_MAX else [])]
     return fields
 
 

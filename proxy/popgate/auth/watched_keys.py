@@ -46,11 +46,16 @@ _NO_DIGEST = bytes(DIGEST_BYTES)
 
 
 class KeyChanges(NamedTuple):
-    """The ids of the keys that a change of the file has added and removed, and of those that expired."""
+    """The ids of the keys that a change of the file has added and removed, and of those that expired.
+
+    ``changed`` has the names of the principals that were added or removed, or whose grants, limits or certificates have
+    changed.
+    """
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     expired: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
 
 class _Entry(NamedTuple):
@@ -63,6 +68,8 @@ class _Known(NamedTuple):
 
     keys: Mapping[str, _Entry]
     certificates: Mapping[str, Principal]
+    principals: Mapping[str, tuple[Principal, frozenset[str]]]
+    """Each principal and its certificates, by its name."""
 
 
 class _Look(NamedTuple):
@@ -83,7 +90,7 @@ _MISSING: _Mark = ()
 
 class WatchedKeys:
     """The principals in a key file. After ``load``, ``changed`` is called with the ids of keys that come, go or
-    expire."""
+    expire, and the names of principals that change."""
 
     def __init__(
         self, file: Path, *, clock: Clock | None = None, changed: Callable[[KeyChanges], None] | None = None
@@ -92,7 +99,7 @@ class WatchedKeys:
         self._clock = SystemClock() if clock is None else clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keys file")
         self._changed = changed
-        self._known = _Known({}, {})
+        self._known = _Known({}, {}, {})
         self._seal = b""
         self._mark = _MISSING
         """The mark of the file when it was read last."""
@@ -217,9 +224,12 @@ class WatchedKeys:
         self.version += 1
         added = tuple(id for id, entry in known.keys.items() if before.keys.get(id, _NOTHING).digest != entry.digest)
         removed = tuple(id for id, entry in before.keys.items() if known.keys.get(id, _NOTHING).digest != entry.digest)
-        _log.info("the key file was read", extra={"added": len(added), "removed": len(removed)})
+        names = {**before.principals, **known.principals}
+        changed = tuple(name for name in names if before.principals.get(name) != known.principals.get(name))
+        fields = {"added": len(added), "removed": len(removed), "changed": len(changed)}
+        _log.info("the key file was read", extra=fields)
         expired = self._expired_now()
-        self._report(KeyChanges(added, removed, tuple(sorted(expired - self._expired))))
+        self._report(KeyChanges(added, removed, tuple(sorted(expired - self._expired)), changed))
         self._expired = expired
 
     def _report_expired(self) -> None:
@@ -251,4 +261,8 @@ def _arranged(principals: Sequence[KnownPrincipal]) -> _Known:
         for one in principals
         for key in one.keys
     }
-    return _Known(keys, {name: one.principal for one in principals for name in one.certificates})
+    return _Known(
+        keys,
+        {name: one.principal for one in principals for name in one.certificates},
+        {one.principal.name: (one.principal, frozenset(one.certificates)) for one in principals},
+    )
