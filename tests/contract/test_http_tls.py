@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -456,6 +457,35 @@ def test_a_client_certificate_with_an_unusual_name_is_an_unknown_caller_and_keep
                 assert connection.recv(12) == b"HTTP/1.1 401"
         assert guarded.client.get("/v1", headers=admin.headers).status_code == 200
         assert "Traceback" not in guarded.output
+
+
+@pytest.mark.parametrize(
+    ("authority", "valid_for", "reason"),
+    [
+        (MemoryAuthority("another authority"), timedelta(days=1), "unable to get local issuer certificate"),
+        (AUTHORITY, timedelta(minutes=-1), "certificate has expired"),
+    ],
+)
+def test_a_refused_client_certificate_is_in_the_audit_log(
+    tmp_path: Path, authority: MemoryAuthority, valid_for: timedelta, reason: str
+) -> None:
+    keys, audit = KeyFile(tmp_path / "keys.toml"), tmp_path / "audit.jsonl"
+    keys.principal("admin", everything())
+    (tmp_path / "ca.pem").write_bytes(AUTHORITY.pem)
+    context = trusting(AUTHORITY)
+    context.load_cert_chain(
+        *write(tmp_path, *authority.issue(x509.DNSName("client.example"), valid_for=valid_for), name="client")
+    )
+    flags = ("--keys-file", str(keys.path), "--tls-client-ca-file", str(tmp_path / "ca.pem"), "--audit-log", str(audit))
+    with TlsProxy(tmp_path / "proxy", *flags) as guarded:
+        with contextlib.suppress(ssl.SSLError, ConnectionError), tls(guarded, context) as connection:
+            connection.sendall(HEALTH)
+            connection.recv(1)
+        wait_until(lambda: audit.read_bytes().endswith(b"\n"), timeout_seconds=10, what="the record")
+    record = json.loads(audit.read_text())
+    del record["time"]
+    expected = {"event": "denied", "operation": "tls_handshake", "reason": reason, "address": "127.0.0.1"}
+    assert record == expected
 
 
 def served_serial(proxy: TlsProxy, authority: MemoryAuthority = AUTHORITY) -> str:

@@ -79,6 +79,7 @@ class AuditEvent:
     resource: str | None = None
     operation: str | None = None
     outcome: int | None = None
+    reason: str | None = None
     is_unchanged: bool = False
     """Whether the request asked for what was so already."""
     address: str | None = None
@@ -215,6 +216,7 @@ def _fields_of(event: AuditEvent) -> dict[str, Any]:
         "resource": event.resource,
         "operation": event.operation,
         "outcome": event.outcome,
+        "reason": event.reason,
         "address": event.address,
     }
     fields: dict[str, Any] = {"event": event.event.value}

@@ -21,7 +21,6 @@ import uvicorn
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.database import Database
-from popgate.bootstrap.acceptor import Acceptor
 from popgate.bootstrap.access import AccessControl, access_control
 from popgate.bootstrap.banner import banner
 from popgate.bootstrap.cluster import Membership, membership
@@ -349,8 +348,7 @@ async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
                 server = http_server(proxy, options, peers_max, background, is_insecure=is_insecure)
                 running = asyncio.create_task(server.serve(), name="http server")
                 _collect_rarely()
-                turns = None if worker is None else worker.turns
-                acceptor = Acceptor(listener, server, server.limiter, turns, context=server.context)
+                acceptor = server.acceptor(listener, None if worker is None else worker.turns)
                 if worker is None:
                     acceptor.open()
                     print(banner(options), flush=True)

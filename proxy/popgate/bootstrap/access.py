@@ -1,6 +1,7 @@
 """Assembles what proves callers and records what they change: keys, tokens of a provider, and the audit log."""
 
 import contextlib
+import ssl
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -26,6 +27,18 @@ class AccessControl:
     credentials: Credentials | None
     keys: WatchedKeys | None
     audit: AuditLog | None
+
+    def untrusted(self, error: ssl.SSLError, address: str) -> None:
+        """Record a client whose TLS handshake has failed, if the reason is its certificate."""
+        if self.audit is not None and isinstance(error, ssl.SSLCertVerificationError):
+            self.audit.note(
+                AuditEvent(
+                    event=AuditEventKind.DENIED,
+                    operation="tls_handshake",
+                    reason=error.verify_message,
+                    address=address,
+                )
+            )
 
     def figures(self, tls: ServerTls | None, *, is_insecure: bool) -> AccessFigures:
         keys, audit = self.keys, self.audit

@@ -20,6 +20,7 @@ from popgate.api.server import server_config
 from popgate.bootstrap.acceptor import Acceptor
 from popgate.bootstrap.cluster import UntrustedPeers
 from popgate.bootstrap.tls import server_tls
+from popgate.bootstrap.turns import Turns
 from popgate.config import ServeOptions
 from popgate.replicas.view import CachedReplicaView
 from popgate.runtime.background import Background
@@ -50,7 +51,8 @@ class Server(uvicorn.Server):
 
     The server accepts connections of other proxies on the socket ``peers``. An ``Acceptor`` accepts the clients, whose
     limits are in ``limiter``. ``context`` returns the context for TLS of the next client, or is None without TLS.
-    ``count`` is called with the status of each refused request.
+    ``untrusted`` is called with the reason and the address of each client whose handshake fails. ``count`` is called
+    with the status of each refused request.
     """
 
     def __init__(
@@ -59,13 +61,19 @@ class Server(uvicorn.Server):
         options: ServeOptions,
         count: Callable[[int], None],
         peers: PeersSocket | None,
-        context: Callable[[], ssl.SSLContext] | None = None,
+        context: Callable[[], ssl.SSLContext] | None,
+        untrusted: Callable[[ssl.SSLError, str], None],
     ) -> None:
         super().__init__(server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS))
         limits = _limits(options)
         self.limiter = ConnectionLimiter(limits, count)
-        self.context = context
+        self._context, self._untrusted = context, untrusted
         self._peers_acceptor = None if peers is None else self._acceptor_of(peers, limits, count)
+
+    def acceptor(self, listener: socket.socket, turns: Turns | None) -> Acceptor:
+        """Return what accepts the clients of a listening socket."""
+        context, untrusted = self._context, self._untrusted
+        return Acceptor(listener, self, self.limiter, turns, context=context, untrusted=untrusted)
 
     def _acceptor_of(self, peers: PeersSocket, limits: HttpLimits, count: Callable[[int], None]) -> Acceptor:
         config = server_config(peers.app, host="", port=0)
@@ -125,7 +133,7 @@ def http_server(
         peer_app = PeerApp(place.face, app, authenticates=authenticates, count=requests.count)
         peers = PeersSocket(place.listener, place.context, peer_app, peers_max)
     context = None if tls is None else tls.context
-    server = Server(app, options, partial(requests.count, "refused"), peers, context)
+    server = Server(app, options, partial(requests.count, "refused"), peers, context, access.untrusted)
     requests.connections = lambda: server.limiter.present
     return server
 
