@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from popgate.auth.key_file import KnownPrincipal, parse_key_file
+from popgate.auth.key_file import FILE_BYTES_MAX, KnownPrincipal, parse_key_file
 from popgate.auth.watched_keys import WatchedKeys
 from support.command_line import CommandLine, Done
 
@@ -123,6 +123,17 @@ def test_two_commands_at_once_lose_no_key(keys: Keys) -> None:
         added = [*threads.map(keys.add, ["app"] * 8)]
     assert {keys.principal_of(key) for key in added} == {"app"}
     assert len(keys.known[0].keys) == 9
+
+
+def test_no_key_is_added_to_a_file_that_could_not_be_read_again(keys: Keys) -> None:
+    key = keys.add("app", *WORKER)
+    content = keys.file.read_bytes()
+    keys.file.write_bytes(b"#" * (FILE_BYTES_MAX - len(content) - 100) + b"\n" + content)
+    done = keys("add", "app")
+    assert (done.code, done.out) == (1, "")
+    assert f"would be larger than {FILE_BYTES_MAX} bytes" in done.err
+    assert keys.principal_of(key) == "app"
+    assert keys("revoke", id_of(key)).code == 0
 
 
 def test_a_key_that_could_not_be_printed_is_named_for_a_revocation(keys: Keys) -> None:

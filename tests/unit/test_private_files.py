@@ -218,6 +218,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_draft(
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
+def test_a_file_that_could_not_be_read_again_is_not_written(file: Path) -> None:
+    with pytest.raises(PrivateFileError, match="would be larger than 1048576 bytes"):
+        replace_private(file, b"x" * (private_files.BYTES_MAX + 1))
+    assert file.read_bytes() == b"content"
+    replace_private(file, b"x" * (private_files.BYTES_MAX + 1), bytes_max=private_files.BYTES_MAX + 1)
+
+
 def test_the_folder_of_a_new_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(PrivateFileError, match="can't be written"):
         replace_private(tmp_path / "none" / "file", b"")

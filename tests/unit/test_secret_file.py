@@ -13,6 +13,7 @@ from popgate.domain.derived_keys import key_id
 from popgate.domain.errors import StartupError
 from popgate.domain.identity import IdentityKeys
 from popgate.domain.names import BrokerQueue
+from popgate.runtime.private_files import BYTES_MAX
 from support.proxy import popgate_command
 
 
@@ -73,6 +74,15 @@ def test_there_are_at_most_eight_secrets(file: Path, capsys: pytest.CaptureFixtu
     for _ in range(7):
         assert run(["secrets", "add", str(file)]) == 0
     assert "has 8 secrets already; drop one first" in failure(capsys, "add", file)
+
+
+def test_no_secret_is_added_to_a_file_that_could_not_be_read_again(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = secrets_of(file)
+    file.write_bytes(known[0] + b"\n#" + b"x" * (BYTES_MAX - 100))
+    assert "would be larger than" in failure(capsys, "add", file)
+    assert secrets_of(file) == known
 
 
 @pytest.mark.parametrize("action", ["add", "promote", "drop", "list"])

@@ -284,7 +284,7 @@ def _change(
 
     If it ``may_create`` principals, the file may be missing or without principals. Raises: CommandFailed.
     """
-    from popgate.auth.key_file import KeyFileError
+    from popgate.auth.key_file import FILE_BYTES_MAX, KeyFileError
     from popgate.runtime.private_files import PrivateFileError, locked_private, replace_private
 
     file = _file(arguments)
@@ -294,7 +294,7 @@ def _change(
             content, known = (b"", ()) if is_new else _read(arguments, may_be_empty=may_create)
             changed = change(content, known)
             if changed != content:
-                replace_private(file, changed)
+                replace_private(file, changed, bytes_max=FILE_BYTES_MAX)
     except PrivateFileError as error:
         raise CommandFailed(str(error)) from error
     except KeyFileError as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 from popgate.runtime.stable_files import sync_folder
 
 BYTES_MAX = 1024 * 1024
-"""Maximum size of a private file, in bytes, unless the reader permits more."""
+"""Maximum size of a private file, in bytes, unless its reader and its writer permit more."""
 LOCK_SECONDS_MAX = 10.0
 """Maximum seconds to wait while another process changes the same file."""
 
@@ -98,12 +98,15 @@ def _too_large(file: Path, bytes_max: int) -> str:
     return f"{file} is larger than {bytes_max} bytes; name the right file"
 
 
-def replace_private(file: Path, content: bytes) -> None:
+def replace_private(file: Path, content: bytes, *, bytes_max: int = BYTES_MAX) -> None:
     """Write a private file atomically and stably. A symbolic link stays one, and its target is replaced.
 
     A new file can be read by its owner only. If this process is root, a replaced file keeps its owner and its group,
-    and the group can read the file if it could before. Raises: PrivateFileError.
+    and the group can read the file if it could before. Raises: PrivateFileError, also if the content is
+    larger than ``bytes_max``, so that ``read_private`` could not read it.
     """
+    if len(content) > bytes_max:
+        raise PrivateFileError(f"{file} would be larger than {bytes_max} bytes, so it is not changed; shorten it first")
     try:
         _replace(_target(file), content)
     except OSError as error:
