@@ -1,5 +1,6 @@
 """The key file: what it may contain, what is refused and how, and how it is changed."""
 
+import time
 import tomllib
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -499,6 +500,18 @@ def test_a_change_of_any_file_changes_only_what_it_should(
         assert [known.keys for known in after] == [
             () if known.principal.name == name else known.keys for known in principals
         ]
+
+
+def test_all_keys_of_a_principal_are_changed_in_linear_time() -> None:
+    count = 4_000
+    tables = [f'[principals.a.keys.key{n:04}]\nsha256 = "{n:064x}"\n{CREATED}\n' for n in range(1, count + 1)]
+    content = "\n".join(['[principals.a]\nrole = "worker"\n', *tables]).encode()
+    began = time.process_time()
+    (rotated,) = parse_key_file(with_rotated_key(content, "a", new(), START + 60))
+    assert [key.expires for key in rotated.keys] == [START + 60] * count + [None]
+    (revoked,) = parse_key_file(without_key_ids(content, {f"key{n:04}": "a" for n in range(1, count + 1)}))
+    assert revoked.keys == ()
+    assert time.process_time() - began < 20
 
 
 def test_a_change_with_a_wrong_result_is_refused() -> None:

@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Callable, MutableMapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from popgate.auth.key_file import KeyFileError, parse_key_file, shown_time
@@ -21,8 +20,6 @@ Tables: TypeAlias = MutableMapping[str, Any]
 Change: TypeAlias = Callable[[Tables], None]
 Path: TypeAlias = tuple[str, ...]
 
-HEADERS_REMEMBERED_MAX = 32_768
-"""Maximum number of headers whose paths are remembered while a file is changed."""
 HEADING = """\
 # The principals that may use popgate, and their API keys (only hashes). Change the keys with: popgate keys
 # A running proxy reads this file again when it changes.
@@ -94,8 +91,7 @@ def with_rotated_key(content: bytes, name: str, new: KeyToAdd, old_end: float) -
         keys[new.key.id] = new.fields()
 
     def in_lines(text: _Lines) -> None:
-        for id in ending:
-            text.set_value(("principals", name, "keys", id), "expires", shown_time(old_end))
+        text.set_values({("principals", name, "keys", id) for id in ending}, "expires", shown_time(old_end))
         text.insert_after(("principals", name), _block(("principals", name, "keys", new.key.id), new.fields()))
 
     return _changed(content, change, in_lines)
@@ -115,8 +111,7 @@ def without_key_ids(content: bytes, name_by_id: dict[str, str]) -> bytes:
                 del document["principals"][name]["keys"]
 
     def in_lines(text: _Lines) -> None:
-        for id, name in name_by_id.items():
-            text.remove(("principals", name, "keys", id))
+        text.remove({("principals", name, "keys", id) for id, name in name_by_id.items()})
 
     return _changed(content, change, in_lines)
 
@@ -201,23 +196,26 @@ class _Lines:
             raise KeyError(head)
         self._lines[ends[-1] : ends[-1]] = ["", *block]
 
-    def set_value(self, path: Path, field: str, value: str) -> None:
-        start, end = self._table(path)
-        kept = [line for line in self._lines[start + 1 : end] if line.partition("=")[0].strip() != field]
-        self._lines[start + 1 : end] = [*kept, f"{field} = {value}"]
+    def set_values(self, paths: set[Path], field: str, value: str) -> None:
+        """Set a field in several tables."""
+        for start, end in self._places(paths):
+            kept = [line for line in self._lines[start + 1 : end] if line.partition("=")[0].strip() != field]
+            self._lines[start + 1 : end] = [*kept, f"{field} = {value}"]
 
-    def remove(self, path: Path) -> None:
-        """Remove a table. Comments after its last value stay, because they belong to what follows."""
-        start, end = self._table(path)
-        while start and not self._lines[start - 1].strip():
-            start -= 1
-        del self._lines[start:end]
+    def remove(self, paths: set[Path]) -> None:
+        """Remove tables. Comments after the last value of each stay, because they belong to what follows."""
+        for start, end in self._places(paths):
+            first = start
+            while first and not self._lines[first - 1].strip():
+                first -= 1
+            del self._lines[first:end]
 
-    def _table(self, path: Path) -> tuple[int, int]:
-        for found, start, end in self._tables():
-            if found == path:
-                return start, end
-        raise KeyError(path)
+    def _places(self, paths: set[Path]) -> list[tuple[int, int]]:
+        """Return where the tables begin and end, the last one first: a change of one moves only those behind it."""
+        found = {path: (start, end) for path, start, end in reversed(self._tables()) if path in paths}
+        if found.keys() != paths:
+            raise KeyError(paths - found.keys())
+        return [*found.values()]
 
     def _tables(self) -> list[tuple[Path, int, int]]:
         """Return the path of each table, the number of its first line, and that after its last value."""
@@ -232,7 +230,6 @@ class _Lines:
         return tables
 
 
-@lru_cache(maxsize=HEADERS_REMEMBERED_MAX)
 def _path_in(header: str) -> Path | None:
     """Return the path in the header of a table, or None if the line is none."""
     try:
