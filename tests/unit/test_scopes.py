@@ -142,6 +142,14 @@ def test_an_alias_replaces_the_scope_of_the_same_name() -> None:
     assert permitted("write:packages", Resource("packages"), rules) == ACTIONS["read"]
 
 
+def test_grants_of_several_tokens_share_their_patterns() -> None:
+    scope = "read:orders.%2Feu/billing"
+    (one,), (other,) = (ScopeRules().grants(claim) for claim in (scope, [scope]))
+    assert one.topics == ("orders./eu",)
+    assert one.topics[0] is other.topics[0], "thousands of tokens are remembered"
+    assert one.groups[0] is other.groups[0]
+
+
 def test_similar_scopes_become_one_grant() -> None:
     assert ScopeRules().grants("read:a/* write:a read:b/* write:b write:b lock:x lock:y") == (
         Grant(actions=frozenset(ACTIONS["read"] | ACTIONS["write"]), topics=("a", "b"), groups=("*",), locks=()),

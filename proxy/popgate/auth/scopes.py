@@ -19,6 +19,7 @@ grants nothing, because a guess might grant too much.
 import json
 import logging
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
@@ -141,7 +142,7 @@ def _pattern(part: str) -> str:
     pattern = unquote_plus(part, errors="strict")  # a UnicodeDecodeError is a ValueError
     if _PATTERN.fullmatch(pattern) is None:
         raise ValueError("the pattern is not valid")
-    return pattern
+    return sys.intern(pattern)  # many tokens name the same topics, and their grants are remembered
 
 
 def _merged(grants: Iterable[Grant]) -> Iterator[Grant]:
