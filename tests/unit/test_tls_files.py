@@ -1,9 +1,13 @@
 """The files of a server's certificate: what is refused at the start, and what happens when they change."""
 
 import asyncio
+import contextlib
 import logging
+import os
+import resource
 import ssl
 import threading
+from collections.abc import Generator
 from datetime import timedelta
 from pathlib import Path
 
@@ -110,20 +114,29 @@ def test_changed_files_are_used_once_they_are_right(tmp_path: Path, caplog: pyte
     assert is_stale(tls)
 
 
-def test_files_that_can_not_be_used_for_a_moment_are_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@contextlib.contextmanager
+def few_descriptors(further: int) -> Generator[None]:
+    """Let this process open only so many further files at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + further, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("further", [0, 1])  # with one, the files can be read, but OpenSSL can't open its own
+def test_changed_files_that_could_not_be_used_are_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, further: int
 ) -> None:
     found = files(tmp_path)
     tls = ServerTls(found)
     first = tls.context()
-
-    def fail(_: TlsFiles) -> ssl.SSLContext:
-        raise OSError("too many open files")
-
     files(tmp_path)
-    with monkeypatch.context() as failing:
-        failing.setattr("popgate.bootstrap.tls.server_context", fail)
-        for _ in range(5):
+    with few_descriptors(further):
+        for _ in range(6):
             tls.look()
     assert is_stale(tls)
     assert len(caplog.records) == 1
@@ -131,6 +144,16 @@ def test_files_that_can_not_be_used_for_a_moment_are_read_again(
     tls.look()
     assert not is_stale(tls)
     assert tls.context() is not first
+
+
+def test_an_empty_pipe_is_a_wrong_file(tmp_path: Path) -> None:
+    right, pipe = files(tmp_path), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR)
+    try:
+        assert why(right._replace(key=pipe)) == f"{pipe} contains no private key in PEM form"
+    finally:
+        os.close(writer)
 
 
 def test_a_link_to_other_files_is_a_change(tmp_path: Path) -> None:

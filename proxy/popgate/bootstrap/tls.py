@@ -3,8 +3,9 @@
 Theory of operation. ``run`` looks at the files twice a second, in a thread of its own, so that it does not wait for
 slow look-ups of host names in asyncio's threads. Files that have changed are read when they have stayed the same
 between two looks, because a certificate and its key are seldom replaced at the same moment. If they are right, new
-connections use them, and existing connections stay as they are. If they are wrong, the known ones stay in use, one
-warning says why, and the files are read again at later looks: they may have been unreadable for a moment only.
+connections use them, and existing connections stay as they are. If they can't be used, the known ones stay in use, one
+warning for each reason says why, and they are read again every second, because the reason may pass without a change of
+the files: for example, too many open files.
 """
 
 import asyncio
@@ -60,15 +61,19 @@ class ServerTls:
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="TLS files")
-        self._mark = _mark(files)
+        self._mark: _Mark | None = _mark(files)
+        """The mark of the files in use. None: the files must be read again."""
         self._unsettled: _Mark | None = None
-        self.is_stale = False
-        """Whether the files are wrong or missing at present, so that older ones are in use."""
-        self._why_stale = ""
+        self._problem: str | None = None
         try:
             self._context = server_context(files)
         except TlsFileError as error:
             raise StartupError(str(error)) from error
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the files are wrong or missing at present, so that older ones are in use."""
+        return self._problem is not None
 
     def context(self) -> ssl.SSLContext:
         """Return the context for the next connection."""
@@ -88,22 +93,22 @@ class ServerTls:
         elif mark != self._unsettled:
             self._unsettled = mark
         else:
-            self._mark, self._unsettled = mark, None
-            self._read()
+            self._unsettled = None
+            self._mark = mark if self._read() else None
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Return whether the files can be used."""
         try:
             self._context = server_context(self._files)
-        except Exception as error:  # whatever is wrong, the known ones stay in use
-            self._mark = ()
-            self.is_stale = True
-            why = str(error) if isinstance(error, TlsFileError) else repr(error)
-            if why != self._why_stale:
-                _log.warning("the changed TLS files are wrong: the earlier ones stay in use", extra={"why": why})
-            self._why_stale = why
-        else:
-            self.is_stale, self._why_stale = False, ""
-            _log.info("the TLS files have changed: new connections use them")
+        except Exception as error:  # whatever the reason is, the operator must learn of it
+            problem = str(error) if isinstance(error, TlsFileError) else repr(error)
+            if problem != self._problem:
+                _log.warning("the changed TLS files are wrong: the earlier ones stay in use", extra={"why": problem})
+            self._problem = problem
+            return False
+        self._problem = None
+        _log.info("the TLS files have changed: new connections use them")
+        return True
 
 
 def server_tls(options: ServeOptions) -> ServerTls | None:
@@ -118,7 +123,8 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     """Return a context with the content of the files. Log a warning if the certificate is not valid now, or if other
     users can read the key. Raises: TlsFileError."""
     chain, key = _read(files.certificate), _read(files.key)
-    _check(files, _certificates(files.certificate, chain)[0], _private_key(files.key, key))
+    certificate = _certificates(files.certificate, chain)[0]
+    _check(files, certificate, _private_key(files.key, key))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
@@ -140,6 +146,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
             context.load_verify_locations(cadata="".join(pem))
         except ssl.SSLError as error:
             raise TlsFileError(f"{files.client_ca} can't be used: {_words(error)}") from error
+    _warn(files, certificate)
     return context
 
 
@@ -147,7 +154,7 @@ def _read(file: Path) -> bytes:
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a named pipe would wait
         with os.fdopen(descriptor, "rb") as stream:
-            content = stream.read(FILE_BYTES_MAX + 1) or b""  # None from a named pipe
+            content = stream.read(FILE_BYTES_MAX + 1) or b""  # None from an empty pipe
     except FileNotFoundError as error:
         raise TlsFileError(f"{file} does not exist; create it, or name another file") from error
     except OSError as error:
@@ -160,7 +167,7 @@ def _read(file: Path) -> bytes:
 def _certificates(file: Path, content: bytes) -> list[Certificate]:
     try:
         return x509.load_pem_x509_certificates(content)
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise TlsFileError(f"{file} contains no certificate in PEM form") from error
 
 
@@ -174,7 +181,7 @@ def _private_key(file: Path, content: bytes) -> PrivateKeyTypes:
 
 
 def _check(files: TlsFiles, certificate: Certificate, key: PrivateKeyTypes) -> None:
-    """Warn of what may be a mistake. Raises: TlsFileError if the key is not that of the certificate."""
+    """Raises: TlsFileError if the key is not that of the certificate."""
     form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     try:
         known = certificate.public_key().public_bytes(*form)
@@ -185,12 +192,16 @@ def _check(files: TlsFiles, certificate: Certificate, key: PrivateKeyTypes) -> N
             f"{files.key} is not the key of the first certificate in {files.certificate}; the server's own certificate "
             "must be the first"
         )
+
+
+def _warn(files: TlsFiles, certificate: Certificate) -> None:
+    """Warn of what may be a mistake in files that can be used."""
     now, fields = datetime.now(UTC), {"file": str(files.certificate)}
     if certificate.not_valid_after_utc < now:
         _log.warning("the TLS certificate has expired: clients will refuse it", extra=fields)
     elif certificate.not_valid_before_utc > now:
         _log.warning("the TLS certificate is not valid yet: clients will refuse it", extra=fields)
-    with contextlib.suppress(FileNotFoundError):  # it was read, and may just be replaced
+    with contextlib.suppress(OSError):  # it was read, and may just be replaced
         _warn_of_readers(files.key)
 
 
