@@ -472,6 +472,8 @@ BAD = [
     ("amqp_url", "amqp://a/v,amqp://b/w"),
     ("amqp_url", "amqp://u:1/pass@b/v"),
     ("amqp_url", "amqps://b/v?no_verify_ssl=false"),
+    ("amqp_url", "amqps://b/v?no_verify_ssl"),
+    ("amqp_url", "amqps://b/v?no_verify_ssl=0&no_verify_ssl="),
     ("redis_url", "u:pass\uff1f@h"),
     ("journal", "s3://key:sec/ret@bucket/x"),
     ("journal", "simplecache::ftp://u:p@host/x"),

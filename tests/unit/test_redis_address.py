@@ -6,7 +6,7 @@ from redis.asyncio import SSLConnection
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.sentinel import MasterNotFoundError
 
-from popgate.adapters.redis.address import open_pool, parse_address
+from popgate.adapters.redis.address import is_unverified, open_pool, parse_address
 from popgate.adapters.redis.failures import state_failure
 from popgate.domain.errors import StartupError
 
@@ -60,8 +60,9 @@ def test_a_sentinel_url_has_all_that_both_need() -> None:
 def test_the_name_of_a_tls_server_is_verified_unless_the_url_says_otherwise(
     url: str, query: str, verifies: bool
 ) -> None:
-    given = open_pool(parse_address(url + query)).connection_kwargs
-    assert given.get("ssl_check_hostname", verifies) is verifies
+    address = parse_address(url + query)
+    assert open_pool(address).connection_kwargs.get("ssl_check_hostname", verifies) is verifies
+    assert is_unverified(address) is not verifies
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Warns at the start of a proxy about credentials that other users can read or guess. They do not prevent the start."""
+"""Warns at the start of a proxy about credentials that others can read or guess. They do not prevent the start."""
 
 import logging
 from collections.abc import Sequence
 
+from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.config import ServeOptions
 from popgate.runtime.data_folder import SECRET_FILE
 from popgate.runtime.private_files import exposure
@@ -14,7 +15,8 @@ STRONG_SECRET_BYTES_MIN = 32
 
 
 def warn_of_credentials(options: ServeOptions, secrets: Sequence[bytes]) -> None:
-    """Log an error for each file or folder with credentials that is not private, and a warning if a secret is short.
+    """Log an error for each file or folder with credentials that is not private, and for each server that gets them
+    although its certificate is not verified. Log a warning if a secret is short.
 
     ``secrets`` are the secrets that this proxy uses. The data folder exists, and so does its secret if it is used.
     """
@@ -30,3 +32,19 @@ def warn_of_credentials(options: ServeOptions, secrets: Sequence[bytes]) -> None
     for reason in [*options.exposed_files, *found]:
         if reason is not None:
             _log.error("other users can read credentials", extra={"reason": reason})
+    for setting in _unverified(options):
+        _log.error(
+            "TLS without verification: a machine in the network can pretend to be the server, and read the password "
+            "and all messages",
+            extra={"setting": setting},
+        )
+
+
+def _unverified(options: ServeOptions) -> list[str]:
+    """Return the settings whose URLs switch the verification of a server's certificate off."""
+    found = ["amqp_url"] if RabbitOptions(amqp_urls=options.amqp_urls).is_unverified else []
+    if options.redis_url is not None:
+        from popgate.adapters.redis.address import is_unverified, parse_address  # slow to load
+
+        found += ["redis_url"] if is_unverified(parse_address(options.redis_url)) else []
+    return found

@@ -130,7 +130,8 @@ def amqp_urls(raw: object) -> tuple[str, ...]:
                 "must be a URL such as amqp://user:password@host:5672/vhost, or several with commas between them "
                 f"(inside a URL, write a comma as %2C, a slash as %2F and an @ as %40){which}"
             )
-    if any(one not in ("0", "1") for url in urls for one in parse_qs(urlsplit(url).query).get("no_verify_ssl", ())):
+    queries = [parse_qs(urlsplit(url).query, keep_blank_values=True) for url in urls]
+    if any(one not in ("0", "1") for query in queries for one in query.get("no_verify_ssl", ())):
         raise ValueError("must be URLs in which no_verify_ssl is 0 or 1")  # the library would take "false" for 1
     for place, virtual_host in enumerate(virtual_hosts, 1):
         if virtual_host != virtual_hosts[0]:

@@ -1,7 +1,7 @@
 """The settings of the RabbitMQ adapter."""
 
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,12 @@ class RabbitOptions:
     """Maximum number of seconds by which a broker that does not answer delays the exit."""
     unconfirmed_count_max: int = 4096
     unconfirmed_bytes_max: int = 64 * 1024 * 1024
+
+    @property
+    def is_unverified(self) -> bool:
+        """Whether a URL switches the verification of RabbitMQ's certificate off."""
+        urls = [urlsplit(url) for url in self.amqp_urls]
+        return any(url.scheme == "amqps" and "1" in parse_qs(url.query).get("no_verify_ssl", ()) for url in urls)
 
     @property
     def vhost(self) -> str:

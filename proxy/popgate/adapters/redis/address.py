@@ -106,6 +106,12 @@ def open_pool(address: RedisAddress) -> ConnectionPool:
     )
 
 
+def is_unverified(address: RedisAddress) -> bool:
+    """Return whether the URL switches the verification of the server's certificate or of its name off."""
+    options = open_pool(address).connection_kwargs
+    return options.get("ssl_cert_reqs") == "none" or options.get("ssl_check_hostname") is False
+
+
 async def close_pool(pool: ConnectionPool) -> None:
     """Close the connections that ``pool`` has opened to the Sentinels."""
     if isinstance(pool, SentinelConnectionPool):
