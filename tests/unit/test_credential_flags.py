@@ -10,11 +10,14 @@ from typing import Any, cast
 
 import pytest
 
+from popgate.auth.keys import new_key
 from popgate.cli.credential_flags import without_values
 from popgate.config.options import SETTINGS
 from popgate_spark import credential_flags as pipeline
 from popgate_spark import running
 from support.processes import wait_until
+
+KEY = new_key().text
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,8 @@ from support.processes import wait_until
             ["serve", "--secret-file", "f", "--amqp-url-file", "g"],
             ["serve", "--secret-file", "f", "--amqp-url-file", "g"],
         ),
+        (["keys", "revoke", KEY, "--file", "k"], ["keys", "revoke", "pg_...", "--file", "k"]),
+        (["stats", f"--url-typo=http://{KEY}"], ["stats", "--url-typo=http://pg_..."]),
         ([], []),
     ],
 )
@@ -59,6 +64,18 @@ def test_the_pipeline_names_its_report_without_the_credential_of_its_url(
     monkeypatch.setattr(running, "write_text", write_text)
     running._told(cast("Any", None), "hdfs://user:secret@host/out", "<html>", "done")
     assert capsys.readouterr().out == "done\n  report: hdfs://host/out/report.html\n"
+
+
+@pytest.mark.parametrize("package", ["popgate.cli", "popgate_spark"])
+def test_credentials_are_hidden_beside_words_that_are_not_utf_8(package: str) -> None:
+    program = (
+        f"from pathlib import Path; from {package}.credential_flags import hide_credentials\n"
+        "hide_credentials(); print(Path('/proc/self/cmdline').read_bytes())"
+    )
+    words = ["--data-dir", os.fsdecode(b"/srv/\xff"), "--url", "http://user:hunter2@host"]
+    shown = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True).stdout
+    assert "--data-dir /srv/\\xef\\xbf\\xbd --url ***" in shown
+    assert "hunter2" not in shown
 
 
 def test_a_process_and_its_forks_show_no_credential_and_still_use_it() -> None:

@@ -76,8 +76,9 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_the_start_fails_with_all_that_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
-    with pytest.raises(StartupError, match="does not exist"):
-        WatchedKeys(file).load()
+    for missing in (file, tmp_path / "\udcff"):  # a name that is not UTF-8
+        with pytest.raises(StartupError, match="does not exist"):
+            WatchedKeys(missing).load()
     replace_private(file, b'[principals.a]\nrole = "x"\n[principals.b]\nfoo = 1')
     with pytest.raises(StartupError) as raised:
         WatchedKeys(file).load()

@@ -4,6 +4,7 @@ This repeats what the command line of the proxy does, because the pipeline works
 an import of `popgate_client` takes as long as `ps` would show the flags.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -43,4 +44,4 @@ def hide_credentials() -> None:
     except ModuleNotFoundError:  # spark-submit may use a Python with no more than pyspark
         sys.stderr.write(f"{UNHIDDEN}\n")
         return
-    setproctitle(" ".join(["popgate-pipeline", *shown]))
+    setproctitle(os.fsencode(" ".join(["popgate-pipeline", *shown])).decode(errors="replace"))

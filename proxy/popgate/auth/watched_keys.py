@@ -15,6 +15,7 @@ a difference in its time. So it is read again until its last change is a few sec
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -205,7 +206,7 @@ class WatchedKeys:
         try:
             content = read_private(self._file, bytes_max=FILE_BYTES_MAX)
         except PrivateFileError as error:
-            return _Look(str(error).encode(), None, (str(error),), is_read=False)
+            return _Look(os.fsencode(str(error)), None, (str(error),), is_read=False)
         seal = sha256(content).digest()
         if seal == self._seal:
             return _Look(seal, None)

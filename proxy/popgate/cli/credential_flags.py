@@ -4,9 +4,11 @@ A process can change the command line that others see. Until popgate has done so
 start, the flags are visible. Only a file or a variable hides a credential from the beginning.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
+from popgate.auth.keys import without_keys
 from popgate.config.options import SETTINGS
 
 SHOWN = "***"
@@ -24,7 +26,8 @@ def hidden_flags() -> frozenset[str]:
 
 
 def without_values(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with ``***`` in place of each value that may contain a credential."""
+    """Return the words of a command line with ``***`` in place of each value that may contain a credential, and with
+    ``pg_...`` in place of each API key anywhere else."""
     hidden, shown = hidden_flags(), list[str]()
     follows = False
     for word in words:
@@ -34,7 +37,7 @@ def without_values(words: Sequence[str]) -> list[str]:
         elif equals and flag in hidden:
             shown.append(f"{flag}={SHOWN}")
         else:
-            shown.append(word)
+            shown.append(without_keys(word))
         follows = not follows and word in hidden
     return shown
 
@@ -50,4 +53,4 @@ def hide_credentials() -> None:
         return
     from setproctitle import setproctitle  # not needed by most commands
 
-    setproctitle(" ".join(["popgate", *shown]))
+    setproctitle(os.fsencode(" ".join(["popgate", *shown])).decode(errors="replace"))
