@@ -138,6 +138,28 @@ async def test_a_certificate_of_another_host(fragile_node: RabbitNode, tls_files
     assert "is not trusted (Hostname mismatch" in await failure(url)
 
 
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("cafile={key}", "NO_CERTIFICATE_OR_CRL_FOUND"),
+        ("cafile={missing}", "No such file or directory"),
+        ("cafile={folder}", "Is a directory"),
+        ("certfile={key}&keyfile={key}", "SSL"),
+        ("certfile={certificate}&keyfile={missing}", "No such file or directory"),
+    ],
+)
+async def test_a_wrong_file_in_the_url_is_not_taken_for_a_server_without_tls(
+    tls_files: TlsFiles, silent_port: int, query: str, reason: str
+) -> None:
+    key, certificate = tls_files.key, tls_files.certificate
+    given = query.format(key=key, certificate=certificate, missing=key.with_name("missing"), folder=key.parent)
+    line = await failure(f"amqps://u:{SECRET}@127.0.0.1:{silent_port}/?{given}")
+    assert f"no TLS with 127.0.0.1:{silent_port}" in line
+    assert reason in line
+    assert "check the files in the AMQP URL" in line
+    assert "amqp://" not in line
+
+
 async def test_no_tls_where_there_must_be(fragile_node: RabbitNode, tls_files: TlsFiles) -> None:
     told = await failure(tls_url(tls_files).replace("amqps", "amqp"))
     assert "amqps:// if it expects TLS" in told

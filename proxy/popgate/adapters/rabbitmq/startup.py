@@ -14,6 +14,9 @@ from popgate.domain.errors import PopgateError, StartupError
 
 DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671}
 NOT_ALLOWED = 530
+NO_TLS = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG")
+"""OpenSSL's reasons for an answer that is not TLS."""
+_FILE_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 def check_urls(amqp_urls: Sequence[str]) -> None:
@@ -59,8 +62,10 @@ def explain(error: BaseException, url: URL, connect_seconds: float) -> str:
                 f"the TLS certificate of {place} is not trusted ({cause.verify_message}): "
                 "give its authority with ?cafile=... in the AMQP URL"
             )
-        if isinstance(cause, ssl.SSLError):
+        if isinstance(cause, ssl.SSLError) and cause.reason in NO_TLS:
             return f"{place} does not speak TLS ({cause.reason}): use amqp://, or RabbitMQ's TLS port, usually 5671"
+        if isinstance(cause, ssl.SSLError) or (isinstance(cause, _FILE_ERRORS) and url.scheme == "amqps"):
+            return f"no TLS with {place} ({cause.strerror}): check the files in the AMQP URL: cafile, certfile, keyfile"
         if isinstance(cause, OSError) and _is_refused(cause):
             return f"nothing listens on {place}: check that RabbitMQ runs there, and the port in the AMQP URL"
     if any(isinstance(cause, ConnectionResetError) or _is_another_protocol(cause) for cause in causes):
