@@ -234,6 +234,23 @@ def test_an_expired_certificate_is_refused(house: House) -> None:
         house.by_certificate("app.test", expires_at=START)
 
 
+def test_a_certificate_is_valid_as_long_as_the_principal_has_one_of_its_names(house: House) -> None:
+    content = house.content
+
+    def names(text: bytes) -> None:
+        house.changed(content.replace(b'["App.Test"]', text))
+
+    names(b'["app.test", "new.test"]')
+    caller = house.by_certificate("APP.test", "app.test", "other.test", "new.test")
+    assert caller.credential == "certificate:app.test new.test"
+    names(b'["new.test"]')
+    assert house.credentials.current(caller) is not None
+    names(b'["new.test"]\n[principals.b]\nrole = "consumer"\ncertificates = ["app.test"]')
+    assert house.credentials.current(caller) is None, "its names belong to two principals"
+    names(b'["another.test"]')
+    assert house.credentials.current(caller) is None
+
+
 def test_a_certificate_with_the_names_of_two_principals_is_refused(house: House) -> None:
     house.changed(house.content + b'[principals.b]\nrole = "consumer"\ncertificates = ["b.test"]\n')
     assert house.by_certificate("b.test").principal.name == "b"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from popgate.auth.key_file import certificate_name
 from popgate.auth.keys import PREFIX
 from popgate.auth.watched_keys import WatchedKeys
 from popgate.domain.errors import Unauthenticated
@@ -17,7 +18,8 @@ from popgate.runtime.clocks import SystemClock
 TOKEN_PREFIX = "token:"
 """The ``Caller.credential`` of a token begins with this."""
 CERTIFICATE_PREFIX = "certificate:"
-"""The ``Caller.credential`` of a client certificate is this and the name in the certificate."""
+"""The ``Caller.credential`` of a client certificate is this and those of its names that belong to the principal, with
+spaces between them."""
 
 
 class TokenVerifier(Protocol):
@@ -79,8 +81,8 @@ class Credentials:
         found = [] if self._keys is None else self._keys.principals_by_certificate(names)
         if expires_at <= self._clock.wall() or len({principal.name for _, principal in found}) != 1:
             raise Unauthenticated("the client certificate names no principal; give a key, or ask an administrator")
-        name, principal = found[0]
-        return Caller(principal=principal, credential=CERTIFICATE_PREFIX + name, expires_at=expires_at)
+        credential = CERTIFICATE_PREFIX + " ".join(dict.fromkeys(certificate_name(name) for name, _ in found))
+        return Caller(principal=found[0][1], credential=credential, expires_at=expires_at)
 
     def current(self, caller: Caller) -> Caller | None:
         """Return the caller with the permissions of now, or None if its credential is revoked or has expired."""
@@ -96,8 +98,8 @@ class Credentials:
                 found is not None and found.principal.name == caller.principal.name and found.proof == caller.proof
             )
             return found if is_same else None
-        named = self._keys.principals_by_certificate([caller.credential.removeprefix(CERTIFICATE_PREFIX)])
-        for _, principal in named:
-            if principal.name == caller.principal.name:
-                return caller if principal == caller.principal else replace(caller, principal=principal)
-        return None
+        named = self._keys.principals_by_certificate(caller.credential.removeprefix(CERTIFICATE_PREFIX).split(" "))
+        if {principal.name for _, principal in named} != {caller.principal.name}:
+            return None
+        principal = named[0][1]
+        return caller if principal == caller.principal else replace(caller, principal=principal)
