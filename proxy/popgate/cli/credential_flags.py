@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from popgate.auth.keys import without_keys
+from popgate.auth.keys import without_credentials
 from popgate.config.options import SETTINGS
 
 SHOWN = "***"
@@ -37,7 +37,7 @@ def without_values(words: Sequence[str]) -> list[str]:
         elif equals and flag in hidden:
             shown.append(f"{flag}={SHOWN}")
         else:
-            shown.append(without_keys(word))
+            shown.append(without_credentials(word))
         follows = not follows and word in hidden
     return shown
 
