@@ -3,6 +3,8 @@
 import fcntl
 import logging
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -59,3 +61,25 @@ def test_a_closed_standard_error_stops_nobody(log: logging.Logger, pipe: tuple[i
     os.dup2(null, pipe[0])  # nobody reads the pipe any more
     os.close(null)
     log.warning("to nobody")
+
+
+PROGRAM = """
+import logging, sys
+from popgate.runtime.logs import configure_logging
+configure_logging("info")
+for number in range(300):
+    logging.warning("%s", "x" * 300)
+print("done")
+"""
+
+
+def test_a_terminal_that_shows_nothing_more_stops_nobody() -> None:
+    terminal, end = os.openpty()  # nobody reads the terminal
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=end, timeout=60, check=True
+        )
+    finally:
+        os.close(terminal)
+        os.close(end)
+    assert done.stdout == b"done\n"

@@ -10,6 +10,7 @@ take is dropped and counted.
 import logging
 import os
 import select
+import stat
 import sys
 
 READER_SECONDS = 0.02
@@ -51,10 +52,9 @@ class StandardErrorHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            if self._dropped and self._is_writable():
-                notice = {"name": __name__, "levelname": "WARNING", "msg": _DROPPED, "count": self._dropped}
+            notice = {"name": __name__, "levelname": "WARNING", "msg": _DROPPED, "count": self._dropped}
+            if self._dropped and self._write(logging.makeLogRecord(notice)):
                 self._dropped = 0
-                self._write(logging.makeLogRecord(notice))
             self._dropped += not self._write(record)
         except Exception:  # a log line must not end what it is about
             self._dropped += 1
@@ -62,13 +62,14 @@ class StandardErrorHandler(logging.Handler):
     def _write(self, record: logging.LogRecord) -> bool:
         """Write a line, and return whether all of it was written.
 
-        A pipe or socket that is writable takes ``select.PIPE_BUF`` bytes without blocking.
+        A pipe or socket that is writable takes ``select.PIPE_BUF`` bytes without blocking. A terminal takes fewer, and
+        a pipe can be full again if others write to it. Both raise BlockingIOError then, see ``_never_blocking``.
         """
-        line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
-        for start in range(0, len(line), select.PIPE_BUF):
+        rest = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+        while rest:
             if not self._is_writable():
                 return False
-            os.write(self._descriptor, line[start : start + select.PIPE_BUF])
+            rest = rest[os.write(self._descriptor, rest[: select.PIPE_BUF]) :]
         return True
 
     def _is_writable(self) -> bool:
@@ -87,9 +88,24 @@ def configure_logging(level: str, *, worker: int | None = None) -> None:
 
 def _standard_error() -> logging.Handler:
     try:
-        return StandardErrorHandler(sys.stderr.fileno())
+        return StandardErrorHandler(_never_blocking(sys.stderr.fileno()))
     except (AttributeError, OSError, ValueError):  # it is closed, or a program has replaced it
         return logging.StreamHandler(sys.stderr)
+
+
+def _never_blocking(descriptor: int) -> int:
+    """Open a pipe or terminal once more without blocking, and return the new descriptor, or else ``descriptor``.
+
+    O_NONBLOCK on ``descriptor`` itself would apply to all programs that share it. A file is not opened again, because
+    the new descriptor would have a position of its own.
+    """
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISFIFO(mode) and not stat.S_ISCHR(mode):
+        return descriptor
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # it belongs to another user, or there is no /proc
+        return descriptor
 
 
 class OnceLogger:
