@@ -441,3 +441,9 @@ async def test_a_link_at_the_start_is_followed_again_and_each_new_file_is_checke
     await log.stop()
     assert len(rows(target)) == 1
     assert "other users can read or change the audit log" in caplog.text
+
+
+def test_standard_error_that_is_closed_is_an_error_and_nothing_else_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "__stderr__", None)
+    with pytest.raises(StartupError, match=r"audit log - .*standard error is closed"):
+        AuditLog("-").start()

@@ -14,6 +14,7 @@ record never contains a body or a credential.
 """
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -141,7 +142,7 @@ class AuditLog:
             self._sink.open()
         except OSError as error:
             raise StartupError(
-                f"the audit log {self._sink.path} can't be opened ({error.strerror}); choose another file with "
+                f"the audit log {self._sink.path or '-'} can't be opened ({error.strerror}); choose another file with "
                 "--audit-log"
             ) from error
         self._thread = threading.Thread(target=self._write_all, name="popgate-audit", daemon=True)
@@ -248,7 +249,9 @@ class _Sink:
     def open(self) -> None:
         """Open the file, which is created if it is missing, and log what is unsafe about it. Raises: OSError."""
         if self.path is None:
-            self._descriptor = sys.__stderr__.fileno() if sys.__stderr__ is not None else 2
+            if sys.__stderr__ is None:  # another file may have descriptor 2
+                raise OSError(errno.EBADF, "standard error is closed")
+            self._descriptor = sys.__stderr__.fileno()
             return
         # O_NONBLOCK: opening a named pipe would wait for a reader
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
