@@ -14,6 +14,7 @@ from popgate.api.connection import EXTENSION, Connection
 from popgate.api.gate import Gate
 from popgate.auth.credentials import Credentials
 from popgate.auth.watched_keys import WatchedKeys
+from popgate.domain.permissions import Caller
 from popgate.engine.lease.pop_request import Presence
 from popgate.runtime.timeouts import expire_now
 from support.key_files import Key, KeyFile, everything
@@ -186,3 +187,40 @@ def test_a_presence_leaves_once() -> None:
     presence.leave()
     presence.leave()
     assert left == [1]
+
+
+@pytest.mark.parametrize(("bytes_max", "times"), [(gate.REMEMBERED_BYTES_MAX, 1), (85, 2)])
+async def test_a_decision_is_remembered_only_if_it_takes_little_memory(
+    keys: KeyFile, monkeypatch: pytest.MonkeyPatch, bytes_max: int, times: int
+) -> None:
+    monkeypatch.setattr(gate, "REMEMBERED_BYTES_MAX", bytes_max)
+    key = keys.principal("one", everything())
+    watched = WatchedKeys(keys.path)
+    watched.load()
+    credentials = Credentials(watched, None)
+    proved: list[str] = []
+
+    async def caller(token: str) -> Caller:
+        proved.append(token)
+        return await prove(token)
+
+    prove = credentials.caller
+    monkeypatch.setattr(credentials, "caller", caller)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def ignore(message: Any) -> None: ...
+
+    guard = Gate(answer, credentials, topics=list)
+    for _ in range(2):
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/topics/t/groups/g/pop",
+            "headers": [(b"authorization", f"Bearer {key.token}".encode())],
+            "client": ("127.0.0.1", 1),
+            "extensions": {EXTENSION: Connection(Transport())},
+        }
+        await guard(scope, receive, ignore)
+    assert len(proved) == times

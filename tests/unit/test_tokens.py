@@ -459,6 +459,15 @@ def test_a_bounded_number_of_tokens_is_remembered(house: House, monkeypatch: pyt
     assert house.caller(tokens[0]) is not callers[0]
 
 
+def test_a_bounded_size_of_tokens_is_remembered(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [house.signers["EdDSA"].sign(claims(jti=f"t{number}")) for number in range(5)]
+    monkeypatch.setattr("popgate.auth.tokens.KNOWN_BYTES_MAX", 3 * len(tokens[0]))
+    house.caller(house.signers["EdDSA"].sign(claims(jti="t5", nonce="x" * len(tokens[0]))))  # leaves room for one
+    callers = [house.caller(token) for token in tokens]
+    assert [house.caller(token) is caller for token, caller in zip(tokens[2:], callers[2:], strict=True)] == [True] * 3
+    assert house.caller(tokens[0]) is not callers[0]
+
+
 def test_a_withdrawn_key_ends_access(house: House) -> None:
     old, new = house.signers["RS256"], Signer.new("RS256", id="new")
     token = old.sign(claims())

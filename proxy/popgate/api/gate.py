@@ -44,8 +44,8 @@ REMEMBERED_MAX = 8_192
 """Maximum number of decisions that are remembered."""
 ENDED_AT_ONCE_MAX = 100
 """Maximum number of requests that are ended before the event loop serves others."""
-PATH_LENGTH_MAX = 256
-"""Maximum length of a path whose decision is remembered. Decisions about longer ones could take much memory."""
+REMEMBERED_BYTES_MAX = 1_280
+"""Maximum size of a path and a credential whose decision is remembered. Larger ones could take much memory."""
 CREDENTIAL_BYTES_MAX = 16 << 10
 _BEARER = b"bearer "
 _OK = 200
@@ -140,7 +140,8 @@ class Gate:
         if passed is None or (passed.caller is not None and _has_expired(passed.caller)):
             passed = await self._decide(credential, connection, scope)
             is_current = self._version == self._credentials.version  # verifying a token may have taken a while
-            if credential is not None and passed.caller is not None and is_current and len(path) <= PATH_LENGTH_MAX:
+            is_small = credential is not None and len(credential) + len(path) <= REMEMBERED_BYTES_MAX
+            if passed.caller is not None and is_current and is_small:
                 if len(self._known) >= REMEMBERED_MAX:
                     del self._known[next(iter(self._known))]
                 self._known[key] = passed

@@ -40,6 +40,8 @@ SKEW_SECONDS = 30.0
 """Maximum seconds by which the provider's clock may be ahead. It does not extend a token: access ends at ``exp``."""
 KNOWN_MAX = 4_096
 """Maximum number of verified tokens that are remembered."""
+KNOWN_BYTES_MAX = 4 * 1024 * 1024
+"""Maximum size of the remembered tokens together, in bytes. Their grants take about five times as much memory."""
 PRINCIPAL_PREFIX = "oidc:"
 """The name of a token's principal begins with this, so it differs from the names in the key file."""
 HASH_LENGTH = 16
@@ -74,8 +76,9 @@ class TokenVerifier:
         self._keys = keys
         self._rules = rules
         self._clock = SystemClock() if clock is None else clock
-        self._known: dict[bytes, Caller] = {}
-        """Callers by the hash of their tokens."""
+        self._known: dict[bytes, tuple[Caller, int]] = {}
+        """Callers and the sizes of their tokens, by the hash of the token."""
+        self._known_bytes = 0
         self._known_version = keys.version
 
     @property
@@ -99,17 +102,28 @@ class TokenVerifier:
         if self._known_version != self._keys.version:
             self._known_version = self._keys.version
             self._known.clear()
-        known = self._known.get(hashed)
+            self._known_bytes = 0
+        known, _ = self._known.get(hashed, (None, 0))
         if known is not None:
             if not _has_expired(known, self._clock):
                 return known
-            del self._known[hashed]
+            self._forget(hashed)
         key = await self._key_of(token)
         caller = self._caller_in(_verified(token, key, self._rules), hashed, key)
-        if len(self._known) >= KNOWN_MAX:
-            del self._known[next(iter(self._known))]
-        self._known[hashed] = caller
+        self._remember(hashed, caller, len(token))
         return caller
+
+    def _remember(self, hashed: bytes, caller: Caller, size: int) -> None:
+        if hashed in self._known:  # verified for another request in the meantime
+            return
+        while self._known and (len(self._known) >= KNOWN_MAX or self._known_bytes + size > KNOWN_BYTES_MAX):
+            self._forget(next(iter(self._known)))
+        self._known[hashed] = caller, size
+        self._known_bytes += size
+
+    def _forget(self, hashed: bytes) -> None:
+        _, size = self._known.pop(hashed)
+        self._known_bytes -= size
 
     async def _key_of(self, token: str) -> ProviderKey:
         """Return the key that the header of a token names. Raises: Unauthenticated, RetryLater."""
