@@ -44,7 +44,7 @@ REMEMBERED_MAX = 8_192
 """Maximum number of decisions that are remembered."""
 ENDED_AT_ONCE_MAX = 100
 """Maximum number of requests that are ended before the event loop serves others."""
-REMEMBERED_BYTES_MAX = 1_280
+REMEMBERED_BYTES_MAX = 4 << 10
 """Maximum size of a path and a credential whose decision is remembered. Larger ones could take much memory."""
 CREDENTIAL_BYTES_MAX = 16 << 10
 _BEARER = b"bearer "
