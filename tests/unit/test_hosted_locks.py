@@ -301,6 +301,31 @@ async def test_who_holds_or_awaits_what_another_proxy_deletes_is_told(two: TwoPr
     assert await two.b.release("x", token) is False
 
 
+async def test_a_definition_that_can_not_be_read_does_not_keep_a_proxy_from_following_the_others(
+    two: TwoProxies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "x"):
+        await two.a.administer(name, LockKind.MUTEX, None, None)
+    definitions, find = two.store.definitions, two.store.find
+
+    async def readable() -> list[LockDefinition]:
+        return [one for one in await definitions() if one.name != "a"]
+
+    async def find_readable(name: str) -> LockDefinition | None:
+        if name == "a":
+            raise Conflict("the definition can't be read")
+        return await find(name)
+
+    monkeypatch.setattr(two.store, "definitions", readable)
+    monkeypatch.setattr(two.store, "find", find_readable)
+    token, _ = await held(two.b, "x")
+    await two.a.delete("x")
+    await two.a.administer("x", LockKind.SEMAPHORE, 2, None)
+    with pytest.raises(LockLost, match="deleted"):
+        await two.b.verify("x", token)
+    assert [(view.name, view.kind) for view in two.b.locks()] == [("a", LockKind.MUTEX), ("x", LockKind.SEMAPHORE)]
+
+
 async def test_a_mutex_that_one_proxy_forgets_stays_where_another_one_holds_it(two: TwoProxies) -> None:
     token, _ = await held(two.b, "by-use", ttl_seconds=43_200)
     await two.store.delete("by-use")  # as a program does that considers it useless

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
-from popgate.domain.errors import LockNotFound, LockUnavailable
+from popgate.domain.errors import Conflict, LockNotFound, LockUnavailable
 from popgate.domain.locks import MUTEX_KEPT_SECONDS, LockDefinition, checked_lock_name
 from popgate.domain.quotas import Quota, check_quota
 from popgate.ports.clock import Clock
@@ -213,9 +213,10 @@ class Definitions:
                 continue
             async with self.changes(name):
                 known = self._known.get(name)
-                latest = _unless_deleted(
-                    await self._stored(name)
-                )  # this proxy may have changed the definition meanwhile
+                try:  # this proxy may have changed the definition meanwhile
+                    latest = _unless_deleted(await self._stored(name))
+                except Conflict:
+                    continue  # the definition can't be read: keep the copy, and go on with the other locks
             if known is not None and (latest is None or latest.kind is not known.kind):
                 yield known
 
