@@ -206,3 +206,26 @@ async def test_queues_are_deleted_when_no_proxy_serves_them_any_more(
     assert (await world.broker.depth([queue]))[0].ready is None
     assert await create_again(other)
     await restarted.stop()
+
+
+@pytest.mark.parametrize("kind", ["topic", "group"])
+async def test_what_was_created_again_after_a_deletion_is_not_deleted_by_a_proxy_that_was_paused_in_between(
+    world: World, other: Topics, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    async def delete(deletions: Deletions) -> None:
+        await (deletions.delete_topic(T) if kind == "topic" else deletions.delete_group(T, "default"))
+
+    async def complete_and_create_again(_: Callable[[], Sequence[BrokerQueue]]) -> bool:
+        monkeypatch.undo()
+        await other.follow()
+        await delete(Deletions(world.context, other))
+        await Changes(world.context, other).put_topic(T, queues=2, adopt=None)
+        await Changes(world.context, other).put_group(T, "default", None)
+        return True
+
+    await world.create(T, queues=2)
+    monkeypatch.setattr(world.context.router, "announce", complete_and_create_again)
+    await delete(world.engine.deletions)
+    assert [(spec.deleted, group.deleted) for spec, group in zip(*await stored(world), strict=True)] == [(False, False)]
+    assert await world.publish(T, "a") == ["published"]
+    assert bodies(await world.pop(T, wait=5)) == ["a"]

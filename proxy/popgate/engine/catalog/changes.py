@@ -186,8 +186,7 @@ class Changes:
         The latter if not all proxies have followed the change, or if the queues are used. Return whether the queues
         were deleted. Do not delete them if another request has changed the topic meanwhile.
         """
-        if await self._context.catalog.version() != self._topics.version:
-            await self._topics.read_catalog()
+        await self._topics.catch_up()
         if self._topics.specs.get(wanted.topic) != wanted:
             return False
         layouts = [former.layout(one.name) for one in self._topics.groups(wanted.topic)]

@@ -4,7 +4,8 @@ A deletion has two steps. First the entry in the catalog gets the mark ``deleted
 follow: they no longer serve the topic or group. Only then its queues and its exchange are deleted, and at last the
 entry. Otherwise another proxy could publish to the exchange or begin to consume a queue while RabbitMQ deletes it, and
 RabbitMQ would end the connection, which the other topics and groups of that proxy use too. If a deletion is
-interrupted, the mark stays, and a repetition of the request completes the deletion.
+interrupted, the mark stays, and a repetition of the request completes the deletion. It may do so at another proxy while
+the first one is paused between the steps. So each step begins with the present catalog.
 """
 
 from dataclasses import replace
@@ -39,6 +40,7 @@ class Deletions:
             await self._check_readable(name)
             await self._topics.decided(partial(self._mark_topic, name))
         async with self._topics.change():
+            await self._topics.catch_up()
             spec = self._topics.deleted_topics.get(name)
             if spec is not None:  # otherwise a repetition of this request has completed it
                 await self._complete(spec)
@@ -54,6 +56,7 @@ class Deletions:
             await self._check_readable(*name)
             await self._topics.decided(partial(self._mark_group, name))
         async with self._topics.change():
+            await self._topics.catch_up()
             if name in self._topics.deleted_groups:
                 await self._delete_group(name, self._topics.topic(topic))
 

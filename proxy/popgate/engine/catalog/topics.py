@@ -85,6 +85,11 @@ class Topics:
             if self._context.router.cluster is not None:
                 self._context.router.cluster.ownership.queues_changed()
 
+    async def catch_up(self) -> None:
+        """Read the catalog if another proxy has changed it since this proxy has read it."""
+        if await self._context.catalog.version() != self.version:
+            await self.read_catalog()
+
     async def read_catalog(self) -> None:
         version = await self._context.catalog.version()  # first: a change during the reads makes it outdated
         specs, groups = await self._entries()
