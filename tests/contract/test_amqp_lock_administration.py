@@ -278,6 +278,17 @@ async def test_a_deleted_lock_is_gone_and_its_tokens_go_on_growing(lock_clients:
     assert token(again) > token(grant)
 
 
+async def test_a_deletion_that_is_not_due_when_it_may_begin_deletes_nothing(lock_clients: LockClients) -> None:
+    async def is_due() -> bool:
+        return False
+
+    locks = await lock_clients()
+    grant = await held(await lock(locks, LockKind.SEMAPHORE))
+    await locks.administration.delete("a", LockKind.SEMAPHORE, is_due)
+    await grant.verify()
+    assert [slot.held for slot in (await locks.administration.status("a", LockKind.SEMAPHORE)).slots] == [True]
+
+
 @pytest.mark.parametrize("kind", LockKind)
 async def test_a_lock_whose_token_was_deleted_by_hand_is_mended(lock_clients: LockClients, kind: LockKind) -> None:
     locks = await lock_clients()

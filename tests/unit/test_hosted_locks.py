@@ -338,6 +338,22 @@ async def test_a_mutex_that_one_proxy_forgets_stays_where_another_one_holds_it(t
     assert names(two.b) == []
 
 
+async def test_a_lock_that_was_defined_again_is_not_deleted_by_a_proxy_whose_deletion_was_paused(
+    two: TwoProxies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two.a.administer("x", LockKind.MUTEX, None, None)
+
+    async def complete_and_define_again() -> None:
+        monkeypatch.undo()
+        await two.b.delete("x")
+        await two.b.administer("x", LockKind.SEMAPHORE, 2, None)
+
+    monkeypatch.setattr(two.b, "follow", complete_and_define_again)
+    await two.a.delete("x")
+    assert names(two.a) == names(two.b) == ["x"]
+    assert await two.store.find("x") == LockDefinition(name="x", kind=LockKind.SEMAPHORE, slots=2)
+
+
 async def test_the_queues_of_a_lock_are_deleted_when_no_proxy_uses_it_any_more(
     two: TwoProxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +361,7 @@ async def test_the_queues_of_a_lock_are_deleted_when_no_proxy_uses_it_any_more(
     await two.a.administer("x", LockKind.MUTEX, None, None)
     await held(two.b, "x")
 
-    async def delete(arbiter: EmbeddedArbiter, definition: LockDefinition) -> None:
+    async def delete(*_: object) -> None:
         assert two.b.grants.of("x") == []
         with pytest.raises(LockUnavailable, match="being deleted"):
             await two.b.acquire("x", "h", ttl_seconds=60, wait_seconds=0, waiter=LockWaiter())

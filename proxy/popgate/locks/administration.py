@@ -9,9 +9,9 @@ point, the lock is unchanged or has fewer slots.
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -30,6 +30,9 @@ milliseconds."""
 TOLD_SECONDS = 0.5
 SAYS_ATTEMPTS_MAX = 10
 SAYS_AGAIN_SECONDS = 0.01
+
+IsDue: TypeAlias = Callable[[], Awaitable[bool]]
+"""Returns whether a lock must still be deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +126,18 @@ class LockAdministration:
                 raise LockNotFound(f"lock {lock} has no slot {number}")
             await _make_anew(self._driver, probe, slot, self._clock)
 
-    async def delete(self, lock: str, kind: LockKind) -> None:
-        """Delete a lock with all slots. Its holders lose the lock. Idempotent. Raises: LockHeld, LockUnavailable."""
+    async def delete(self, lock: str, kind: LockKind, is_due: IsDue | None = None) -> None:
+        """Delete a lock with all slots. Its holders lose the lock. Idempotent.
+
+        Do nothing if ``is_due`` returns False when this administrator has excluded the others: one of them may have
+        deleted the lock and made it again meanwhile. Raises: LockHeld, LockUnavailable, and the errors of ``is_due``.
+        """
         slots = [Slot(checked_lock_name(lock), kind, number) for number in range(1, SLOTS_MAX + 1)]
         if kind is not LockKind.SEMAPHORE:
             del slots[1:]
         async with administering(self._driver, slots[0]), Probe(self._driver) as probe:
+            if is_due is not None and not await is_due():
+                return
             channel = await probe.channel()
             for slot in reversed(slots):
                 await channel.delete(slot.slot_queue)

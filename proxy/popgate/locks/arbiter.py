@@ -8,7 +8,7 @@ clients of the proxy see.
 from typing import ClassVar, Protocol
 
 from popgate.domain.locks import LockDefinition
-from popgate.locks.administration import LockStatus
+from popgate.locks.administration import IsDue, LockStatus
 from popgate.locks.grants import Grant
 
 
@@ -61,6 +61,9 @@ class Arbiter(Protocol):
         """
         ...
 
-    async def delete(self, definition: LockDefinition) -> None:
-        """Delete the lock. Idempotent. Raises: LockHeld."""
+    async def delete(self, definition: LockDefinition, is_due: IsDue) -> None:
+        """Delete the lock if ``is_due``, which is called while no other proxy changes the lock. Idempotent.
+
+        Raises: LockHeld, and the errors of ``is_due``.
+        """
         ...

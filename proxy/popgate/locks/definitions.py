@@ -132,6 +132,13 @@ class Definitions:
             self._learn(definition)
         return definition
 
+    async def is_stored(self, definition: LockDefinition) -> bool:
+        """Return whether the store still has ``definition``: no other proxy has deleted or replaced it.
+
+        Raises: StateUnavailable.
+        """
+        return not self.is_shared or await self._stored(definition.name) == definition
+
     async def put(self, definition: LockDefinition) -> None:
         """Write ``definition`` to the store and to the copy. Raises: QuotaExceeded, StateUnavailable."""
         async with self.place_for(definition.name):
@@ -176,6 +183,7 @@ class Definitions:
     async def deleting(self, definition: LockDefinition) -> AsyncGenerator[None]:
         """Delete a definition from this proxy's copy when the context starts, and from the store when it ends.
 
+        If another proxy has deleted the lock and defined it again meanwhile, the new definition stays.
         If the body of the context or the deletion from the store fails, the definition is restored in this proxy's
         copy, unless it has the mark ``deleted``.
         """
@@ -183,11 +191,12 @@ class Definitions:
         self._known.pop(name, None)
         try:
             yield
-            await self._store.delete(name)
+            if await self.is_stored(definition):
+                await self._store.delete(name)
+                self._used_at.pop(name, None)
         except BaseException:
             self._learn(definition)
             raise
-        self._used_at.pop(name, None)
 
     # -- the other proxies ----------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from popgate.domain.errors import LockLost, PopgateError, StateUnavailable
 from popgate.domain.locks import LockDefinition, Slot, first_token
-from popgate.locks.administration import LockStatus, SlotStatus
+from popgate.locks.administration import IsDue, LockStatus, SlotStatus
 from popgate.locks.arbiter import Arbiter
 from popgate.locks.grants import Grant, lost_detail
 from popgate.ports.clock import Clock
@@ -93,8 +93,9 @@ class EmbeddedArbiter:
     async def force_release(self, definition: LockDefinition, number: int) -> None:
         """Do nothing, because all holders are clients of this proxy, and ``HostedLocks`` ends their grants."""
 
-    async def delete(self, definition: LockDefinition) -> None:
-        self._locks.pop(definition.name, None)
+    async def delete(self, definition: LockDefinition, is_due: IsDue) -> None:
+        if await is_due():
+            self._locks.pop(definition.name, None)
 
     def serve(self, lock: "_Lock") -> None:
         """Grant free slots of ``lock`` to its waiting clients, in the order of their arrival."""

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from popgate.domain.errors import BrokerUnavailable, LockLost, LockUnavailable, PopgateError
@@ -185,7 +186,7 @@ class HostedLocks:
         try:
             await self._definitions.announce()
             async with self._definitions.changes(name), self._definitions.deleting(definition):
-                await self._arbiter.delete(definition)
+                await self._arbiter.delete(definition, partial(self._definitions.is_stored, definition))
         finally:
             for hosted in ended:  # not earlier: a client that waits at another proxy would be granted the slot
                 await hosted.grant.release()

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from popgate.domain.errors import BrokerUnavailable, LockNotFound, LockUnavailable
 from popgate.domain.locks import LockDefinition
-from popgate.locks.administration import LockAdministration, LockStatus
+from popgate.locks.administration import IsDue, LockAdministration, LockStatus
 from popgate.locks.arbiter import Arbiter
 from popgate.locks.fenced import FencedLock
 from popgate.locks.grants import Grant
@@ -74,9 +74,9 @@ class BrokerArbiter:
         with _translated(), contextlib.suppress(LockNotFound):  # a slot that does not exist has no holder
             await self._administration().force_release(definition.name, definition.kind, number)
 
-    async def delete(self, definition: LockDefinition) -> None:
+    async def delete(self, definition: LockDefinition, is_due: IsDue) -> None:
         with _translated():
-            await self._administration().delete(definition.name, definition.kind)
+            await self._administration().delete(definition.name, definition.kind, is_due)
 
     def _administration(self) -> LockAdministration:
         return LockAdministration(self._connection.driver(), self._clock)
