@@ -229,3 +229,16 @@ async def test_what_was_created_again_after_a_deletion_is_not_deleted_by_a_proxy
     assert [(spec.deleted, group.deleted) for spec, group in zip(*await stored(world), strict=True)] == [(False, False)]
     assert await world.publish(T, "a") == ["published"]
     assert bodies(await world.pop(T, wait=5)) == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["topic", "group"])
+async def test_a_deletion_takes_the_queues_that_an_interrupted_change_has_left(world: World, kind: str) -> None:
+    await world.create(T, queues=4)
+    world.faults.fail("broker.delete_group", BrokerUnavailable("down"))
+    with pytest.raises(BrokerUnavailable):
+        await world.engine.changes.put_topic(T, queues=2, adopt=None)
+    queues = [BrokerQueue(f"popgate:t:default:{number}") for number in range(4)]
+    assert all(depth.ready == 0 for depth in await world.broker.depth(queues))
+    deletions = world.engine.deletions
+    await (deletions.delete_topic(T) if kind == "topic" else deletions.delete_group(T, "default"))
+    assert await world.broker.depth(queues) == [QueueDepth(ready=None)] * 4

@@ -91,9 +91,6 @@ class Deletions:
     async def _complete(self, spec: TopicSpec) -> None:
         """Delete all that a topic with the mark has. The entry goes last, so that the request can be repeated."""
         name, groups = spec.topic, [one for one in self._topics.deleted_groups if one.topic == spec.topic]
-        if not spec.adopted:  # a lower number of queues may have been interrupted
-            count = await declared_count(self._context, spec, [one.group for one in groups])
-            spec = replace(spec, queue_count=count)
         for group in groups:
             await self._delete_group(group, spec)
         await self._context.dedup.drop_topic(name)
@@ -105,6 +102,8 @@ class Deletions:
 
     async def _delete_group(self, name: Subscription, spec: TopicSpec) -> None:
         """Delete all that a group with the mark has, and its entry last, so that the request can be repeated."""
+        if not spec.adopted:  # a change to a lower number of queues may have been interrupted
+            spec = replace(spec, queue_count=await declared_count(self._context, spec, [name.group]))
         layout = spec.layout(name)
         async with self._topics.publishers.kept_out(name.topic):  # RabbitMQ before 4.3 ends their connection
             await self._context.broker.delete_group(layout)
