@@ -146,6 +146,18 @@ def test_changed_files_that_could_not_be_used_are_tried_again(
     assert tls.context() is not first
 
 
+def test_a_folder_in_place_of_a_file_takes_no_descriptors(tmp_path: Path) -> None:
+    found = files(tmp_path)
+    tls = ServerTls(found)
+    found.key.rename(tmp_path / "earlier.pem")
+    found.key.mkdir()
+    before = [*Path("/proc/self/fd").iterdir()]
+    for _ in range(6):
+        tls.look()
+    assert is_stale(tls)
+    assert len([*Path("/proc/self/fd").iterdir()]) == len(before)
+
+
 def test_an_empty_pipe_is_a_wrong_file(tmp_path: Path) -> None:
     right, pipe = files(tmp_path), tmp_path / "pipe"
     os.mkfifo(pipe)

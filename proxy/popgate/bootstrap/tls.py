@@ -153,8 +153,11 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 def _read(file: Path) -> bytes:
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a named pipe would wait
-        with os.fdopen(descriptor, "rb") as stream:
-            content = stream.read(FILE_BYTES_MAX + 1) or b""  # None from an empty pipe
+        try:
+            with os.fdopen(descriptor, "rb", closefd=False) as stream:  # it would leave that of a folder open
+                content = stream.read(FILE_BYTES_MAX + 1) or b""  # None from an empty pipe
+        finally:
+            os.close(descriptor)
     except FileNotFoundError as error:
         raise TlsFileError(f"{file} does not exist; create it, or name another file") from error
     except OSError as error:
