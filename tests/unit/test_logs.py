@@ -50,6 +50,17 @@ def test_a_reader_that_stalls_stops_nobody_and_is_told_how_many_lines_it_missed(
     ]
 
 
+def test_a_line_of_which_only_a_part_was_written_is_ended(pipe: tuple[int, int], log: logging.Logger) -> None:
+    log.warning("%s", "x" * 2 * PIPE_BYTES)
+    assert not os.read(pipe[0], PIPE_BYTES).endswith(b"\n")
+    log.warning("after")
+    assert os.read(pipe[0], PIPE_BYTES).decode().splitlines() == [
+        "",
+        "WARNING log lines were dropped, because nobody read standard error count=1",
+        "WARNING after",
+    ]
+
+
 def test_lines_of_any_length_and_any_text_are_written_whole(pipe: tuple[int, int]) -> None:
     record = logging.makeLogRecord(
         {"msg": "\udc80" + "x" * 3 * 2000}

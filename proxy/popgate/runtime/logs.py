@@ -49,6 +49,8 @@ class StandardErrorHandler(logging.Handler):
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLOUT)
         self._dropped = 0
+        self._is_torn = False
+        """Whether a part of the last line was written, but not its end."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -66,10 +68,13 @@ class StandardErrorHandler(logging.Handler):
         a pipe can be full again if others write to it. Both raise BlockingIOError then, see ``_never_blocking``.
         """
         rest = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+        if self._is_torn:
+            rest = b"\n" + rest
         while rest:
             if not self._is_writable():
                 return False
             rest = rest[os.write(self._descriptor, rest[: select.PIPE_BUF]) :]
+            self._is_torn = bool(rest)
         return True
 
     def _is_writable(self) -> bool:
