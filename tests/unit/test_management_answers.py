@@ -1,7 +1,9 @@
 """What the client of RabbitMQ's management API does with answers of a program that is not RabbitMQ."""
 
+import contextlib
 import gzip
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -19,8 +21,17 @@ class Handler(BaseHTTPRequestHandler):
 
     answer: bytes | None = b"[]"
     encoding = ""
+    head_seconds = 0.0
+    """Seconds for which the head arrives byte by byte."""
 
     def do_GET(self) -> None:
+        if self.head_seconds:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nslow: ")
+        ends_at = time.monotonic() + self.head_seconds
+        with contextlib.suppress(OSError):
+            while time.monotonic() < ends_at:
+                self.wfile.write(b"x")
+                time.sleep(0.05)
         self.send_response(200)
         if self.encoding:
             self.send_header("content-encoding", self.encoding)
@@ -86,5 +97,16 @@ async def test_a_compressed_answer_is_refused_because_it_could_become_large(url:
     handler.answer, handler.encoding = gzip.compress(b"[" + 100 * PART + b"]"), "gzip"
     management = Management([url], "/")
     with pytest.raises(BrokerUnavailable, match="compressed"):
+        await management.queues()
+    await management.close()
+
+
+async def test_a_head_that_trickles_ends_at_last(
+    url: str, handler: type[Handler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler.head_seconds = 3.0
+    monkeypatch.setattr(http_client, "ANSWER_SECONDS_MAX", 0.3)
+    management = Management([url], "/")
+    with pytest.raises(BrokerUnavailable, match="no answer had begun"):
         await management.queues()
     await management.close()

@@ -3,6 +3,7 @@
 Another program may listen where RabbitMQ or a proxy did. So an answer may neither be large nor take long.
 """
 
+import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -15,7 +16,7 @@ from popgate.domain.errors import StartupError
 ANSWER_BYTES_MAX = 32 << 20
 """Maximum size of an answer in bytes. RabbitMQ's list of 10,000 queues takes a quarter of that."""
 ANSWER_SECONDS_MAX = 60.0
-"""Maximum seconds from the head of an answer to its end."""
+"""Maximum seconds until the head of an answer has arrived, and from then on to its end."""
 
 
 def http_client(
@@ -48,10 +49,15 @@ def http_client(
 
 
 class _BoundedTransport(httpx.AsyncHTTPTransport):
-    """Raises httpx.ReadError while an answer is read that is too large, takes too long, or is compressed."""
+    """Raises httpx.ReadTimeout if the head of an answer takes too long, and httpx.ReadError while an answer is read
+    that is too large, takes too long, or is compressed."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        response = await super().handle_async_request(request)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS_MAX):  # httpx limits only the pause before each part of a head
+                response = await super().handle_async_request(request)
+        except TimeoutError as error:
+            raise httpx.ReadTimeout(f"no answer had begun after {ANSWER_SECONDS_MAX:g} s") from error
         assert isinstance(response.stream, httpx.AsyncByteStream), "it is that of an asynchronous transport"
         is_compressed = response.headers.get("content-encoding", "identity").lower() != "identity"
         response.stream = _BoundedStream(response.stream, 0 if is_compressed else ANSWER_BYTES_MAX)
