@@ -350,6 +350,33 @@ async def test_an_answer_that_trickles_ends_at_last(trickling: str) -> None:
         await asyncio.to_thread(client.perform, exchange())
 
 
+@pytest.fixture
+async def slow_reader() -> AsyncGenerator[str]:
+    """The URL of a server that reads a request only after a second, and then answers it."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            await asyncio.sleep(1)
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_the_time_to_send_a_large_request_is_added_to_that_of_its_answer(slow_reader: str) -> None:
+    large = Request(method="POST", path="/", content=b"x" * (1 << 20), seconds_max=0.1)
+
+    def exchange() -> Exchange[httpx.Response]:
+        return Exchanges(retry_seconds_max=0).repeatable(large)
+
+    async with AsyncClient(slow_reader) as twin:
+        assert (await twin.perform(exchange())).content == b"{}"
+    with Client(slow_reader) as client:
+        assert (await asyncio.to_thread(client.perform, exchange())).content == b"{}"
+
+
 async def test_the_answer_to_a_release_may_not_trickle(trickling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "RELEASE_SECONDS_MAX", 0.5)
     clock, term = (lambda: 0.0), LockTerm("l", 30.0, 0.0, random.Random(0))

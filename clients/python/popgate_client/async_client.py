@@ -390,7 +390,7 @@ class AsyncClient(AsyncPullCalls):
         if attempt.delay_seconds:
             await asyncio.sleep(attempt.delay_seconds)
         try:
-            async with asyncio.timeout(attempt.request.seconds_max):
+            async with asyncio.timeout(attempt.request.call_seconds_max):
                 return await self._http.request(**call_arguments(attempt.request))
         except TimeoutError:
             return incomplete(attempt.request)

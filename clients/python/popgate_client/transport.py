@@ -128,7 +128,7 @@ def call(http: httpx.Client, request: Request) -> httpx.Response:
     httpx limits only the silence before each part of an answer. So the time is checked after each part of the body; the
     head can't be bounded in this way. Raises: httpx.RequestError.
     """
-    ends_at = time.monotonic() + request.seconds_max
+    ends_at = time.monotonic() + request.call_seconds_max
     parts: list[bytes] = []
     with http.stream(**call_arguments(request)) as answer:
         for part in answer.iter_bytes():
@@ -140,7 +140,7 @@ def call(http: httpx.Client, request: Request) -> httpx.Response:
 
 def incomplete(request: Request) -> httpx.ReadTimeout:
     """Return the error for an answer that is not complete in time."""
-    return httpx.ReadTimeout(f"the answer was not complete after {request.seconds_max:g} s")
+    return httpx.ReadTimeout(f"the answer was not complete after {request.call_seconds_max:g} s")
 
 
 def call_arguments(request: Request) -> dict[str, Any]:

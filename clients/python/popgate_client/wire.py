@@ -27,6 +27,8 @@ PUBLISH_SECONDS = 30.0
 because a slow confirm would otherwise look like a lost answer, which leaves the outcome unknown."""
 CALL_SECONDS_MAX = 300.0
 """Maximum seconds of one request, however small the parts are in which its answer arrives."""
+SENT_BYTES_PER_SECOND = 16 * 1024
+"""Rate at which the content of a request may be sent. The time that it takes is added to the maximum."""
 DETAIL_LENGTH_MAX = 200
 PROBLEM_CONTENT_TYPE = "application/problem+json"
 PROBLEM_TYPE_PREFIX = "urn:popgate:problem:"
@@ -54,13 +56,18 @@ MessageT = TypeVar("MessageT", bound=Message)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One HTTP request. `content` is JSON or None. An answer counts as lost after `silence_seconds` without data, or
-    if it is not complete after `seconds_max`."""
+    if it is not complete after `seconds_max`, to which the time to send a large content is added."""
 
     method: Literal["GET", "PUT", "POST", "DELETE"]
     path: str
     content: bytes | None = None
     silence_seconds: float = ANSWER_SECONDS
     seconds_max: float = CALL_SECONDS_MAX
+
+    @property
+    def call_seconds_max(self) -> float:
+        """Maximum seconds of the call. A slow network may take minutes to send what one request may contain."""
+        return self.seconds_max + len(self.content or b"") / SENT_BYTES_PER_SECOND
 
 
 Reply: TypeAlias = httpx.Response | httpx.RequestError
