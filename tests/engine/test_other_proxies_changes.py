@@ -19,6 +19,7 @@ from popgate.engine.catalog.changes import Changes
 from popgate.engine.catalog.deletion import Deletions
 from popgate.engine.catalog.topics import Topics
 from popgate.engine.settle.orders import Verb
+from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.broker import Outgoing, QueueDepth
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, bodies, open_world
@@ -242,3 +243,21 @@ async def test_a_deletion_takes_the_queues_that_an_interrupted_change_has_left(w
     deletions = world.engine.deletions
     await (deletions.delete_topic(T) if kind == "topic" else deletions.delete_group(T, "default"))
     assert await world.broker.depth(queues) == [QueueDepth(ready=None)] * 4
+
+
+async def test_a_group_is_there_while_its_proxy_follows_another_number_of_queues(
+    world: World, other: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.create(T, queues=2)
+    await other.follow()
+    await world.engine.changes.put_topic(T, queues=4, adopt=None)
+    stop = ServedSubscription.stop
+
+    async def stop_what_is_served(served: ServedSubscription) -> None:
+        assert other.subscription(*served.name) is served
+        await stop(served)
+
+    with monkeypatch.context() as watched:
+        watched.setattr(ServedSubscription, "stop", stop_what_is_served)
+        await other.follow()
+    assert len(other.subscription(T, "default").layout.queues) == 4

@@ -95,16 +95,24 @@ class Topics:
         specs, groups = await self._entries()
         self._keep_unreadable(specs, groups)
         for name, served in list(self.served.items()):
-            if name not in groups or name.topic not in specs or specs[name.topic].layout(name) != served.layout:
+            if name not in groups or name.topic not in specs:
                 del self.served[name]
-                await served.stop()
-                self._context.missing_queues.difference_update(served.layout.queues)
+                await self._leave(served)
         for topic in [topic for topic, spec in self.specs.items() if specs.get(topic) != spec]:
             async with self.publishers.kept_out(topic):  # no publish uses the former spec when this method returns
                 self.specs.pop(topic)
                 self.specs.update({topic: specs[topic]} if topic in specs else {})
-        self.specs, self.version = specs, version
+        self.specs = specs
+        for name, served in list(self.served.items()):
+            if specs[name.topic].layout(name) != served.layout:
+                await self._leave(served)
+                self.served[name] = self.subscription_of(groups[name])  # at once, because clients use the group
+        self.version = version
         await in_turn(partial(self._follow, group) for group in groups.values())
+
+    async def _leave(self, served: ServedSubscription) -> None:
+        await served.stop()
+        self._context.missing_queues.difference_update(served.layout.queues)
 
     async def _entries(self) -> tuple[dict[TopicName, TopicSpec], dict[Subscription, GroupSpec]]:
         """Read the catalog, and return the topics and groups to serve: those that are not being deleted."""
