@@ -377,6 +377,34 @@ async def test_the_time_to_send_a_large_request_is_added_to_that_of_its_answer(s
         assert (await asyncio.to_thread(client.perform, exchange())).content == b"{}"
 
 
+@pytest.fixture
+async def slow_writer() -> AsyncGenerator[str]:
+    """The URL of a server that takes a second to send an answer of 160 kB."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 160000\r\n\r\n")
+            for _ in range(10):
+                writer.write(b"x" * 16_000)
+                await asyncio.sleep(0.1)
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_the_time_to_receive_a_large_answer_is_added_too(slow_writer: str) -> None:
+    small = Request(method="GET", path="/", seconds_max=0.3)
+
+    def exchange() -> Exchange[httpx.Response]:
+        return Exchanges(retry_seconds_max=0).repeatable(small)
+
+    async with AsyncClient(slow_writer) as twin:
+        assert len((await twin.perform(exchange())).content) == 160_000
+    with Client(slow_writer) as client:
+        assert len((await asyncio.to_thread(client.perform, exchange())).content) == 160_000
+
+
 async def test_the_answer_to_a_release_may_not_trickle(trickling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "RELEASE_SECONDS_MAX", 0.5)
     clock, term = (lambda: 0.0), LockTerm("l", 30.0, 0.0, random.Random(0))

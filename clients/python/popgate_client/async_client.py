@@ -39,7 +39,7 @@ from popgate_client.message import (
     settle_entries,
 )
 from popgate_client.tokens import AsyncTokenSource
-from popgate_client.transport import call_arguments, connection, incomplete, refuse_compressed_async
+from popgate_client.transport import call_async, connection, refuse_compressed_async
 from popgate_client.wire import (
     HeaderFilter,
     JsonObject,
@@ -390,10 +390,7 @@ class AsyncClient(AsyncPullCalls):
         if attempt.delay_seconds:
             await asyncio.sleep(attempt.delay_seconds)
         try:
-            async with asyncio.timeout(attempt.request.call_seconds_max):
-                return await self._http.request(**call_arguments(attempt.request))
-        except TimeoutError:
-            return incomplete(attempt.request)
+            return await call_async(self._http, attempt.request)
         except httpx.RequestError as error:
             return error
         except ssl.SSLError as error:  # httpx does not translate what arrives broken

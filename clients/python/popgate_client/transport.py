@@ -1,5 +1,6 @@
 """Configures httpx for both clients: the server's URL, the connection pool, and the arguments of a request."""
 
+import asyncio
 import os
 import ssl
 import time
@@ -10,7 +11,7 @@ import httpx
 
 from popgate_client.errors import RequestInvalid
 from popgate_client.tokens import AsyncTokenSource, bearer_auth
-from popgate_client.wire import Request
+from popgate_client.wire import BYTES_PER_SECOND_MIN, Request
 
 URL_VARIABLE = "POPGATE_URL"
 URL_DEFAULT = "http://127.0.0.1:8080"
@@ -133,13 +134,26 @@ def call(http: httpx.Client, request: Request) -> httpx.Response:
     with http.stream(**call_arguments(request)) as answer:
         for part in answer.iter_bytes():
             parts.append(part)
+            ends_at += len(part) / BYTES_PER_SECOND_MIN
             if time.monotonic() > ends_at:
-                raise incomplete(request)
+                raise _incomplete(request)
     return httpx.Response(answer.status_code, headers=answer.headers, content=b"".join(parts))
 
 
-def incomplete(request: Request) -> httpx.ReadTimeout:
-    """Return the error for an answer that is not complete in time."""
+async def call_async(http: httpx.AsyncClient, request: Request) -> httpx.Response:
+    """Do the same for `httpx.AsyncClient`. The time limit includes the head of the answer."""
+    parts: list[bytes] = []
+    try:
+        async with asyncio.timeout(request.call_seconds_max) as limit, http.stream(**call_arguments(request)) as answer:
+            async for part in answer.aiter_bytes():
+                parts.append(part)
+                limit.reschedule((limit.when() or 0.0) + len(part) / BYTES_PER_SECOND_MIN)
+    except TimeoutError as error:
+        raise _incomplete(request) from error
+    return httpx.Response(answer.status_code, headers=answer.headers, content=b"".join(parts))
+
+
+def _incomplete(request: Request) -> httpx.ReadTimeout:
     return httpx.ReadTimeout(f"the answer was not complete after {request.call_seconds_max:g} s")
 
 

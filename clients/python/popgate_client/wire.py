@@ -27,8 +27,8 @@ PUBLISH_SECONDS = 30.0
 because a slow confirm would otherwise look like a lost answer, which leaves the outcome unknown."""
 CALL_SECONDS_MAX = 300.0
 """Maximum seconds of one request, however small the parts are in which its answer arrives."""
-SENT_BYTES_PER_SECOND = 16 * 1024
-"""Rate at which the content of a request may be sent. The time that it takes is added to the maximum."""
+BYTES_PER_SECOND_MIN = 16 * 1024
+"""Lowest rate at which a request and its answer may be transferred. The time that they take is added to the maximum."""
 DETAIL_LENGTH_MAX = 200
 PROBLEM_CONTENT_TYPE = "application/problem+json"
 PROBLEM_TYPE_PREFIX = "urn:popgate:problem:"
@@ -67,7 +67,7 @@ class Request:
     @property
     def call_seconds_max(self) -> float:
         """Maximum seconds of the call. A slow network may take minutes to send what one request may contain."""
-        return self.seconds_max + len(self.content or b"") / SENT_BYTES_PER_SECOND
+        return self.seconds_max + len(self.content or b"") / BYTES_PER_SECOND_MIN
 
 
 Reply: TypeAlias = httpx.Response | httpx.RequestError
