@@ -42,8 +42,10 @@ class Deletions:
         async with self._topics.change():
             await self._topics.catch_up()
             spec = self._topics.deleted_topics.get(name)
-            if spec is not None:  # otherwise a repetition of this request has completed it
+            if spec is not None:
                 await self._complete(spec)
+            else:  # another request has completed it
+                self._topics.topic(name)
 
     async def delete_group(self, topic: str, group: str, permit: Permit = permit_all) -> None:
         """Delete the group with its messages and dead letters. ``permit`` is asked for ``admin`` on the group.
@@ -59,6 +61,8 @@ class Deletions:
             await self._topics.catch_up()
             if name in self._topics.deleted_groups:
                 await self._delete_group(name, self._topics.topic(topic))
+            else:
+                self._topics.subscription(*name)
 
     async def _mark_topic(self, name: TopicName) -> None:
         if name in self._topics.deleted_topics:
