@@ -93,9 +93,14 @@ def members_of(nodes: Sequence[RabbitNode], queue: QueueRef) -> set[str]:
 
 
 async def caught_up(broker: RabbitReplicas, queue: QueueRef) -> None:
-    """Return when all members have the same log of the queue: a new member needs time."""
+    """Return when all members vote and have the same log of the queue: a new member needs time for both."""
+
+    async def are_equal() -> bool:
+        members = await broker.look(queue)
+        return len({member.position for member in members}) == 1 and all(member.is_voter for member in members)
+
     async with asyncio.timeout(30):
-        while len({member.position for member in await broker.look(queue)}) != 1:  # noqa: ASYNC110 - it can't be awaited
+        while not await are_equal():  # noqa: ASYNC110 - it can't be awaited
             await asyncio.sleep(0.1)
 
 
