@@ -47,6 +47,11 @@ def creates_only(action: Action, resource: Resource) -> None:
         raise Forbidden(f"{action} of {resource}", action=action)
 
 
+async def delete(deletions: Deletions, kind: str) -> None:
+    """Delete the topic, or its only group."""
+    await (deletions.delete_topic(T) if kind == "topic" else deletions.delete_group(T, "default"))
+
+
 async def stored(world: World) -> tuple[list[TopicSpec], list[GroupSpec]]:
     return await world.context.catalog.topics(), await world.context.catalog.groups()
 
@@ -175,9 +180,6 @@ async def test_queues_are_deleted_when_no_proxy_serves_them_any_more(
 ) -> None:
     """RabbitMQ ends the connection of a proxy that publishes or begins to consume while it deletes."""
 
-    async def delete(deletions: Deletions) -> None:
-        await (deletions.delete_topic(T) if kind == "topic" else deletions.delete_group(T, "default"))
-
     async def create_again(topics: Topics) -> bool:
         changes = Changes(world.context, topics)
         if kind == "topic":
@@ -195,7 +197,7 @@ async def test_queues_are_deleted_when_no_proxy_serves_them_any_more(
     monkeypatch.setattr(world.context.router, "announce", announce)
     world.faults.fail("broker.delete_group", BrokerUnavailable("down"))
     with pytest.raises(BrokerUnavailable):
-        await delete(world.engine.deletions)
+        await delete(world.engine.deletions, kind)
     assert (await world.broker.depth([queue]))[0].ready == 0
     assert name not in other.served
     with pytest.raises(Conflict, match="DELETE /v1/admin/topics/t"):
@@ -203,7 +205,7 @@ async def test_queues_are_deleted_when_no_proxy_serves_them_any_more(
     restarted = Topics(world.context, ReceiptSigner(world.context.options.secrets))
     await restarted.start()
     assert restarted.served == {}
-    await delete(Deletions(world.context, restarted))
+    await delete(Deletions(world.context, restarted), kind)
     assert (await world.broker.depth([queue]))[0].ready is None
     assert await create_again(other)
     await restarted.stop()
@@ -213,20 +215,17 @@ async def test_queues_are_deleted_when_no_proxy_serves_them_any_more(
 async def test_what_was_created_again_after_a_deletion_is_not_deleted_by_a_proxy_that_was_paused_in_between(
     world: World, other: Topics, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    async def delete(deletions: Deletions) -> None:
-        await (deletions.delete_topic(T) if kind == "topic" else deletions.delete_group(T, "default"))
-
     async def complete_and_create_again(_: Callable[[], Sequence[BrokerQueue]]) -> bool:
         monkeypatch.undo()
         await other.follow()
-        await delete(Deletions(world.context, other))
+        await delete(Deletions(world.context, other), kind)
         await Changes(world.context, other).put_topic(T, queues=2, adopt=None)
         await Changes(world.context, other).put_group(T, "default", None)
         return True
 
     await world.create(T, queues=2)
     monkeypatch.setattr(world.context.router, "announce", complete_and_create_again)
-    await delete(world.engine.deletions)
+    await delete(world.engine.deletions, kind)
     assert [(spec.deleted, group.deleted) for spec, group in zip(*await stored(world), strict=True)] == [(False, False)]
     assert await world.publish(T, "a") == ["published"]
     assert bodies(await world.pop(T, wait=5)) == ["a"]

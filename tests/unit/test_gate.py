@@ -36,6 +36,17 @@ async def receive() -> dict[str, Any]:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
+def pop_with(key: Key) -> dict[str, Any]:
+    """Return the scope of a pop, without its connection."""
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/topics/t/groups/g/pop",
+        "headers": [(b"authorization", f"Bearer {key.token}".encode())],
+        "client": ("127.0.0.1", 1),
+    }
+
+
 class Waiting:
     """A request that waits behind the gate until its presence leaves."""
 
@@ -45,11 +56,7 @@ class Waiting:
         self._on_leave = on_leave
         self._gate = gate
         scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/topics/t/groups/g/pop",
-            "headers": [(b"authorization", f"Bearer {key.token}".encode())],
-            "client": ("127.0.0.1", 1),
+            **pop_with(key),
             "extensions": {EXTENSION: self.connection},
             "waiting": self,
         }
@@ -215,11 +222,7 @@ async def test_a_decision_is_remembered_only_if_it_takes_little_memory(
     guard = Gate(answer, credentials, topics=list)
     for _ in range(2):
         scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/topics/t/groups/g/pop",
-            "headers": [(b"authorization", f"Bearer {key.token}".encode())],
-            "client": ("127.0.0.1", 1),
+            **pop_with(key),
             "extensions": {EXTENSION: Connection(Transport())},
         }
         await guard(scope, receive, ignore)

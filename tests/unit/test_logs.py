@@ -45,7 +45,7 @@ def test_a_reader_that_stalls_stops_nobody_and_is_told_how_many_lines_it_missed(
     assert [int(line.removeprefix("WARNING ")) for line in lines] == list(range(len(lines)))
     log.warning("after")
     assert os.read(pipe[0], PIPE_BYTES).decode().splitlines() == [
-        f"WARNING log lines were dropped, because nobody read standard error count={1_000 - len(lines)}",
+        f"WARNING log lines were dropped, because standard error was not read count={1_000 - len(lines)}",
         "WARNING after",
     ]
 
@@ -56,7 +56,7 @@ def test_a_line_of_which_only_a_part_was_written_is_ended(pipe: tuple[int, int],
     log.warning("after")
     assert os.read(pipe[0], PIPE_BYTES).decode().splitlines() == [
         "",
-        "WARNING log lines were dropped, because nobody read standard error count=1",
+        "WARNING log lines were dropped, because standard error was not read count=1",
         "WARNING after",
     ]
 
@@ -71,9 +71,9 @@ def test_lines_of_any_length_and_any_text_are_written_whole(pipe: tuple[int, int
 
 def test_a_closed_standard_error_stops_nobody(log: logging.Logger, pipe: tuple[int, int]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, pipe[0])  # nobody reads the pipe any more
+    os.dup2(null, pipe[0])  # no program reads the pipe any more
     os.close(null)
-    log.warning("to nobody")
+    log.warning("without a reader")
 
 
 PROGRAM = """
@@ -87,7 +87,7 @@ print("done")
 
 
 def test_a_terminal_that_shows_nothing_more_stops_nobody() -> None:
-    terminal, end = os.openpty()  # nobody reads the terminal
+    terminal, end = os.openpty()  # no program reads the terminal
     try:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=end, timeout=60, check=True

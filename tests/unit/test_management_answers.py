@@ -63,6 +63,13 @@ def url(handler: type[Handler]) -> Iterator[str]:
         thread.join()
 
 
+async def refused(url: str, reason: str) -> None:
+    management = Management([url], "/")
+    with pytest.raises(BrokerUnavailable, match=reason):
+        await management.queues()
+    await management.close()
+
+
 async def test_an_answer_of_a_common_size_is_read(url: str, handler: type[Handler]) -> None:
     handler.answer = b'[{"name": "a"}]' + PART
     management = Management([url], "/")
@@ -75,10 +82,7 @@ async def test_an_answer_without_an_end_is_refused_at_a_limit(
 ) -> None:
     handler.answer = None
     monkeypatch.setattr(http_client, "ANSWER_BYTES_MAX", 10 * len(PART))
-    management = Management([url], "/")
-    with pytest.raises(BrokerUnavailable, match="too large"):
-        await management.queues()
-    await management.close()
+    await refused(url, "too large")
 
 
 async def test_an_answer_that_takes_too_long_is_refused(
@@ -87,18 +91,12 @@ async def test_an_answer_that_takes_too_long_is_refused(
     handler.answer = None
     monkeypatch.setattr(http_client, "ANSWER_BYTES_MAX", 1 << 62)
     monkeypatch.setattr(http_client, "ANSWER_SECONDS_MAX", 0.2)
-    management = Management([url], "/")
-    with pytest.raises(BrokerUnavailable, match="not complete"):
-        await management.queues()
-    await management.close()
+    await refused(url, "not complete")
 
 
 async def test_a_compressed_answer_is_refused_because_it_could_become_large(url: str, handler: type[Handler]) -> None:
     handler.answer, handler.encoding = gzip.compress(b"[" + 100 * PART + b"]"), "gzip"
-    management = Management([url], "/")
-    with pytest.raises(BrokerUnavailable, match="compressed"):
-        await management.queues()
-    await management.close()
+    await refused(url, "compressed")
 
 
 async def test_a_head_that_trickles_ends_at_last(
@@ -106,7 +104,4 @@ async def test_a_head_that_trickles_ends_at_last(
 ) -> None:
     handler.head_seconds = 3.0
     monkeypatch.setattr(http_client, "ANSWER_SECONDS_MAX", 0.3)
-    management = Management([url], "/")
-    with pytest.raises(BrokerUnavailable, match="no answer had begun"):
-        await management.queues()
-    await management.close()
+    await refused(url, "no answer had begun")

@@ -100,7 +100,7 @@ class ServerTls:
         """Return whether the files can be used."""
         try:
             self._context = server_context(self._files)
-        except Exception as error:  # whatever the reason is, the operator must learn of it
+        except Exception as error:  # of any reason, the operator must learn
             problem = str(error) if isinstance(error, TlsFileError) else repr(error)
             if problem != self._problem:
                 _log.warning("the changed TLS files are wrong: the earlier ones stay in use", extra={"why": problem})

@@ -31,7 +31,7 @@ def permission_findings(facts: Facts) -> Iterator[Finding]:
     }
     wanted = Permissions(**patterns)
     fix = SetPermissions(vhost=facts.vhost, user=facts.user, permissions=wanted)
-    # Whoever writes to the catalog must not get permissions on a queue of his choice.
+    # A program that writes to the catalog must not get permissions on a queue of its choice.
     is_named = facts.named.issuperset(name for kind in KINDS for name in missing[kind] if name in adopted)
     shown = "; ".join(f"{kind} on {_readable(missing[kind])}" for kind in KINDS if missing[kind])
     yield Finding(

@@ -19,7 +19,7 @@ WARNINGS_MAX = 1_000
 """Maximum number of entries of which one ``OnceLogger`` warns."""
 ENTRY_LENGTH_MAX, REASON_LENGTH_MAX = 200, 300
 """Maximum characters of a name and of a reason in such a warning."""
-_DROPPED = "log lines were dropped, because nobody read standard error"
+_DROPPED = "log lines were dropped, because standard error was not read"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
 
 
