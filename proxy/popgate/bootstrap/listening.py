@@ -9,7 +9,7 @@ from functools import partial
 
 from popgate.config import ServeOptions
 from popgate.domain.errors import StartupError
-from popgate.domain.hosts import is_fronted, is_loopback
+from popgate.domain.hosts import is_loopback, names_other_machines
 
 LISTEN_BACKLOG = 4_096
 
@@ -40,7 +40,7 @@ def is_open(listener: socket.socket, options: ServeOptions) -> bool:
     """Return whether other machines can reach the ``listener`` for clients without authentication or without TLS."""
     authenticates = options.keys_file is not None or options.oidc_issuer is not None
     if is_loopback(_address(listener)):
-        return not authenticates and is_fronted(options.allowed_hosts)
+        return not authenticates and names_other_machines(options.allowed_hosts)
     return not authenticates or options.tls_certificate_file is None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from popgate.config.options import SETTINGS
 from popgate.config.values import PORT_MAX, HostPort
 from popgate.domain.features import Feature
-from popgate.domain.hosts import is_fronted, is_loopback
+from popgate.domain.hosts import is_loopback, names_other_machines
 
 KEYS_FLAGS = "--keys-file"
 TLS_FLAGS = "TLS (--tls-certificate-file, --tls-key-file)"
@@ -85,7 +85,7 @@ def _openly(values: Mapping[str, Any]) -> list[str]:
         return []
     authenticates = values["keys_file"] is not None or values["oidc_issuer"] is not None
     if is_loopback(values["host"]):
-        if authenticates or not is_fronted(values["allowed_hosts"] or ()):
+        if authenticates or not names_other_machines(values["allowed_hosts"] or ()):
             return []
         remedy = f"give {KEYS_FLAGS}, or --insecure if that server authenticates them"
         return [f"allowed_hosts: a server in front lets other machines in: {remedy}"]

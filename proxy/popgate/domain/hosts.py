@@ -28,10 +28,10 @@ def is_any_address(host: str) -> bool:
     return is_address(host) and int(ip_address(host)) in _ANY_ADDRESSES
 
 
-def is_fronted(names: Iterable[str]) -> bool:
-    """Return whether a proxy that clients address by one of ``names`` is meant to be reached from other machines.
+def names_other_machines(names: Iterable[str]) -> bool:
+    """Return whether clients on other machines can use one of the ``names`` for a proxy.
 
-    If it listens on a loopback address, a server in front of it makes this possible.
+    A proxy on a loopback address needs such a name only if a server in front of it lets other machines in.
     """
     return not all(map(is_localhost, names))
 

@@ -91,6 +91,7 @@ class Topics:
             await self.read_catalog()
 
     async def read_catalog(self) -> None:
+        """Read the catalog, and apply its changes. Call it within ``change``. Raises: StateUnavailable."""
         version = await self._context.catalog.version()  # first: a change during the reads makes it outdated
         specs, groups = await self._entries()
         self._keep_unreadable(specs, groups)
@@ -259,6 +260,7 @@ class Topics:
         await self.announce()
 
     async def announce(self) -> bool:
+        """Announce a change to the other proxies. Return whether all of them have applied it."""
         return await self._context.router.announce(
             lambda: [queue for one in self.served.values() for queue in one.layout.queues]
         )
@@ -295,6 +297,10 @@ class Topics:
         await served.follow(spec)
 
     async def write_topic(self, spec: TopicSpec) -> TopicSpec:
+        """Declare a topic at the broker, write its entry, and return it.
+
+        Raises: Conflict if it is being deleted; QuotaExceeded; CatalogChangedError.
+        """
         if spec.topic not in self.specs:
             check_new_topic(spec.topic)
             if spec.topic in self.deleted_topics:
@@ -306,11 +312,13 @@ class Topics:
         return spec
 
     def written(self, version: int) -> None:
+        """Remember the version of the catalog that a write has returned. Raises: CatalogChangedError if it is 0."""
         if not version:
             raise CatalogChangedError
         self.version = version
 
     async def declare_topic(self, spec: TopicSpec) -> None:
+        """Declare a topic at the broker, unless it uses adopted queues. Idempotent."""
         if not spec.adopted:
             await self._context.broker.declare_topic(spec.topic)
 
@@ -358,6 +366,7 @@ class Topics:
         return served
 
     def subscription_of(self, group: GroupSpec) -> ServedSubscription:
+        """Return a new subscription with the queues that the group's topic has now."""
         layout = self.specs[group.subscription.topic].layout(group.subscription)
         end_drain = partial(self._end_drain, group.subscription)
         return ServedSubscription(self._context, group, layout, self._signer, self.publishers, end_drain)
@@ -373,6 +382,7 @@ class Topics:
                 )
 
     def note(self, kind: EventKind, name: Subscription, detail: str = "") -> None:
+        """Write an event of a group to the journal."""
         self._context.journal.note(kind, name.topic, self._context.clock.wall(), group=name.group, detail=detail)
 
 
@@ -383,6 +393,7 @@ def _being_deleted(what: str, path: str) -> Conflict:
 
 
 def applied(policy: Policy | PolicyChange | None, present: Policy) -> Policy:
+    """Return the policy that ``policy`` asks for. None: the present one."""
     if policy is None:
         return present
     return policy if isinstance(policy, Policy) else policy(present)
