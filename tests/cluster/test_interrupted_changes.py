@@ -167,3 +167,27 @@ def test_a_deletion_that_was_interrupted_is_completed_by_another_one(
         assert answer(two.client.post("/v1/topics/t/groups/g/pop", json={"wait_seconds": 1}))["messages"] == []
         wait_until(lambda: delete(two) == 204, timeout_seconds=DONE_SECONDS, what="the deletion")
         assert not [queue["name"] for queue in own_node.queues(cluster.vhost) if queue["name"].startswith("popgate:t:")]
+
+
+def test_the_deletion_of_a_lock_that_was_interrupted_is_completed_by_another_one(
+    cluster: ProxyCluster, own_node: RabbitNode, seed: int, full_run: bool
+) -> None:
+    one, two = cluster.proxies
+    chance = random.Random(seed)
+    path = "/v1/locks/l"
+
+    def delete(proxy: ProxyProcess) -> int:
+        with plain_client(proxy.url, timeout_seconds=60) as client:
+            return client.delete(path).status_code
+
+    for _ in range(ROUNDS_FULL if full_run else ROUNDS):
+        answer(one.client.put(path, json={"kind": "semaphore", "slots": 2}), 200, 201)
+        ignored: list[BaseException] = []
+        with in_background(lambda: delete(one), ignored):
+            time.sleep(chance.random() * CHANGE_SECONDS)
+            disturb("kill", one, own_node)
+        wait_until(lambda: delete(two) in (200, 404), timeout_seconds=DONE_SECONDS, what="the deletion")
+        answer(two.client.put(path, json={"kind": "mutex"}), 200, 201)
+        acquired = answer(two.client.post(f"{path}/acquire", json={"holder": "h", "ttl_seconds": 30}))
+        assert acquired["acquired"]
+        wait_until(lambda: delete(two) == 200, timeout_seconds=DONE_SECONDS, what="the deletion")
