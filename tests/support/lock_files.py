@@ -14,7 +14,11 @@ from packaging.utils import canonicalize_name
 
 PROJECT = Path(__file__).parents[2]
 LOCKS: Mapping[str, Sequence[str]] = MappingProxyType(
-    {"requirements.lock": ("server", "journal", "oidc"), "pipeline.lock": ("journal", "spark"), "build.lock": ()}
+    {
+        "requirements.lock": ("server", "journal", "fast", "oidc"),
+        "pipeline.lock": ("journal", "spark"),
+        "build.lock": (),
+    }
 )
 """The extras of popgate in each lock file of ``deploy``. The lock file without extras has what builds popgate."""
 IMAGES = {"python_version": "3.12", "python_full_version": "3.12.0", "sys_platform": "linux", "os_name": "posix"}

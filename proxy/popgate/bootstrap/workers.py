@@ -36,6 +36,7 @@ from popgate.bootstrap.turns import Turns
 from popgate.config import ServeOptions
 from popgate.config.values import HostPort
 from popgate.domain.errors import StartupError
+from popgate.runtime import event_loop
 from popgate.runtime.logs import configure_logging
 
 _log = logging.getLogger(__name__)
@@ -268,7 +269,7 @@ class _Parent:
                 options = replace(options, peer_address=HostPort(address.host, address.port + number))
             self._turns.worker = number
             worker = Worker(number=number + 1, listener=self._listener, turns=self._turns, parent=parent)
-            code = asyncio.run(bootstrap.serve(options, worker))
+            code = event_loop.run(bootstrap.serve(options, worker), options.event_loop)
         except StartupError as error:
             _say(parent, error.detail.encode())
         except BaseException:

@@ -1,7 +1,6 @@
 """Defines ``popgate serve``, which runs the proxy."""
 
 import argparse
-import asyncio
 import gc
 
 from popgate.cli.configured import options_of
@@ -62,7 +61,8 @@ def serve(arguments: argparse.Namespace) -> int:
 
             return supervise(options)
         from popgate import bootstrap
+        from popgate.runtime import event_loop
 
-        return asyncio.run(bootstrap.serve(options))
+        return event_loop.run(bootstrap.serve(options), options.event_loop)
     except StartupError as error:
         raise CommandFailed(error.detail) from error

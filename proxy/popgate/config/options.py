@@ -21,6 +21,7 @@ from popgate.domain.names import QUEUES_MAX
 from popgate.domain.quotas import DEFAULTS, Quotas
 from popgate.domain.replica_plan import ReplicaLimits
 from popgate.domain.replica_wanted import REPLICAS_MAX, ReplicaPolicy
+from popgate.runtime.event_loop import ASYNCIO, AUTO, UVLOOP
 
 BUILT_IN_PLACEMENT = "spread"
 CONSUMER_TIMEOUT_SECONDS_MAX = 366 * 86_400.0
@@ -111,6 +112,13 @@ class ServeOptions(SecurityOptions):
         ("processes behind one port, each a proxy of the cluster; more than 1 requires --amqp-url and --redis-url"),
         1,
         (1, WORKERS_MAX),
+    )
+    event_loop: str = setting(
+        "auto, asyncio or uvloop: auto is uvloop where it is installed (the extra popgate[fast]), which needs less "
+        "processor time",
+        values.one_of(AUTO, ASYNCIO, UVLOOP),
+        AUTO,
+        "NAME",
     )
     data_dir: Path = setting(
         "folder for all durable data",
