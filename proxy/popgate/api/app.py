@@ -9,7 +9,7 @@ front of the application admits each request. Other proxies use a socket of thei
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import chain
@@ -24,9 +24,10 @@ from popgate.api.connection import EXTENSION, Connection
 from popgate.api.control import ControlPlane
 from popgate.api.dead_letters import dead_letters_proxy
 from popgate.api.features import FeatureFilter
-from popgate.api.formats import negotiate
+from popgate.api.formats import Format, negotiate
 from popgate.api.forwarded_locks import LockPeers
 from popgate.api.forwarding import ForwardingMiddleware
+from popgate.api.known_heads import KNOWN_HEAD, WHOLE_BODY, KnownHead
 from popgate.api.lease_groups import LeaseGroupHandlers
 from popgate.api.locks import LockHandlers
 from popgate.api.metrics import METRICS_PATH, AccessFigures, RequestCounts, metrics_proxy
@@ -36,10 +37,10 @@ from popgate.api.problems import HttpError, internal_problem, problem_answer
 from popgate.api.pulls import PullHandlers
 from popgate.api.readiness import Readiness
 from popgate.api.requests import REQUEST_BYTES_MAX
-from popgate.api.routes import Call, Routes, Streamed
+from popgate.api.routes import Call, Route, Routes, Streamed
 from popgate.api.scope_keys import forwarding_of
 from popgate.api.visit import Visit, visit_of
-from popgate.api.whole_answers import send_answer
+from popgate.api.whole_answers import length_of, send_answer, wrote_success
 from popgate.domain.errors import BrokerUnavailable, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.domain.hosts import ANY_HOST
@@ -76,6 +77,17 @@ class ClusterFace(NamedTuple):
     peers: Peers
     locks: LockPeers | None = None
     unready_reason: Callable[[], str | None] = lambda: None
+
+
+class _Plan(NamedTuple):
+    """What the head of a request of the data plane determines: its headers by name, its route, the parameters in the
+    path, those in the query, and the formats."""
+
+    headers: Mapping[bytes, bytes]
+    route: Route
+    path: tuple[str, ...]
+    query: Mapping[str, str]
+    form: Format
 
 
 class PopgateApp:
@@ -125,39 +137,39 @@ class PopgateApp:
         if scope["type"] != "http":
             await self._control(scope, receive, send)
             return
-        given = dict(scope["headers"])
-        try:
-            self._browser_guard.check(scope["method"], given)
-        except HttpError as error:
-            await self._refuse(error, send)
-            return
-        if not (scope["path"].startswith(PREFIXES) or scope["path"] == LOCKS):
-            await self._control(scope, receive, send)
-            return
+        head: KnownHead | None = scope.get(KNOWN_HEAD)
+        plan: _Plan | None = None if head is None else head.plan
+        if plan is None:
+            try:
+                self._browser_guard.check(scope["method"], dict(scope["headers"]))
+            except HttpError as error:
+                await self._refuse(error, send)
+                return
+            if not (scope["path"].startswith(PREFIXES) or scope["path"] == LOCKS):
+                await self._control(scope, receive, send)
+                return
         connection: Connection | None = scope.get("extensions", _NONE).get(EXTENSION)
-        operation = "unknown"
-        status = 200
+        operation, status = "unknown", 200
+        headers: Sequence[tuple[bytes, bytes]] | None = None
         cancelled: asyncio.CancelledError | None = None
-        streamed: Streamed | None = None
         try:
-            route, path = self._routes.find(scope["method"], scope["path"])
-            operation = route.operation
-            query = query_values(scope["query_string"], *route.query) if route.query is not None else _NONE
+            if plan is None:
+                route, path = self._routes.find(scope["method"], scope["path"])
+                operation = route.operation
+                plan = _plan(scope, route, path)
+                if head is not None:
+                    head.plan = plan
+            operation = plan.route.operation
             forwarding = forwarding_of(scope)
-            form = negotiate(given)
-            body = await read_body(receive, given, min(self._limit, route.bytes_max))
+            limit = min(self._limit, plan.route.bytes_max)
+            body: bytes | None = scope.get(WHOLE_BODY)
+            if body is None or len(body) > limit:
+                body = await read_body(receive, plan.headers, limit)
             may_forward = scope if self._is_member and forwarding is None else None
-            call = Call(path, query, body, form, connection, forwarding, may_forward, visit_of(scope))
-            given_answer = await route.handler(call)
-            if isinstance(given_answer, Streamed):
-                streamed, answer = given_answer, b""
-            elif isinstance(given_answer, ForwardedAnswer):
-                answer = given_answer.body
-            else:
-                answer = given_answer
-            headers: Sequence[tuple[bytes, bytes]] = (form.content_type, (b"content-length", b"%d" % len(answer)))
-            if isinstance(given_answer, ForwardedAnswer):
-                status, headers = given_answer.status, [*given_answer.headers, (b"content-length", b"%d" % len(answer))]
+            call = Call(plan.path, plan.query, body, plan.form, connection, forwarding, may_forward, visit_of(scope))
+            answer = await plan.route.handler(call)
+            if isinstance(answer, ForwardedAnswer):
+                status, headers, answer = _forwarded(answer)
         except ClientGone:
             return
         except asyncio.CancelledError as error:  # the proxy is stopping, and this request took too long
@@ -171,10 +183,13 @@ class PopgateApp:
         self._requests.count(operation, status)
         if (visit := visit_of(scope)) is not None:
             visit.is_done = status < HTTPStatus.BAD_REQUEST
-        if streamed is not None:
-            await _send_stream(streamed, send, connection, operation, visit_of(scope))
-            return
-        await send_answer(send, connection, status, headers, answer)
+        if isinstance(answer, Streamed):
+            await _send_stream(answer, send, connection, operation, visit)
+        elif headers is not None:
+            await send_answer(send, connection, status, headers, answer)
+        else:
+            assert plan is not None, "a request without a plan has failed"
+            await _send_success(send, connection, plan.form.content_type, answer)
         if cancelled is not None:
             raise cancelled
 
@@ -185,6 +200,24 @@ class PopgateApp:
 
 
 _NONE: dict[str, Any] = {}
+
+
+def _plan(scope: Scope, route: Route, path: tuple[str, ...]) -> _Plan:
+    """Read the rest of a head. Raises: InvalidRequest, UnsupportedMediaType."""
+    headers = dict(scope["headers"])
+    query = query_values(scope["query_string"], *route.query) if route.query is not None else _NONE
+    return _Plan(headers, route, path, query, negotiate(headers))
+
+
+async def _send_success(
+    send: Send, connection: Connection | None, content_type: tuple[bytes, bytes], answer: bytes
+) -> None:
+    if not wrote_success(send, connection, content_type, answer):
+        await send_answer(send, connection, HTTPStatus.OK, (content_type, length_of(answer)), answer)
+
+
+def _forwarded(answer: ForwardedAnswer) -> tuple[int, Sequence[tuple[bytes, bytes]], bytes]:
+    return answer.status, [*answer.headers, length_of(answer.body)], answer.body
 
 
 def _forwarding(engine: Engine, peers: Peers | None) -> Callable[[ASGIApp], ASGIApp]:

@@ -106,8 +106,7 @@ class Connection:
             self._undo = undo
 
     def writes(self) -> None:
-        """Record that the head and the body of an answer are written next, directly after each other."""
-        self.transport.is_corked = True
+        """Record that an answer is written next."""
         if self._undo is not None:
             self._unproved.append(_Unproved(self._undo))
             self._undo = None

@@ -65,13 +65,15 @@ class Native:
         if request.wait_seconds:
             call.check_may_wait()
         arrivals = 0 if forwarding is None else self._engine.arrivals(topic, group)
-        settlements = PopSettlements(self._engine, topic, group, asked)
+        orders = reading.settlements(asked)
         presence = Presence()
         if connection is not None and connection.gone:
             return form.encode(answers.PopAnswer([]))
         if connection is not None:
             connection.presence = presence
-        request = await settlements.begin(request)
+        settlements = PopSettlements(self._engine, topic, group, orders) if orders else None
+        if settlements is not None:
+            request = await settlements.begin(request)
         try:
             if request.wait_seconds:
                 call.park()
@@ -80,16 +82,17 @@ class Native:
                     topic, group, request, presence, call.permit
                 )
             else:
-                body = call.body if settlements.are_none else without_settlements(call.body, form)
+                body = call.body if settlements is None else without_settlements(call.body, form)
                 forward = forwarder(self._peers, call.scope, body, request.client)
                 found = await self._engine.pop_anywhere(topic, group, request, presence, forward, call.permit)
         except Exception:
-            await settlements.ended()
+            if settlements is not None:
+                await settlements.ended()
             raise
         finally:
             if connection is not None:
                 connection.presence = None
-        results = await self._results(settlements, call, request, found)
+        results = _NO_RESULTS if settlements is None else await self._results(settlements, call, request, found)
         if not found:
             call.check()
         if connection is not None and found and request.attempt_id is None:
@@ -146,6 +149,9 @@ class Native:
                 policy=policy_state(policy),
             )
         )
+
+
+_NO_RESULTS: Results = {}
 
 
 def _receipts(found: "list[Leased] | ForwardedAnswer", form: Format) -> list[str]:

@@ -5,16 +5,15 @@ in any case, the pop is decided right after the settlements, and all these decis
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from popgate.api import answers, reading
+from popgate.api import answers
 from popgate.api.formats import Format
-from popgate.api.requests import PopRequestBody
 from popgate.domain.names import GroupName, Subscription, TopicName
 from popgate.engine.engine import Engine
 from popgate.engine.lease.pop_request import PopRequest
@@ -41,17 +40,14 @@ _in_json, _packed = msgspec.json.Decoder(_Forwarded).decode, msgspec.msgpack.Dec
 
 
 class PopSettlements:
-    """The settlements in one request of a pop. ``begin`` must be called before the pop, and ``results`` after it."""
+    """The settlements (``orders``) in one request of a pop. ``begin`` must be called before the pop, and ``results``
+    after it."""
 
-    def __init__(self, engine: Engine, topic: str, group: str, asked: PopRequestBody) -> None:
+    def __init__(self, engine: Engine, topic: str, group: str, orders: Mapping[Verb, Sequence[SettleOrder]]) -> None:
         self._engine = engine
         self._topic, self._group = topic, group
-        self._orders = reading.settlements(asked)
+        self._orders = orders
         self._tasks: dict[Verb, asyncio.Task[list[SettleResult]]] = {}
-
-    @property
-    def are_none(self) -> bool:
-        return not self._orders
 
     async def begin(self, request: PopRequest) -> PopRequest:
         """Carry out the settlements. If the pop gets enough messages in any case, only decide about them.
@@ -60,28 +56,27 @@ class PopSettlements:
         ``Engine.settle``.
         """
         for verb, orders in self._orders.items():
-            self._tasks[verb] = asyncio.create_task(self._settle(verb, orders), name=f"{verb} on pop")
-        if not self._tasks:
-            return request
+            self._tasks[verb] = asyncio.create_task(self._engine.settle(self._topic, self._group, verb, orders))
         served = self._engine.topics.served.get(Subscription(TopicName(self._topic), GroupName(self._group)))
         if served is not None and served.serving.has_plenty(request):
             await asyncio.sleep(0)
             return request
-        statuses = {one.status for many in await asyncio.gather(*self._tasks.values()) for one in many}
+        statuses = {one.status for many in await self._all() for one in many}
         return replace(request, wait_seconds=0.0) if UNAVAILABLE.status in statuses else request
-
-    async def _settle(self, verb: Verb, orders: Sequence[SettleOrder]) -> list[SettleResult]:
-        return await self._engine.settle(self._topic, self._group, verb, orders)
 
     async def results(self) -> Results:
         """Return the results when the settlements are durable. Raises: the errors of ``Engine.settle``."""
-        found = await asyncio.gather(*self._tasks.values())
+        found = await self._all()
         return {verb.value: [settle_result(one) for one in many] for verb, many in zip(self._tasks, found, strict=True)}
 
     async def ended(self) -> None:
         """Wait until the settlements have ended, after a pop that failed. Never fails."""
-        if self._tasks:
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _all(self) -> list[list[SettleResult]]:
+        if len(self._tasks) > 1:
+            return await asyncio.gather(*self._tasks.values())
+        return [await task for task in self._tasks.values()]  # usually one, which needs no further future
 
 
 def with_results(answer: ForwardedAnswer, results: Results, form: Format) -> ForwardedAnswer:

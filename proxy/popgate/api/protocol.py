@@ -27,22 +27,20 @@ from typing import Any, cast
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from popgate.api.connection import EXTENSION, Connection
 from popgate.api.connection_limiter import Body, ConnectionLimiter, HttpLimits, LimitedConnection
 from popgate.api.held_flow import HeldFlow
+from popgate.api.known_heads import UNCOUNTED_BYTES_MAX
 from popgate.api.problems import HeadTooLarge, HttpError, problem_answer
+from popgate.api.whole_requests import WholeRequestProtocol
 from popgate.domain.errors import PopgateError
 
 SLICE_BYTES = 1024
 """Maximum number of bytes that are passed to the parser at once, because they may contain many requests. If the length
 of a body is known, all of its remaining bytes are passed at once."""
-
-UNCOUNTED_BYTES_MAX = 16 << 10
-"""Maximum size of a body, or of data behind a request in progress, that the limiter does not count as memory if it
-arrives in one read."""
 
 FAREWELL_BYTES_MAX = 1 << 20
 """Maximum number of bytes of a body that are discarded after the answer before the connection ends. It bounds what a
@@ -63,7 +61,7 @@ class Stage(IntEnum):
 _BETWEEN, _HEAD, _BODY = Stage
 
 
-class WatchedProtocol(HttpToolsProtocol):
+class WatchedProtocol(WholeRequestProtocol):
     """The protocol of one connection. Pass the class as ``http=`` to uvicorn.Config, or create an instance with the
     ``limiter`` that tracks its connection.
 
@@ -148,12 +146,21 @@ class WatchedProtocol(HttpToolsProtocol):
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._connection.transport.is_ending:
+        if self.transport.is_closing():
             return
         if self._held:
             self._held += data
-            return
-        self._take(data)
+        elif self._stage is not _BETWEEN or self._is_answering() or self._is_unread:
+            self._take(data)
+        elif (known := self.known_heads.find(data)) is not None:
+            self._connection.request_began()
+            self._limiter.is_served(self)
+            self.begin(*known, extensions=self._extensions)
+        else:
+            self.begun_count = 0
+            self._take(data)
+            if self._stage is _BETWEEN and not self._held:
+                self.learn(data, self._content_bytes)
 
     def _take(self, data: bytes) -> None:
         """Parse ``data``. If a request must wait for the answer to an earlier one, store the data that follows it, and

@@ -230,8 +230,13 @@ def reject_orders(request: RejectRequest) -> Sequence[SettleOrder]:
     return _rejections(request.entries)
 
 
+NO_SETTLEMENTS: Mapping[Verb, Sequence[SettleOrder]] = {}
+
+
 def settlements(request: PopRequestBody) -> Mapping[Verb, Sequence[SettleOrder]]:
     """Return the settlements that the request of a pop contains."""
+    if not (request.ack or request.release or request.extend or request.reject):
+        return NO_SETTLEMENTS
     orders = {
         Verb.ACK: _acks(request.ack or ()),
         Verb.RELEASE: _releases(request.release or ()),

@@ -1,19 +1,19 @@
 """Configures uvicorn for the application, with the protocol that notices when clients disconnect."""
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from popgate.api.connection_limiter import KEEP_ALIVE_SECONDS
+from popgate.api.known_heads import HttpConfig
 from popgate.api.protocol import WatchedProtocol
 
 
-def server_config(app: ASGIApp, *, host: str, port: int, shutdown_seconds: int = 1) -> uvicorn.Config:
+def server_config(app: ASGIApp, *, host: str, port: int, shutdown_seconds: int = 1) -> HttpConfig:
     """Return uvicorn's configuration for ``app``. It selects asyncio's own event loop, whose transports report when a
     peer disconnects.
 
     The process configures logging, not uvicorn. Requests are not logged, but counted (/metrics).
     """
-    return uvicorn.Config(
+    return HttpConfig(
         app,
         host=host,
         port=port,

@@ -1,0 +1,83 @@
+"""Begins requests that have arrived as a whole, with a head that is known, without parsing them.
+
+They have the same effects on uvicorn's state as requests that its parser has read.
+"""
+
+import asyncio
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from popgate.api.known_heads import KNOWN_HEAD, WHOLE_BODY, HttpConfig, KnownHead, KnownHeads
+
+
+class WholeRequestProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol of one connection, which can also begin a request that was not parsed."""
+
+    app: Any
+    scope: Any
+    logger: Any
+    access_logger: Any
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.known_heads = config.known_heads if isinstance(config, HttpConfig) else KnownHeads()
+        self.begun_count = 0
+        """Number of requests that the parser has begun to read. Set it to 0 to count those in the next data."""
+        self._scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "root_path": self.root_path,
+        }
+        """The entries that are the same for all requests of the connection."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._scope.update(server=self.server, client=self.client, scheme=self.scheme)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.begun_count += 1
+
+    def learn(self, data: bytes, body_bytes: int) -> None:
+        """Remember the head of the request that the parser has read from ``data``, if this was one whole request with a
+        body of ``body_bytes`` bytes."""
+        if self.begun_count == 1 and self.cycle.keep_alive and not self.cycle.response_complete:
+            self.known_heads.learn(data, self.scope, body_bytes)
+
+    def begin(self, known: KnownHead, body: bytes, *, extensions: dict[str, Any]) -> None:
+        """Begin a request. No other request of the connection may be in progress."""
+        self.headers = [*known.headers]
+        self.scope = {
+            **self._scope,
+            **known.scope,
+            "headers": self.headers,
+            "extensions": extensions,
+            "state": self.app_state.copy(),
+            KNOWN_HEAD: known,
+            WHOLE_BODY: body,
+        }
+        self.cycle = cycle = RequestResponseCycle(
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+        )
+        cycle.body, cycle.more_body = bytearray(body), False
+        cycle.message_event.set()
+        self._start_asgi_task(cycle, self.app)
