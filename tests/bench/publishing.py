@@ -14,7 +14,7 @@ import pika
 from pika.spec import BasicProperties
 
 from bench import load
-from popgate.adapters.rabbitmq.properties import COPY_ID_HEADER, IDENTITY_HEADER
+from popgate.adapters.rabbitmq.usual_properties import COPY_ID_HEADER, IDENTITY_HEADER
 from popgate.domain.identity import IdentityKeys
 from popgate.domain.names import TopicName, bound_queue
 

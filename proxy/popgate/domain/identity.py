@@ -21,6 +21,7 @@ from popgate.domain.names import BrokerQueue
 
 VERSION, OLD_VERSION = "2", "1"
 HASH_BYTES = 16
+TAG_LENGTH = len(f"{VERSION}:") + 2 * KEY_ID_BYTES + len(":") + 2 * HASH_BYTES
 _PURPOSE = "popgate identity of copies"
 
 Signer = Callable[[str], str]
@@ -64,8 +65,10 @@ class IdentityKeys:
             signers = known.get(tag[:prefix_length])
             if signers is None:
                 return "its identity tag was made with another secret (see --secret-file)"
-            if tag.isascii() and any(compare_digest(signer(copy_id), tag) for signer in signers):
-                return ""
+            if tag.isascii():
+                for signer in signers:
+                    if compare_digest(signer(copy_id), tag):
+                        return ""
             return "its identity tag is not the one for this queue and copy id"
 
         return check_tag

@@ -17,12 +17,18 @@ Confirm: TypeAlias = tuple[int, bool, bool]
 
 METHOD, HEADER, BODY = 1, 2, 3
 """Types of frames."""
+FRAME_END = 0xCE
 _RETURN, _DELIVER = b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x3c"
 _ACK, _NACK = b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78"
 
 _u16 = Struct(">H").unpack_from
 _u64 = Struct(">Q").unpack_from
 _u64_octet = Struct(">QB").unpack_from
+_frame = Struct(">BHI").unpack_from
+_content_header = Struct(">BHIHHQ").unpack_from
+"""The head of a content header frame, and its payload up to the size of the body."""
+_SMALLEST_CONTENT_BYTES = 7 + 14 + 1 + 7 + 1
+"""Number of bytes of a content header frame without properties, and of a body frame without a body."""
 
 _log = logging.getLogger(__name__)
 
@@ -119,6 +125,32 @@ class ChannelParser:
             else:
                 return False
         return True
+
+    def take_delivery(self, data: bytes, start: int, end: int, number: int) -> int:
+        """Parse a delivery of channel ``number`` whose frames are all in ``data``, with its body in one frame.
+
+        ``data[start:end]`` is the payload of a method frame. Return the position after the delivery. Return 0 if the
+        frame does not begin such a delivery: the frames must then be parsed one by one.
+        """
+        header = end + 1
+        if data[start : start + 4] != _DELIVER or len(data) - header < _SMALLEST_CONTENT_BYTES:
+            return 0
+        kind, header_number, length, _, _, size = _content_header(data, header)
+        body = header + 8 + length
+        if kind != HEADER or header_number != number or len(data) - body < 8 or data[body - 1] != FRAME_END:
+            return 0
+        kind, body_number, length = _frame(data, body)
+        stop: int = body + 7 + length
+        if kind != BODY or body_number != number or length != size or stop >= len(data) or data[stop] != FRAME_END:
+            return 0
+        self._check_idle()
+        after_tag = start + 5 + data[start + 4]
+        tag, redelivered = _u64_octet(data, after_tag)
+        routing, properties = data[after_tag + 9 : end], data[header + 19 : body - 1]
+        self._deliveries.append(
+            (data[start + 5 : after_tag], tag, redelivered, routing, properties, data[body + 7 : stop])
+        )
+        return stop + 1
 
     def _take_body(self, part: bytes) -> None:
         if self._properties is None or len(part) > self._left:

@@ -29,6 +29,7 @@ from aiormq.connection import TransportFactory
 from yarl import URL
 
 from popgate.adapters.rabbitmq.channel_parser import (
+    FRAME_END,
     METHOD,
     ChannelHandler,
     ChannelParser,
@@ -43,7 +44,6 @@ HANDSHAKE_FRAME_BYTES_MAX = 1024 * 1024
 SYNTHETIC_HEARTBEAT_SECONDS = 1.0
 
 _HEARTBEAT = 8
-_FRAME_END = 0xCE
 _HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 _TUNE, _CONNECTION_CLOSE = b"\x00\x0a\x00\x1e", b"\x00\x0a\x00\x32"
 _BLOCKED, _UNBLOCKED = b"\x00\x0a\x00\x3c", b"\x00\x0a\x00\x3d"
@@ -205,9 +205,15 @@ class FrameInterceptor(asyncio.StreamReader):
                     raise MalformedError(f"{length} bytes, but the agreed maximum is {self._frame_bytes_max}")
                 self._needed = length + FRAME_OVERHEAD_BYTES
                 break
-            if data[end] != _FRAME_END:
+            if data[end] != FRAME_END:
                 raise MalformedError("the frame end is missing")
             parser = parsers.get(number)
+            if parser is not None and kind == METHOD and (after := parser.take_delivery(data, start, end, number)):
+                if run < position:
+                    through.append(data[run:position])
+                run = position = after
+                busy[number] = parser
+                continue
             if parser is not None and parser.take(kind, data, start, end):
                 if run < position:
                     through.append(data[run:position])

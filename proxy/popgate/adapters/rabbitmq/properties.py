@@ -26,6 +26,21 @@ from struct import Struct
 from typing import NamedTuple
 
 from popgate.adapters.rabbitmq.field_values import LONG_STRING, SIZED, as_text, field, read_value, short_string
+from popgate.adapters.rabbitmq.usual_properties import (
+    BEGINNING,
+    COPY_ID_FIELD,
+    COPY_ID_HEADER,
+    DELIVERY_MODE,
+    DOUBLE,
+    HEADERS,
+    IDENTITY_FIELD,
+    IDENTITY_HEADER,
+    MESSAGE_ID,
+    PERSISTENT,
+    PUBLISHED_AT_FIELD,
+    PUBLISHED_AT_HEADER,
+    read_usual,
+)
 from popgate.domain.identity import TagChecker
 from popgate.domain.message import (
     HEADERS_BYTES_MAX,
@@ -39,11 +54,7 @@ from popgate.domain.message import (
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId
 from popgate.domain.topics import MAX_DELIVERIES_MAX
 
-COPY_ID_HEADER = "x-popgate-copy-id"
-IDENTITY_HEADER = "x-popgate-identity"
-"""The identity tag of the copy id (``domain.identity``)."""
 ORDERING_KEY_HEADER = "x-popgate-ordering-key"
-PUBLISHED_AT_HEADER = "x-popgate-published-at"
 VISIBLE_AT_HEADER = "x-popgate-visible-at"
 """Present only on messages that were published with a delay."""
 EXPIRES_AT_HEADER = "x-popgate-expires-at"
@@ -76,9 +87,7 @@ _TEXT_PROPERTIES = (
     (0x0008, "amqp-app-id", True),
 )
 
-_HEADERS, _DELIVERY_MODE, _PRIORITY = 0x2000, 0x1000, 0x0800
-_MESSAGE_ID, _TIMESTAMP = 0x0080, 0x0040
-_PERSISTENT = b"\x02"
+_PRIORITY, _TIMESTAMP = 0x0800, 0x0040
 _UNREADABLE_BYTES_MAX = HEADERS_BYTES_MAX * 3 // 4
 """Maximum number of bytes of unreadable properties that are retained, so that their base64 fits into
 ``HEADERS_BYTES_MAX``."""
@@ -101,7 +110,6 @@ _RAW_ESCAPED = frozenset(name.encode() for name in _ESCAPED)
 _COUNTS = frozenset({DELIVERY_COUNT_HEADER.encode(), ACQUIRED_COUNT_HEADER.encode()})
 
 _u32 = Struct(">I")
-_double = Struct(">d")
 
 
 class Decoded(NamedTuple):
@@ -138,6 +146,10 @@ def decode(
     id can then be trusted. If ``notes`` is True, headers of popgate that have no field in ``Message`` are retained.
     Dead letters have such headers. ``count_header`` is the header in which the broker counts deliveries.
     """
+    if not routing and (usual := read_usual(properties, body)) is not None:
+        why_not = "" if check_tag is None else check_tag(usual[0].copy_id, usual[1])
+        if not why_not:
+            return Decoded(usual[0], True, None, "")
     reading = _Reading(notes=notes, count_header=count_header)
     problem = ""
     try:
@@ -210,16 +222,16 @@ class _Reading:
         properties: dict[str, HeaderValue] = {}
         if flags & 0xC000:
             position = _read_texts(raw, position, flags, _TEXT_PROPERTIES[:2], properties)
-        if flags & _HEADERS:
+        if flags & HEADERS:
             position = self._read_headers(raw, position)
-        if flags & _DELIVERY_MODE:
+        if flags & DELIVERY_MODE:
             position += 1
         if flags & _PRIORITY:
             properties[PRIORITY_HEADER] = raw[position]
             position += 1
         if flags & 0x0700:
             position = _read_texts(raw, position, flags, _TEXT_PROPERTIES[2:5], properties)
-        if flags & _MESSAGE_ID:
+        if flags & MESSAGE_ID:
             end = position + 1 + raw[position]
             message_id = as_text(raw[position + 1 : end])
             position = end
@@ -254,6 +266,9 @@ class _Reading:
         if end > len(raw):
             raise ValueError("the header table is cut off")
         position += 4
+        if (own := BEGINNING.match(raw, position, end)) is not None and is_time(at := DOUBLE.unpack(own[3])[0]):
+            self.copy_id, self.identity, self.published_at = own[1].decode(), own[2].decode(), at
+            position = own.end()
         headers = self.headers
         deaths: list[tuple[bytes, int, int]] = []
         while position < end:
@@ -332,15 +347,15 @@ def encode(message: Message, identity: str) -> bytes:
     """
     copy_id = message.copy_id.encode()
     tag = identity.encode()
-    table = [_COPY_ID_FIELD, _u32.pack(len(copy_id)), copy_id, _IDENTITY_FIELD, _u32.pack(len(tag)), tag]
-    table += (_PUBLISHED_AT_FIELD, _double.pack(message.published_at))
+    table = [COPY_ID_FIELD, _u32.pack(len(copy_id)), copy_id, IDENTITY_FIELD, _u32.pack(len(tag)), tag]
+    table += (PUBLISHED_AT_FIELD, DOUBLE.pack(message.published_at))
     if message.ordering_key is not None:
         key = message.ordering_key.encode()
         table += (_ORDERING_KEY_FIELD, _u32.pack(len(key)), key)
     if message.visible_at is not None:
-        table += (_VISIBLE_AT_FIELD, _double.pack(message.visible_at))
+        table += (_VISIBLE_AT_FIELD, DOUBLE.pack(message.visible_at))
     if message.expires_at is not None:
-        table += (_EXPIRES_AT_FIELD, _double.pack(message.expires_at))
+        table += (_EXPIRES_AT_FIELD, DOUBLE.pack(message.expires_at))
     properties: dict[int, bytes] = {}
     for name, value in message.headers.items():
         if name.startswith("amqp-") and _as_property(name, value, properties):
@@ -349,10 +364,10 @@ def encode(message: Message, identity: str) -> bytes:
             raise ValueError(f"header {name!r} is popgate's own")  # readers use the last header of a name
         table += (short_string(ESCAPED_HEADER_PREFIX + name if name in _ESCAPED else name), field(name, value))
     headers = b"".join(table)
-    properties[_HEADERS] = _u32.pack(len(headers)) + headers
-    properties[_DELIVERY_MODE] = _PERSISTENT
+    properties[HEADERS] = _u32.pack(len(headers)) + headers
+    properties[DELIVERY_MODE] = PERSISTENT
     if message.message_id:
-        properties[_MESSAGE_ID] = short_string(message.message_id)
+        properties[MESSAGE_ID] = short_string(message.message_id)
     flags = 0
     for flag in properties:
         flags |= flag
@@ -376,8 +391,6 @@ def _as_property(name: str, value: HeaderValue, properties: dict[int, bytes]) ->
 
 
 _SETTABLE = {header: flag for flag, header, settable in _TEXT_PROPERTIES if settable}
-_COPY_ID_FIELD, _IDENTITY_FIELD = short_string(COPY_ID_HEADER) + b"S", short_string(IDENTITY_HEADER) + b"S"
-_PUBLISHED_AT_FIELD = short_string(PUBLISHED_AT_HEADER) + b"d"
 _VISIBLE_AT_FIELD = short_string(VISIBLE_AT_HEADER) + b"d"
 _EXPIRES_AT_FIELD = short_string(EXPIRES_AT_HEADER) + b"d"
 _ORDERING_KEY_FIELD = short_string(ORDERING_KEY_HEADER) + b"S"
