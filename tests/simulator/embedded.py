@@ -9,14 +9,14 @@ import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from popgate.adapters.sqlite.assignments import SqliteAssignments
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import PROBE_INTERVAL_SECONDS, Database
 from popgate.adapters.sqlite.dedup import SqliteDedupStore
-from popgate.adapters.sqlite.group_commit import Job
+from popgate.adapters.sqlite.group_commit import PendingJob
 from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
 from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
@@ -36,8 +36,6 @@ from simulator.proxy import BUFFER_BYTES, GRACE_SECONDS, PART_SECONDS, SECRET, W
 COMMIT_SECONDS = 0.0002, 0.02
 LOG_PAGES = 40
 """Pages after which the log is checkpointed into the file: production has 50 times as many."""
-
-T = TypeVar("T")
 
 
 class SimulatedDatabase(Database):
@@ -67,10 +65,8 @@ class SimulatedDatabase(Database):
         """Close the machine's open handles, because the process is dead."""
         self._let_go()
 
-    def submit(
-        self, job: Job[T], done: Callable[[T], None], failed: Callable[[Exception], None], *, writes: bool
-    ) -> None:
-        super().submit(job, done, failed, writes=writes)
+    def _submit(self, pending: PendingJob[Any]) -> None:
+        super()._submit(pending)
         self._serve_soon(self._seconds())
 
     def _serve_soon(self, seconds: float) -> None:

@@ -55,7 +55,8 @@ class DeadlineHeap(Generic[ItemT]):
         """Schedule ``item`` for ``at`` (monotonic seconds). This replaces the item's former time, if any."""
         if item.timer == at:
             return
-        self.cancel(item)
+        if item.timer != NEVER:
+            self.cancel(item)
         item.timer = at
         heappush(self._heap, (at, next(self._order), item))
 

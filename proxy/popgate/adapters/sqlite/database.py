@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from popgate.adapters.sqlite.failures import StorageUnavailable
 from popgate.adapters.sqlite.folder_lock import FolderLock
-from popgate.adapters.sqlite.group_commit import Committer, Job, PendingJob
+from popgate.adapters.sqlite.group_commit import AwaitedJob, CallbackJob, Committer, Job, PendingJob
 from popgate.adapters.sqlite.opening import note_closed, open_connection
 from popgate.adapters.sqlite.store_clock import StoreClock
 from popgate.domain.errors import RetryLater
@@ -147,6 +147,9 @@ class Database:
 
         Raises: StorageUnavailable if the store does not accept ``job`` because the store is closed or overloaded.
         """
+        self._submit(CallbackJob(job, done, failed, writes=writes))
+
+    def _submit(self, pending: PendingJob[Any]) -> None:
         if not self._is_open:
             raise StorageUnavailable(f"the store at {self.path} is not open")
         if self._waiting_count >= self._waiting_jobs_max:
@@ -155,22 +158,14 @@ class Database:
                 retry_after_seconds=OVERLOAD_RETRY_SECONDS,
             )
         self._waiting_count += 1
-        self._jobs.put(PendingJob(job, done, failed, writes=writes))
+        self._jobs.put(pending)
 
     async def _await(self, job: Job[T], unavailable: type[RetryLater], *, writes: bool) -> T:
-        waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        def done(result: T) -> None:
-            if not waiter.done():
-                waiter.set_result(result)
-
-        def failed(error: Exception) -> None:
-            if not waiter.done():
-                waiter.set_exception(error)
-
+        assert self._loop is not None, "a database is used after it was opened"
+        outcome: asyncio.Future[T] = self._loop.create_future()
         try:
-            self.submit(job, done, failed, writes=writes)
-            return await waiter
+            self._submit(AwaitedJob(job, outcome, writes=writes))
+            return await outcome
         except StorageUnavailable as error:
             raise unavailable(error.detail, retry_after_seconds=error.retry_after_seconds) from error
 
@@ -228,8 +223,9 @@ class Database:
         The group is a local variable, so that the message bodies of its jobs are freed before the next wait. If the
         latest write failed and no job arrives, check periodically whether the store can write again.
         """
+        jobs = self._jobs
         try:
-            pending = self._jobs.get(timeout=None if committer.failure is None else PROBE_INTERVAL_SECONDS)
+            pending = jobs.get(timeout=None if committer.failure is None else PROBE_INTERVAL_SECONDS)
         except Empty:
             committer.probe()
             return False
@@ -237,20 +233,21 @@ class Database:
         reads: list[PendingJob[Any]] = []
         while pending is not None:
             (writes if pending.writes else reads).append(pending)
-            if len(writes) + len(reads) == GROUP_JOBS_MAX:
+            if jobs.empty() or len(writes) + len(reads) == GROUP_JOBS_MAX:  # only this thread takes jobs
                 break
-            try:
-                pending = self._jobs.get_nowait()
-            except Empty:
-                break
-        for run, group in ((committer.write, writes), (committer.read, reads)):
-            if group:
-                try:
-                    run(group)
-                except Exception:  # each caller still gets its own outcome or UNDECIDED
-                    _log.exception("an internal error on the store's thread")
-                self._call(self._tell, group)
+            pending = jobs.get_nowait()
+        if writes:
+            self._run_group(committer.write, writes)
+        if reads:
+            self._run_group(committer.read, reads)
         return pending is None
+
+    def _run_group(self, run: Callable[[Sequence[PendingJob[Any]]], None], group: Sequence[PendingJob[Any]]) -> None:
+        try:
+            run(group)
+        except Exception:  # each caller still gets its own outcome or UNDECIDED
+            _log.exception("an internal error on the store's thread")
+        self._call(self._tell, group)
 
     def _save(self, connection: sqlite3.Connection, clock: StoreClock) -> bool:
         """Save the time of the store, and copy the write-ahead log into the file. Return whether both succeeded."""
@@ -282,7 +279,7 @@ class Database:
             except Exception as error:
                 _log.exception("a callback of the store raised an exception")
                 with suppress(Exception):
-                    pending.failed(error)  # the caller may still be waiting
+                    pending.fail(error)  # the caller may still be waiting
 
 
 def _answer(opened: asyncio.Future[None], error: Exception | None) -> None:

@@ -11,6 +11,7 @@ This module runs on the thread that owns the connection, except ``PendingJob.rep
 callers of the jobs wait on the event loop.
 """
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -33,28 +34,62 @@ Job = Callable[[sqlite3.Connection], T]
 
 
 class PendingJob(Generic[T]):
-    """A job that was submitted, with its outcome and its callbacks. The callbacks run on the event loop.
+    """A job that was submitted, with its outcome. ``report`` and ``fail`` run on the event loop."""
 
-    ``done`` is called with the result of the job, or ``failed`` with its error.
-    """
+    __slots__ = ("error", "job", "result", "writes")
 
-    __slots__ = ("done", "error", "failed", "job", "result", "writes")
-
-    def __init__(
-        self, job: Job[T], done: Callable[[T], None], failed: Callable[[Exception], None], *, writes: bool
-    ) -> None:
+    def __init__(self, job: Job[T], *, writes: bool) -> None:
         self.job = job
-        self.done = done
-        self.failed = failed
         self.writes = writes
         self.result: T | None = None
         self.error: Exception | None = UNDECIDED
 
     def report(self) -> None:
-        if self.error is not None:
-            self.failed(self.error)
+        """Tell the caller the outcome."""
+
+    def fail(self, error: Exception) -> None:
+        """Tell the caller that ``report`` has failed."""
+
+
+class AwaitedJob(PendingJob[T]):
+    """A job whose caller awaits ``outcome``. A caller that was cancelled does not get the outcome."""
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, job: Job[T], outcome: asyncio.Future[T], *, writes: bool) -> None:
+        super().__init__(job, writes=writes)
+        self.outcome = outcome
+
+    def report(self) -> None:
+        outcome = self.outcome
+        if outcome.done():
+            return
+        if self.error is None:
+            outcome.set_result(self.result)  # type: ignore[arg-type]  # no error: the result is the job's
         else:
+            outcome.set_exception(self.error)
+
+
+class CallbackJob(PendingJob[T]):
+    """A job with callbacks. ``done`` is called with its result, or ``failed`` with its error."""
+
+    __slots__ = ("done", "failed")
+
+    def __init__(
+        self, job: Job[T], done: Callable[[T], None], failed: Callable[[Exception], None], *, writes: bool
+    ) -> None:
+        super().__init__(job, writes=writes)
+        self.done = done
+        self.failed = failed
+
+    def report(self) -> None:
+        if self.error is None:
             self.done(self.result)  # type: ignore[arg-type]  # no error: the result is the job's
+        else:
+            self.failed(self.error)
+
+    def fail(self, error: Exception) -> None:
+        self.failed(error)
 
 
 class Committer:
@@ -108,7 +143,7 @@ class Committer:
 
     def probe(self) -> None:
         """Check with a write that changes nothing whether a failing store can write again. Update ``failure``."""
-        self.write([PendingJob(_touch, _ignore, _ignore, writes=True)])
+        self.write([PendingJob(_touch, writes=True)])
 
     def _transact(self, group: Sequence[PendingJob[Any]]) -> tuple[list[Any], float | None]:
         """Commit the jobs of ``group``. Return their results, and the saved time if the transaction saved the time.
@@ -149,7 +184,3 @@ class Committer:
 
 def _touch(connection: sqlite3.Connection) -> None:
     connection.execute("UPDATE store SET high_water = high_water")
-
-
-def _ignore(_: object) -> None:
-    pass

@@ -44,6 +44,7 @@ _COLUMNS = (
 )
 _WRITE = f"REPLACE INTO lease (queue_id, {_COLUMNS})"
 _FIELDS = len(LeaseRecord._fields)
+_WRITE_ONE = f"{_WRITE} VALUES ({','.join('?' * (2 + _FIELDS))})"
 _WRITE_EQUAL = f"{_WRITE} SELECT column1, column2, {', '.join(f'?{number}' for number in range(1, _FIELDS + 1))}"
 """Writes the same record for many copies in one statement."""
 _AFTER_TRANSIENT = chr(ord(TRANSIENT_PREFIX) + 1)
@@ -109,18 +110,11 @@ class LatestRecords:
         Copies that share one record object, because they were leased or settled together, are written with one
         statement.
         """
-        shared: dict[int, list[Key]] = {}
-        for key, record in changed.items():
-            shared.setdefault(id(record), []).append(key)
-        rows: list[Row] = []
-        for keys in shared.values():
-            record = changed[keys[0]]
-            columns = (_STATE_CODES[record.state], *record[1:])
-            if len(keys) > 1:
-                insert_selected(connection, _WRITE_EQUAL, columns, keys)
-            else:
-                rows.append((*keys[0], *columns))
-        insert_rows(connection, _WRITE, rows)
+        if len(changed) == 1:
+            for key, record in changed.items():
+                connection.execute(_WRITE_ONE, (*key, _STATE_CODES[record.state], *record[1:]))
+        else:
+            _write_many(connection, changed)
         live = self._live
         if len(live) + len(changed) > RECORDS_CACHED_MAX:
             live.clear()
@@ -129,6 +123,21 @@ class LatestRecords:
                 live.pop(key, None)
             else:
                 live[key] = record
+
+
+def _write_many(connection: sqlite3.Connection, changed: Mapping[Key, LeaseRecord]) -> None:
+    shared: dict[int, list[Key]] = {}
+    for key, record in changed.items():
+        shared.setdefault(id(record), []).append(key)
+    rows: list[Row] = []
+    for keys in shared.values():
+        record = changed[keys[0]]
+        columns = (_STATE_CODES[record.state], *record[1:])
+        if len(keys) > 1:
+            insert_selected(connection, _WRITE_EQUAL, columns, keys)
+        else:
+            rows.append((*keys[0], *columns))
+    insert_rows(connection, _WRITE, rows)
 
 
 def read_records(

@@ -7,7 +7,7 @@ settlements. ``lease_records`` and ``attempts`` own the rows.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -124,13 +124,13 @@ class SqliteLeaseStore:
 
     async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
         entries = request.entries
-        queue_ids = await self._ids(entry.queue for entry in entries)
+        queue_ids = await self._ids([entry.queue for entry in entries])
         return await self._write(
             lambda connection: grant(connection, self._records, request, queue_ids, self._database.now())
         )
 
     async def settle(self, entries: Sequence[SettleEntry]) -> list[SettleAnswer]:
-        queue_ids = await self._ids(entry.queue for entry in entries)
+        queue_ids = await self._ids([entry.queue for entry in entries])
         return await self._write(
             lambda connection: settle(connection, self._records, entries, queue_ids, self._database.now())
         )
@@ -214,17 +214,18 @@ class SqliteLeaseStore:
             if count < ROWS_PER_TRANSACTION_MAX:
                 return total
 
-    async def _ids(self, queues: Iterable[BrokerQueue]) -> list[int]:
+    async def _ids(self, queues: Sequence[BrokerQueue]) -> list[int]:
         """Return the ids of ``queues`` in the lease tables, in the same order.
 
         Assign ids to new queues, and commit these ids, so that a rollback of a later job does not undo them.
         """
-        names = list(queues)
         known = self._queue_ids
-        unknown = [name for name in dict.fromkeys(names) if name not in known]
-        if unknown:
-            self._remember(await self._write(lambda connection: intern_queues(connection, unknown)))
-        return [known[name] for name in names]
+        try:
+            return [known[name] for name in queues]
+        except KeyError:
+            unknown = [name for name in dict.fromkeys(queues) if name not in known]
+        self._remember(await self._write(lambda connection: intern_queues(connection, unknown)))
+        return [known[name] for name in queues]
 
     def _remember(self, ids: dict[BrokerQueue, int]) -> None:
         self._queue_ids.update(ids)

@@ -78,7 +78,8 @@ class Granter:
         withdrawn, because a repeated request returns them.
         """
         context = self._context
-        if any(host.claim.is_lost for host in self._hosts_of(candidates)):
+        hosts = self._hosts_of(candidates)
+        if any(host.claim.is_lost for host in hosts):
             self.give_back(candidates)
             raise StateUnavailable("the store has lost its data: leases wait until the records are written back")
         selection = request.selection
@@ -103,6 +104,8 @@ class Granter:
             self.give_back(candidates)
             raise ModeOvertaken
         leased = self._apply(candidates, messages, asked, answers, request)
+        for host in hosts:
+            host.were_granted()
         if leased and selection.mode is not None:  # an admin's leases have no mode, and are settled at once
             self._stale_leases.were_granted([buffered for buffered in candidates if buffered.lease_id == lease_id])
         return leased
@@ -115,7 +118,7 @@ class Granter:
         lease_id: LeaseId,
         attempt_id: str | None,
     ) -> GrantRequest:
-        policy, selection = spec.policy, request.selection
+        policy, selection, hosts = spec.policy, request.selection, self._group.hosts
         invisibility = request.invisibility_seconds or policy.invisibility_seconds
         if selection.lease_id is None:
             invisibility = min(invisibility, policy.max_lease_seconds)
@@ -125,7 +128,7 @@ class Granter:
             entries=[
                 GrantEntry(host.broker_queue, host.epoch, buffered.copy_id, buffered.earlier_deliveries, line)
                 for buffered, line in zip(candidates, _lines_of(candidates), strict=True)
-                for host in (self._group.host(buffered),)
+                for host in (hosts[buffered.queue_index],)
             ],
             invisibility_seconds=invisibility,
             max_deliveries=policy.max_deliveries,
@@ -179,6 +182,7 @@ class Granter:
         granted: list[BufferedMessage] = []
         continued: list[BufferedMessage] = []
         leased: list[Leased] = []
+        hosts = self._group.hosts
         refused: list[_Refused] = []
         ended: dict[QueueHost, list[CopyId]] = {}
         given_for_seconds = 0.0 if request.selection.mode is ConsumeMode.PULL else asked.invisibility_seconds
@@ -187,14 +191,14 @@ class Granter:
             if status is not GrantStatus.GRANTED or record is None:
                 refused.append((buffered, entry, answer))
                 continue
-            host = self._group.host(buffered)
+            host = hosts[buffered.queue_index]
             is_here = buffered.state is not MessageState.DROPPED
             if not is_here and buffered.is_transient:  # its channel ended: its next delivery gets a new copy id
                 ended.setdefault(host, []).append(buffered.copy_id)
                 continue
             assert message is not None, "only messages that are here are candidates"
             (continued if buffered.lease_id == record.lease_id else granted).append(buffered)
-            host.granted(buffered, record, now + remaining)
+            host.state.granted(buffered, record, now + remaining)
             buffered.client, buffered.invisibility_seconds = request.client, given_for_seconds
             if is_here and request.selection.part is not None:
                 host.state.memory.keep(buffered)

@@ -15,7 +15,7 @@ be delivered because no client could get a message without them (``resume``).
 from collections.abc import Iterable, Mapping
 
 from popgate.domain.names import CopyId
-from popgate.engine.queue.buffered import RECOVERABLE, BufferedMessage, Counts, MessageState, cost_of
+from popgate.engine.queue.buffered import RECOVERABLE, BufferedMessage, Counts, MessageState
 from popgate.engine.queue.effects import Effects
 from popgate.engine.queue.flow import Flow
 
@@ -34,26 +34,25 @@ class BodyMemory:
 
     def forget(self, message: BufferedMessage) -> None:
         """Drop the body of a message from memory. Do nothing if the body is not in memory."""
-        body = message.message
-        if body is not None:
+        if message.message is not None:
             self.unkeep(message)
             message.message = None
-            self._flow.freed(cost_of(body))
+            self._flow.freed(message.cost)
+            message.cost = 0
 
     def keep(self, message: BufferedMessage) -> None:
         """Exempt the body of a leased message from ``spare``, if enough memory is available.
 
         The client will soon read the body, perhaps more than once.
         """
-        body = message.message
-        if body is not None and not message.is_kept:
-            message.is_kept = self._flow.keep(cost_of(body))
+        if message.message is not None and not message.is_kept:
+            message.is_kept = self._flow.keep(message.cost)
 
     def unkeep(self, message: BufferedMessage) -> None:
         """Undo ``keep``: allow ``spare`` to drop the body of the message. Idempotent."""
         if message.is_kept and message.message is not None:
             message.is_kept = False
-            self._flow.unkeep(cost_of(message.message))
+            self._flow.unkeep(message.cost)
 
     # -- too little memory ----------------------------------------------------------------------------------------
 
@@ -103,7 +102,7 @@ class BodyMemory:
         excess = self._flow.excess_bytes
         while len(ready) > keep and (excess > 0 or not keep or ready[-1].awaits_order):
             message = ready.pop()
-            excess -= cost_of(message.message) if message.message is not None else 0
+            excess -= message.cost if message.message is not None else 0
             if keep and message.awaits_order:
                 self.forget(message)
             else:

@@ -69,7 +69,13 @@ TRANSITIONS = {
 }
 """The states that can follow each state. A message may always stay in its state."""
 _COUNT = len(MessageState)
-_ALLOWED = [old is new or new in TRANSITIONS[old] for old in MessageState for new in MessageState]
+_FORBIDDEN = -1
+_NEXT = [
+    [first + new if old is new or new in TRANSITIONS[old] else _FORBIDDEN for new in MessageState]
+    for first in (0, _COUNT)
+    for old in MessageState
+]
+"""For each index of ``Counts.by_state`` and each state: the index after a change to this state."""
 
 UNSEEN = (_READY, _REQUEUED)
 """The states of a message that is not leased, delayed or being processed."""
@@ -159,10 +165,10 @@ class BufferedMessage:
 
     __slots__ = (
         "_counts",
-        "_is_head",
-        "_state",
+        "_place",
         "client",
         "copy_id",
+        "cost",
         "deadline",
         "delivery_count",
         "earlier_deliveries",
@@ -178,6 +184,7 @@ class BufferedMessage:
         "next",
         "queue_index",
         "rank",
+        "state",
         "tag",
         "timer",
     )
@@ -187,12 +194,16 @@ class BufferedMessage:
         self.queue_index = queue_index
         self.copy_id = copy_id
         self.message: Message | None = None
+        self.cost = 0
+        """The ``cost_of`` the content, or 0 if it is not in memory."""
         self.tag: int | None = None
-        self._state = _READY
+        self.state: MessageState = _READY
+        """Only ``enter`` writes it."""
+        self._place: int = _COUNT + _READY
+        """The index of the message in ``Counts.by_state``. It tells the state, and whether the message is a head."""
         self.rank = 0
         self.key: str | None = None
         self.next: BufferedMessage | None = None
-        self._is_head = True
         self.is_offered = False
         self.is_kept = False
         self.lease_id = NO_LEASE
@@ -205,20 +216,16 @@ class BufferedMessage:
         self.leased_at = 0.0
         self.client: str | None = None
         self.invisibility_seconds = 0.0
-        self._counts[_COUNT + _READY] += 1
-
-    @property
-    def state(self) -> MessageState:
-        return self._state
+        self._counts[self._place] += 1
 
     def enter(self, state: MessageState) -> None:
         """Change the state. A transition that is not in ``TRANSITIONS`` is a bug."""
-        old = self._state
-        assert _ALLOWED[old * _COUNT + state], f"a message can't go from {old.name} to {state.name}"
-        counts, offset = self._counts, _COUNT if self._is_head else 0
-        counts[offset + old] -= 1
-        counts[offset + state] += 1
-        self._state = state
+        place, counts = self._place, self._counts
+        new = _NEXT[place][state]
+        assert new >= 0, f"a message can't go from {self.state.name} to {state.name}"
+        counts[place] -= 1
+        counts[new] += 1
+        self._place, self.state = new, state
 
     def adopt(self, record: LeaseRecord) -> None:
         """Copy the lease data from the message's record."""
@@ -230,20 +237,19 @@ class BufferedMessage:
 
     @property
     def is_head(self) -> bool:
-        return self._is_head
+        return self._place >= _COUNT
 
     @is_head.setter
     def is_head(self, is_head: bool) -> None:
-        if is_head is not self._is_head:
-            counts, state = self._counts, self._state
-            counts[state + _COUNT * self._is_head] -= 1
-            counts[state + _COUNT * is_head] += 1
-            self._is_head = is_head
+        place = _COUNT * is_head + self.state
+        self._counts[self._place] -= 1
+        self._counts[place] += 1
+        self._place = place
 
     @property
     def is_undecided(self) -> bool:
         """Whether a request to the store about the message is in progress. The answer decides its next state."""
-        return self._state is _GRANTING or self._state is _DISCARDING
+        return self.state is _GRANTING or self.state is _DISCARDING
 
     @property
     def is_transient(self) -> bool:
@@ -253,7 +259,7 @@ class BufferedMessage:
     @property
     def awaits_order(self) -> bool:
         """Whether the message has an ordering key, but no place among the messages of that key yet."""
-        return self.key is None and not self._is_head
+        return self.key is None and not self.is_head
 
     def next_of_key(self) -> BufferedMessage | None:
         """Return the next message of the same ordering key that is not dropped, or None."""

@@ -341,12 +341,10 @@ class QueueHost:
         """See ``QueueState.conform``."""
         self._do(self.state.conform(message, record, remaining_seconds, self._context.clock.monotonic()))
 
-    def granted(self, message: BufferedMessage, record: LeaseRecord, deadline: float) -> bool:
-        """See ``QueueState.granted``. ``deadline`` is in monotonic seconds."""
-        is_here = self.state.granted(message, record, deadline)
+    def were_granted(self) -> None:
+        """Watch the deadlines of the leases that ``state`` has just recorded (``QueueState.granted``)."""
         if self.state.deadlines.next_at < self.timer:
             self._context.deadlines.schedule(self.state.deadlines.next_at, self)
-        return is_here
 
     def settle(self, messages: Iterable[BufferedMessage], settled_at: float) -> None:
         """See ``QueueState.settle``."""

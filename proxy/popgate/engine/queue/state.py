@@ -157,16 +157,16 @@ class QueueState:
             message.earlier_deliveries = self.deliveries.of_unidentified(delivery)
         if not message.rank:
             self._offer_heads(self.order.place(message, delivery, wall, self.messages.values()), effects)
-        message.message = delivered
-        self.flow.took(tag, cost_of(delivered))
+        message.message, message.cost = delivered, cost_of(delivered)
+        self.flow.took(tag, message.cost)
         return message
 
     def fail_delivery(self, delivery: Delivery, bare: Message) -> BufferedMessage:
         """Buffer and return ``bare`` instead of a message that popgate fails to process, to dead-letter it."""
         copy_id = bare.copy_id if delivery.identified else self._mint_transient()
         message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
-        message.tag, message.message = delivery.tag, bare
-        self.flow.took(delivery.tag, cost_of(bare))
+        message.tag, message.message, message.cost = delivery.tag, bare, cost_of(bare)
+        self.flow.took(delivery.tag, message.cost)
         return message
 
     def forget_delivery(self, tag: int) -> Effects:

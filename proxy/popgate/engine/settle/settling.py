@@ -60,22 +60,26 @@ class Settler:
         """
         results = [INVALID] * len(orders)
         valid = self._valid_orders(subscription, verb, orders)
-        there = [] if is_passed else [one for one in valid if _is_the_owners(one, verb)]
+        is_elsewhere = not is_passed and not all(host.is_owned for host in {one.host for one in valid})
+        there = [one for one in valid if _is_the_owners(one, verb)] if is_elsewhere else []
         if there:
             await self._settle_there(subscription, verb, there, results)
-            valid = [one for one in valid if one not in there]
+            valid = _without(valid, there)
         transient = [one for one in valid if one.is_transient]
         gone = [one for one in transient if one.buffered is None]
         if gone:  # the leases of these messages have ended with their channel, or with an earlier settlement
             for one in gone:
                 results[one.place] = self._remembered.get((one.receipt.copy_id, verb), EXPIRED)
-            valid = [one for one in valid if one not in gone]
-            transient = [one for one in transient if one not in gone]
+            valid, transient = _without(valid, gone), _without(transient, gone)
         if verb is Verb.REJECT:
             await self._rejections.reject(subscription, valid, results)
         else:
             counts = await self._counts(subscription, verb, valid)
-            entries = [self._entry(subscription, verb, one, counts) for one in valid]
+            entries = (
+                [_ack(one) for one in valid]
+                if verb is Verb.ACK
+                else [self._entry(subscription, verb, one, counts) for one in valid]
+            )
             answers = await self._context.leases.settle(entries) if entries else []
             self._apply(subscription, verb, valid, answers, results, noted_as or _EVENT[verb])
         if not is_passed:
@@ -179,13 +183,17 @@ class Settler:
         """Return the orders whose receipt handles are valid in this subscription and allow ``verb``."""
         valid: list[ValidOrder] = []
         hosts = subscription.hosts
+        (own_topic, own_group), verify = subscription.name, self._signer.verify
         for place, order in enumerate(orders):
-            receipt = self._signer.verify(order.receipt_handle)
-            if receipt is None or receipt.queue[:2] != subscription.name or receipt.queue.number >= len(hosts):
+            receipt = verify(order.receipt_handle)
+            if receipt is None:
+                continue
+            topic, group, number = receipt.queue
+            if group != own_group or topic != own_topic or number >= len(hosts):
                 continue
             if verb is not Verb.REJECT and is_pulled(receipt.lease_id):
                 continue  # a pulled message is settled by a commit, or returned with its client's other messages
-            valid.append(ValidOrder(place, order, receipt, hosts[receipt.queue.number]))
+            valid.append(ValidOrder(place, order, receipt, hosts[number]))
         return valid
 
     async def _counts(
@@ -245,34 +253,45 @@ class Settler:
         oldest = float("inf")
         done_result, already_result = SettleResult(_DONE[verb]), SettleResult(_ALREADY[verb])
         for one, (status, remaining, record, _) in zip(valid, answers, strict=True):
-            buffered = one.buffered
+            place, order, receipt, host = one
+            buffered = host.find(receipt.copy_id)
             # If the store's answer to a release was lost, this proxy still has the lease, and must apply the repeat.
             is_first = status is SettleStatus.DONE or (verb is Verb.RELEASE and one.has_its_lease)
             if status is SettleStatus.LOST or record is None or (buffered is None and is_first and one.is_transient):
-                results[one.place] = EXPIRED  # also if the channel of an unidentified message has ended meanwhile
+                results[place] = EXPIRED  # also if the channel of an unidentified message has ended meanwhile
                 continue
             result = done_result if is_first else already_result
-            results[one.place] = result._replace(invisible_until=wall + remaining) if verb is Verb.EXTEND else result
+            results[place] = result._replace(invisible_until=wall + remaining) if verb is Verb.EXTEND else result
             if is_first:
-                details.append(one.order.reason)
+                details.append(order.reason)
                 done.append(
-                    buffered
-                    or Absent(one.receipt.copy_id, one.receipt.queue.number, record.delivery_count, record.leased_at)
+                    buffered or Absent(receipt.copy_id, receipt.queue.number, record.delivery_count, record.leased_at)
                 )
             if verb is Verb.ACK:
                 if not is_first:
-                    known.append(found_so(one.receipt.copy_id, one.receipt.queue.number, record, buffered))
+                    known.append(found_so(receipt.copy_id, receipt.queue.number, record, buffered))
                 if buffered is not None:  # also for a repeat: the first request may have been interrupted
-                    acked.setdefault(one.host, []).append(buffered)
+                    acked.setdefault(host, []).append(buffered)
                     oldest = min(oldest, record.changed_at)
                 elif is_first:
-                    one.host.learn(one.receipt.copy_id, record, remaining)
+                    host.learn(receipt.copy_id, record, remaining)
             elif is_first:
-                one.host.hear(one.receipt.copy_id, record, remaining)
+                host.hear(receipt.copy_id, record, remaining)
         self._context.journal.record(event, subscription.name, done, wall, details=details if any(details) else ())
         note_found_settled(self._context, subscription.name, known)
         for host, held_here in acked.items():
             host.settle(held_here, oldest)
+
+
+def _without(orders: Sequence[ValidOrder], others: Sequence[ValidOrder]) -> list[ValidOrder]:
+    """Return ``orders`` without the ``others`` of the same request."""
+    places = {one.place for one in others}
+    return [one for one in orders if one.place not in places]
+
+
+def _ack(one: ValidOrder) -> SettleEntry:
+    receipt = one.receipt
+    return SettleEntry(one.host.broker_queue, receipt.copy_id, receipt.lease_id, SettleAction.ACK)
 
 
 def _is_the_owners(one: ValidOrder, verb: Verb) -> bool:

@@ -76,7 +76,8 @@ class ReadyMessages:
             heappop(source)
             if source is self._heap:
                 buffered.is_offered = False
-            self._add_behind(buffered, besides)
+            if buffered.key is not None:
+                self._add_behind(buffered, besides)
 
     def take_of(self, many: Iterable[BufferedMessage], basket: Basket, passes: HeaderFilter | None) -> None:
         picked = self._entries((buffered for buffered in many if buffered.is_head), passes)
@@ -86,7 +87,7 @@ class ReadyMessages:
             if is_ready and not basket.add(buffered):
                 return
             heappop(picked)
-            if is_ready:
+            if is_ready and buffered.key is not None:
                 self._add_behind(buffered, picked, passes)
 
     def offered(self) -> list[BufferedMessage]:
