@@ -20,6 +20,8 @@ from support.rabbitmq import RabbitNode
 
 pytestmark = pytest.mark.rabbitmq_versions
 
+ASKING, ASKING_SECONDS = 6, 3.0
+
 
 @pytest.mark.parametrize("kind", LockKind)
 @pytest.mark.parametrize("fenced", [True, False])
@@ -76,6 +78,26 @@ async def test_tasks_of_one_connection_exclude_each_other(lock_clients: LockClie
 
     await asyncio.gather(*(work(number) for number in range(5)))
     assert order[::2] == order[1::2], "nobody came in between"
+
+
+async def test_asking_for_a_lock_at_the_moment_of_its_release_is_no_error(lock_clients: LockClients) -> None:
+    """RabbitMQ refuses a message whose queue ends before the message is in it. The queue was that of the holder."""
+    clients = [await lock_clients() for _ in range(ASKING)]
+    ended = asyncio.get_running_loop().time() + ASKING_SECONDS
+    grants = 0
+
+    async def take_again_and_again(mutex: Lock) -> None:
+        nonlocal grants
+        while asyncio.get_running_loop().time() < ended:
+            grant = await mutex.acquire()
+            if grant is not None:
+                grants += 1
+                await grant.release()
+
+    await asyncio.gather(
+        *(take_again_and_again(client.mutex("a", fenced=False)) for client in clients for _ in range(6))
+    )
+    assert grants > ASKING
 
 
 async def test_a_mutex_that_many_make_at_once_is_one(lock_clients: LockClients) -> None:

@@ -21,7 +21,7 @@ from popgate.domain.locks import SLOTS_MAX, LockKind, Slot, checked_lock_name
 from popgate.locks.grants import UnfencedGrant
 from popgate.locks.lock_queues import Probe
 from popgate.ports.clock import Clock
-from popgate.ports.lock_driver import LockDriver
+from popgate.ports.lock_driver import LockDriver, NotStoredError
 from popgate.runtime.background import Background
 
 ASK_SECONDS, ASK_SECONDS_MAX = 0.01, 0.25
@@ -82,13 +82,22 @@ class UnfencedLock:
                 if number == 1:
                     raise LockNotFound(f"lock {self.lock} has no slots: an administrator sets how many it has")
                 return None
-            if not await (await probe.channel()).put(slot.held_queue, b""):
+            if not await self._is_held(slot, probe):
                 grant = await self._take(slot, probe)
                 if grant is not None:
                     return grant
             if self.kind is not LockKind.SEMAPHORE:
                 return None
         return None
+
+    @staticmethod
+    async def _is_held(slot: Slot, probe: Probe) -> bool:
+        """Whether the slot's exclusive queue exists, or existed until just now."""
+        try:
+            return await (await probe.channel()).put(slot.held_queue, b"")
+        except NotStoredError:
+            # The queue was there, but ended before the message was in it: its holder is releasing the lock.
+            return True
 
     async def _take(self, slot: Slot, probe: Probe) -> UnfencedGrant | None:
         """Declare the slot's exclusive queue on the channel of ``probe``.

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from popgate.domain.errors import LockUnavailable
+
 
 class QueueRole(StrEnum):
     TOKEN = "token"
@@ -39,6 +41,10 @@ class Token(NamedTuple):
     deliveries: int
 
 
+class NotStoredError(LockUnavailable):
+    """The broker has refused to store a message. Its queue is just ending, or has no majority of its nodes."""
+
+
 class LockListener(Protocol):
     """Receives the events of a channel. Both calls are synchronous, on the event loop, and must not raise."""
 
@@ -67,7 +73,10 @@ class LockChannel(Protocol):
         ...
 
     async def put(self, queue: str, body: bytes) -> bool:
-        """Store a message, and return True when it is stored safely. Return False if ``queue`` does not exist."""
+        """Store a message, and return True when it is stored safely. Return False if ``queue`` does not exist.
+
+        Raises: NotStoredError.
+        """
         ...
 
     async def last(self, queue: str) -> bytes | None:

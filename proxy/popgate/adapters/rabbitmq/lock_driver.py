@@ -16,6 +16,7 @@ from aiormq.exceptions import (
     AMQPError,
     ChannelLockedResource,
     ChannelNotFoundEntity,
+    DeliveryError,
     PublishError,
 )
 from pamqp.common import FieldValue
@@ -30,7 +31,15 @@ from popgate.adapters.rabbitmq.versions import (
     waits_for_lost_nodes,
 )
 from popgate.domain.errors import LockUnavailable
-from popgate.ports.lock_driver import LockChannel, LockDriver, LockListener, QueueRole, QueueState, Token
+from popgate.ports.lock_driver import (
+    LockChannel,
+    LockDriver,
+    LockListener,
+    NotStoredError,
+    QueueRole,
+    QueueState,
+    Token,
+)
 
 ANSWER_SECONDS = 10.0
 """Maximum number of seconds to wait for an answer. After this time the broker is considered lost: during a partition, a
@@ -130,7 +139,7 @@ class RabbitLockDriver:
         If the caller is cancelled, the task continues. If the task were cancelled, aiormq would close the channel while
         the channel's frames are in flight, and a frame after a Channel.Close ends the connection with all its locks.
 
-        Raises: LockUnavailable, MissingError, LockedError, PublishError.
+        Raises: LockUnavailable, MissingError, LockedError, NotStoredError, PublishError.
         """
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -141,6 +150,8 @@ class RabbitLockDriver:
             raise LockedError(f"{what}: another connection has it") from error
         except PublishError:
             raise
+        except DeliveryError as error:
+            raise NotStoredError(f"{what}: RabbitMQ has refused it") from error
         except TimeoutError as error:
             task.cancel()
             raise LockUnavailable(f"{what}: RabbitMQ did not answer for {ANSWER_SECONDS:g} s") from error
