@@ -21,7 +21,7 @@ SERVICES = (
     Slip("runtime/background.py", "        self._stopping = True\n", "", ("unit/test_background.py",)),
     Slip(
         "runtime/deadlines.py",
-        "            if item.timer == at:\n",
+        "            if item.timer == self._due_at:\n",
         "            if True:\n",
         ("unit/test_deadlines.py",),
     ),

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from popgate.runtime.clocks import ManualClock
-from popgate.runtime.deadlines import DUE_BATCH_MAX, NEVER, STALE_MIN, Deadlines
+from popgate.runtime.deadlines import DUE_BATCH_MAX, NEVER, STALE_MIN, DeadlineHeap, Deadlines
 
 
 class Item:
@@ -105,3 +105,28 @@ async def test_an_item_that_raises_does_not_stop_the_others(stopped: bool) -> No
         await asyncio.sleep(0)
     assert (len(errors), log) == ((0, []) if stopped else (1, ["x"]))
     deadlines.stop()
+
+
+def test_items_of_the_same_time_share_an_entry_and_come_due_in_the_order_of_scheduling() -> None:
+    heap, log = DeadlineHeap[Item](), list[str]()
+    items = [Item(log, f"{number}") for number in range(1_000)]
+    for item in items:
+        heap.schedule(7.0, item)
+    heap.schedule(8.0, items[0])
+    assert (heap._heap, len(heap)) == ([7.0, 8.0], 1_000)  # pyright: ignore[reportPrivateUsage]  # it is about memory
+    assert heap.pop_due(6.9) is None
+    assert [heap.pop_due(7.5) for _ in items] == [*items[1:], None]
+    assert (heap.next_at, heap.pop_due(8.0), len(heap)) == (8.0, items[0], 0)
+
+
+def test_cancelled_items_leave_the_entry_that_they_share_with_others() -> None:
+    heap = DeadlineHeap[Item]()
+    items = [Item([], f"{number}") for number in range(10 * STALE_MIN)]
+    for item in items:
+        heap.schedule(7.0, item)
+    assert heap.pop_due(7.0) is items[0]
+    for item in items[1:-1]:
+        heap.cancel(item)
+    assert len(heap) == 1
+    assert len(heap._due) <= 2 * STALE_MIN  # pyright: ignore[reportPrivateUsage]  # it is about memory
+    assert (heap.pop_due(7.0), heap.pop_due(7.0), heap.next_at) == (items[-1], None, NEVER)

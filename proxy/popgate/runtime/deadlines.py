@@ -6,7 +6,6 @@ until the next tick.
 
 import asyncio
 from heapq import heapify, heappop, heappush
-from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 from popgate.ports.clock import Clock
@@ -30,18 +29,27 @@ ItemT = TypeVar("ItemT", bound=_HasTimer)
 class DeadlineHeap(Generic[ItemT]):
     """Orders items by the time at which each item is due. Pure.
 
-    An item is scheduled for at most one time. If this time is changed or cancelled, the item's former entry stays in
-    the heap as a stale entry. If more than half of the entries are stale, the heap is rebuilt without them. So if a
-    twelve-hour lease is acked after one second, its entry is not kept for twelve hours.
+    An item is scheduled for at most one time. If this time is changed or cancelled, the item's former entry stays as a
+    stale entry. If more than half of the entries are stale, the heap is rebuilt without them. So if a twelve-hour lease
+    is acked after one second, its entry is not kept for twelve hours.
+
+    Messages that are leased together have the same deadline. The heap contains each time only once, so such a message
+    needs eight bytes. Items with the same time are due in the order in which they were scheduled.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, ItemT]] = []
+        self._heap: list[float] = []
+        """The times for which items are scheduled, except ``_due_at``."""
+        self._items: dict[float, ItemT | list[ItemT]] = {}
+        """The items of each time in ``_heap``, including stale ones. A single item is stored without a list."""
+        self._due: list[ItemT] = []
+        """The items that ``pop_due`` returns next, the last one first. Their time is ``_due_at``."""
+        self._due_at = NEVER
+        self._entry_count = 0
         self._stale_count = 0
-        self._order = count()
 
     def __len__(self) -> int:
-        return len(self._heap) - self._stale_count
+        return self._entry_count - self._stale_count
 
     @property
     def next_at(self) -> float:
@@ -49,7 +57,9 @@ class DeadlineHeap(Generic[ItemT]):
 
         No item is due before it; the first entry may be stale.
         """
-        return self._heap[0][0] if self._heap else NEVER
+        if self._due:
+            return self._due_at
+        return self._heap[0] if self._heap else NEVER
 
     def schedule(self, at: float, item: ItemT) -> None:
         """Schedule ``item`` for ``at`` (monotonic seconds). This replaces the item's former time, if any."""
@@ -58,7 +68,15 @@ class DeadlineHeap(Generic[ItemT]):
         if item.timer != NEVER:
             self.cancel(item)
         item.timer = at
-        heappush(self._heap, (at, next(self._order), item))
+        self._entry_count += 1
+        others = self._items.get(at)
+        if others is None:
+            self._items[at] = item
+            heappush(self._heap, at)
+        elif isinstance(others, list):
+            others.append(item)
+        else:
+            self._items[at] = [others, item]
 
     def cancel(self, item: ItemT) -> None:
         """Cancel the scheduled time of ``item``. Does nothing if the item is not scheduled."""
@@ -66,16 +84,20 @@ class DeadlineHeap(Generic[ItemT]):
             return
         item.timer = NEVER
         self._stale_count += 1
-        if self._stale_count > STALE_MIN and self._stale_count * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[0] == entry[2].timer]
-            heapify(self._heap)
+        if self._stale_count > STALE_MIN and self._stale_count * 2 > self._entry_count:
+            self._remove_stale()
             self._stale_count = 0
 
     def pop_due(self, now: float) -> ItemT | None:
         """Remove and return the first item that is due, or return None if no item is due."""
-        while self._heap and self._heap[0][0] <= now:
-            at, _, item = heappop(self._heap)
-            if item.timer == at:
+        while self._due or (self._heap and self._heap[0] <= now):
+            if not self._due:
+                self._due_at = heappop(self._heap)
+                self._due = _listed(self._items.pop(self._due_at))
+                self._due.reverse()
+            item = self._due.pop()
+            self._entry_count -= 1
+            if item.timer == self._due_at:
                 item.timer = NEVER
                 return item
             self._stale_count -= 1
@@ -84,7 +106,27 @@ class DeadlineHeap(Generic[ItemT]):
     def clear(self) -> None:
         """Remove all items. The ``timer`` of each item is not changed."""
         self._heap.clear()
-        self._stale_count = 0
+        self._items.clear()
+        self._due.clear()
+        self._entry_count = self._stale_count = 0
+
+    def _remove_stale(self) -> None:
+        """Rebuild the heap without its stale entries."""
+        self._due = [item for item in self._due if item.timer == self._due_at]
+        left: dict[float, ItemT | list[ItemT]] = {}
+        self._entry_count = len(self._due)
+        for at, items in self._items.items():
+            live = [item for item in _listed(items) if item.timer == at]
+            if live:
+                left[at] = live if len(live) > 1 else live[0]
+                self._entry_count += len(live)
+        self._items = left
+        self._heap = list(left)
+        heapify(self._heap)
+
+
+def _listed(items: ItemT | list[ItemT]) -> list[ItemT]:
+    return items if isinstance(items, list) else [items]
 
 
 class Timed(_HasTimer, Protocol):

@@ -281,7 +281,8 @@ class SqliteChannel:
         tag = self._last_tag
         deliveries: list[Delivery] = []
         for position, message in messages:
-            tag += 1
+            # Tags only have to ascend. A tag that equals the position shares its object, which saves memory.
+            tag = position if position > tag else tag + 1
             self._unsettled[tag] = position
             deliveries.append(Delivery(tag=tag, message=message, identified=True, earlier_deliveries=0))
         self._last_tag = tag

@@ -7,12 +7,13 @@ as a deletion, a new epoch or a rollback, ``LatestRecords.clear`` must be called
 """
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from popgate.adapters.sqlite.bulk import insert_rows, insert_selected
-from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState
+from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState, remaining_seconds
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Subscription
+from popgate.ports.leases import LoadedRecord
 
 STATES = (
     RecordState.LEASED,
@@ -164,12 +165,13 @@ def read_records(
 
 
 def read_unsettled(
-    connection: sqlite3.Connection, queue_id: int, after: str | None
-) -> tuple[list[tuple[CopyId, LeaseRecord]], str | None]:
+    connection: sqlite3.Connection, queue_id: int, after: str | None, now: Callable[[], float]
+) -> tuple[list[LoadedRecord], str | None]:
     """Return the unsettled records in the next slice of a queue's rows, and the copy id for the next call.
 
     ``after`` must be the copy id that the previous call returned, or None in the first call. If the returned copy id is
-    None, no rows are left. A slice has at most ``ROWS_PER_TRANSACTION_MAX`` rows, including settled ones.
+    None, no rows are left. A slice has at most ``ROWS_PER_TRANSACTION_MAX`` rows, including settled ones. ``now``
+    returns the time of the store.
     """
     part = "queue_id = ?"
     bounds: tuple[int | str, ...] = (queue_id,)
@@ -184,7 +186,25 @@ def read_unsettled(
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM lease WHERE {part} AND state < 4 ORDER BY queue_id, copy_id", bounds
     )
-    return [(row[0], _record(row)) for row in rows], None if end is None else end[0]
+    return _loaded(rows, now()), None if end is None else end[0]
+
+
+def _loaded(rows: Iterable[Row], now: float) -> list[LoadedRecord]:
+    """Return the records of ``rows``, in the same order. Equal records that follow each other are one object.
+
+    Messages that were leased together have equal records, and follow each other if they were published together.
+    """
+    loaded: list[LoadedRecord] = []
+    latest: Row = ()
+    record: LeaseRecord | None = None
+    remaining = 0.0
+    for row in rows:
+        columns = row[1:]
+        if record is None or columns != latest:
+            latest, record = columns, _record(row)
+            remaining = remaining_seconds(record, now)
+        loaded.append(LoadedRecord(row[0], record, remaining))
+    return loaded
 
 
 def delete_settled(connection: sqlite3.Connection, queue_id: int, changed_before: float) -> int:

@@ -112,9 +112,9 @@ class SqliteLeaseStore:
         loaded: list[LoadedRecord] = []
         after: str | None = None
         while True:
-            records, after = await self._read(partial(read_unsettled, queue_id=queue_id, after=after))
-            now = self._database.now()
-            loaded += [LoadedRecord(copy_id, record, remaining_seconds(record, now)) for copy_id, record in records]
+            job = partial(read_unsettled, queue_id=queue_id, after=after, now=self._database.now)
+            records, after = await self._read(job)
+            loaded += records
             if after is None:
                 return loaded
 

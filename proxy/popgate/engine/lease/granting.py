@@ -185,6 +185,7 @@ class Granter:
         hosts = self._group.hosts
         refused: list[_Refused] = []
         ended: dict[QueueHost, list[CopyId]] = {}
+        latest, deadline, until = 0.0, now, wall  # equally long leases share the objects of their ends
         given_for_seconds = 0.0 if request.selection.mode is ConsumeMode.PULL else asked.invisibility_seconds
         for buffered, message, entry, answer in zip(candidates, messages, asked.entries, answers, strict=True):
             status, remaining, record = answer
@@ -198,14 +199,14 @@ class Granter:
                 continue
             assert message is not None, "only messages that are here are candidates"
             (continued if buffered.lease_id == record.lease_id else granted).append(buffered)
-            host.state.granted(buffered, record, now + remaining)
+            if remaining != latest:
+                latest, deadline, until = remaining, now + remaining, wall + remaining
+            host.state.granted(buffered, record, deadline)
             buffered.client, buffered.invisibility_seconds = request.client, given_for_seconds
             if is_here and request.selection.part is not None:
                 host.state.memory.keep(buffered)
             is_told = request.selection.part is None
-            leased.append(
-                self.leased(host.queue, buffered.copy_id, buffered, message, wall + remaining, is_told=is_told)
-            )
+            leased.append(self.leased(host.queue, buffered.copy_id, buffered, message, until, is_told=is_told))
         for host, copy_ids in ended.items():
             host.forget_records(copy_ids)
         if refused:

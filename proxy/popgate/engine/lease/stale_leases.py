@@ -13,7 +13,7 @@ from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.domain.lease import LeaseRecord, RecordState, SettleAction, SettleStatus
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.lease.served_group import ServedGroup
-from popgate.engine.queue.buffered import BufferedMessage, MessageState
+from popgate.engine.queue.buffered import NO_LEASE, BufferedMessage, MessageState
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import SettleEntry
 
@@ -35,8 +35,22 @@ class StaleLeases:
         self._are_given_back.set()
 
     def look_at(self, many: Iterable[BufferedMessage]) -> None:
-        """Find the stale leases of ``many``, and release them in the background."""
-        found = [buffered for buffered in many if self._is_stale(buffered)]
+        """Find the stale leases of ``many``, and release them in the background.
+
+        Messages of one queue that were leased together need only one check.
+        """
+        found: list[BufferedMessage] = []
+        lease_id, queue_index, is_good = NO_LEASE, -1, True
+        for buffered in many:
+            if buffered.state is MessageState.LEASED:
+                if buffered.lease_id != lease_id or buffered.queue_index != queue_index:
+                    lease_id, queue_index, is_good = (
+                        buffered.lease_id,
+                        buffered.queue_index,
+                        self._group.is_good(buffered),
+                    )
+                if not is_good:
+                    found.append(buffered)
         if found and self._are_given_back.is_set():
             self._are_given_back.clear()
             self._context.background.spawn(self._give_back(), name=f"give back leases of {self._group.name}")

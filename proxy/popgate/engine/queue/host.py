@@ -24,6 +24,7 @@ from popgate.engine.queue.delivery_renewal import DeliveryRenewal
 from popgate.engine.queue.effects import Effects, QueueEvents
 from popgate.engine.queue.prefetch_control import PrefetchControl
 from popgate.engine.queue.queue_channels import QueueChannels
+from popgate.engine.queue.record_loading import learn_all
 from popgate.engine.queue.redelivery_order import RedeliveryOrder
 from popgate.engine.queue.state import QueueState
 from popgate.ports.broker import Channel, Delivery, Listener
@@ -131,8 +132,11 @@ class QueueHost:
         claimed = await self.claim.take()
         if claimed is None:
             return
-        for copy_id, record, remaining in claimed.records:
-            self.learn(copy_id, record, remaining)
+        if any(one.record.epoch > self.epoch for one in claimed.records):  # another proxy has claimed it meanwhile
+            for one in claimed.records:
+                self.learn(*one)
+        else:
+            self._do(learn_all(self.state, claimed.records, self._context.clock.monotonic()))
         if claimed.is_restored:
             effects = Effects()
             effects.has_news = True

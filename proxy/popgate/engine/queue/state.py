@@ -207,11 +207,16 @@ class QueueState:
         self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float, now: float
     ) -> tuple[BufferedMessage | None, Effects]:
         """Update a copy like ``conform``. Return the buffered message, or None if the update has dropped it."""
+        message, effects = self.known(copy_id), Effects()
+        self.apply(message, record, now + remaining_seconds, now, effects)
+        return None if message.state is MessageState.DROPPED else message, effects
+
+    def known(self, copy_id: CopyId) -> BufferedMessage:
+        """Return the buffered message of a copy. If there is none, create one, which has no delivery yet."""
         message = self.messages.get(copy_id)
         if message is None:
             message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
-        effects = self.conform(message, record, remaining_seconds, now)
-        return None if message.state is MessageState.DROPPED else message, effects
+        return message
 
     def conform(self, message: BufferedMessage, record: LeaseRecord, remaining_seconds: float, now: float) -> Effects:
         """Update ``message`` from its record in the store.
@@ -219,34 +224,43 @@ class QueueState:
         ``remaining_seconds``: the time until the record's lease or delay ends, read from the store before ``now``.
         """
         effects = Effects()
-        if message.state is MessageState.DROPPED:
-            return effects
+        if message.state is not MessageState.DROPPED:
+            self.apply(message, record, now + remaining_seconds, now, effects)
+        return effects
+
+    def apply(
+        self, message: BufferedMessage, record: LeaseRecord, deadline: float, now: float, effects: Effects
+    ) -> None:
+        """Update a message that is not dropped, like ``conform``, and add the effects to ``effects``.
+
+        ``deadline``: the monotonic time at which the record's lease or delay ends.
+        """
         if message.lease_id != record.lease_id:
             self.memory.unkeep(message)
             message.adopt(record)
             message.client, message.invisibility_seconds = None, 0.0
-        if record.state in SETTLED_STATES:
+        state = record.state
+        if state is RecordState.LEASED:
+            message.enter(MessageState.LEASED)
+            if deadline > now:
+                self.deadlines.hold_until(message, deadline)
+                effects.leased.append(message)
+            else:
+                message.deadline = now
+                effects.expired.append(message)
+        elif state in SETTLED_STATES:
             self._settle([message], record.changed_at, effects)
-        elif record.state is RecordState.MOVING:
+        elif state is RecordState.MOVING:
             self.begin_move(message, record)
             if message.tag is not None:
                 effects.moves.append(message)
-        elif remaining_seconds > 0.0:
-            is_leased = record.state is RecordState.LEASED
-            message.enter(MessageState.LEASED if is_leased else MessageState.DELAYED)
-            self.deadlines.hold_until(message, now + remaining_seconds)
-            if is_leased:
-                effects.leased.append(message)
-            else:
-                self.memory.unkeep(message)
-                effects.has_fewer_out = True
-        elif record.state is RecordState.LEASED:
-            message.enter(MessageState.LEASED)
-            message.deadline = now
-            effects.expired.append(message)
+        elif deadline > now:
+            message.enter(MessageState.DELAYED)
+            self.deadlines.hold_until(message, deadline)
+            self.memory.unkeep(message)
+            effects.has_fewer_out = True
         else:
             self._make_ready(message, effects)
-        return effects
 
     def granted(self, message: BufferedMessage, record: LeaseRecord, deadline: float) -> bool:
         """Record that the store has leased ``message`` until ``deadline``. Return False if the message was dropped."""
