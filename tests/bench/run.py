@@ -36,6 +36,8 @@ from bench import (
     modes,
     moves,
     plot,
+    scaling,
+    scaling_cluster,
     spark,
     state_cost,
 )
@@ -62,7 +64,7 @@ BESIDE = f"rabbitmq {SERIES[-1]}"
 """The broker whose pops and publishes are compared with those of the newest release, if it is installed."""
 PARTS = (
     *("rabbitmq", "embedded", "locks", "cluster", "journal", "batches", "modes", "spark", "journal-audit", "filters"),
-    "access",
+    *("access", "scale"),
 )
 BASELINES = Path(__file__).with_name("baselines.py")
 ALONE = Path(__file__).with_name("alone.py")
@@ -444,6 +446,8 @@ def main() -> int:
             journal_audit.rows(report, folder, scale)
         if arguments.only in (None, "access"):
             access.rows(report, folder, scale)
+        if arguments.only in (None, "scale"):
+            scaling.rows(report, folder, scale)
         if arguments.only == "access":
             return _finish(report, arguments.json)
         if arguments.only in (None, "filters"):
@@ -456,6 +460,8 @@ def main() -> int:
                 state_cost.rows(report, folder, cluster.nodes[0], scale)
                 failover.rows(report, folder, cluster.nodes[0], scale)
                 moves.rows(report, folder)
+            if arguments.only in (None, "scale"):
+                scaling_cluster.rows(report, folder, cluster.nodes[0], scale)
             if arguments.only in (None, "filters"):
                 filtered_edge.rows(report, folder, cluster.nodes[0], scale)
             if arguments.only in (None, "journal"):

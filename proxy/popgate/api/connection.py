@@ -18,7 +18,6 @@ import asyncio
 import math
 import ssl
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -94,7 +93,7 @@ class Connection:
             transport.acknowledged_before if isinstance(transport, TlsTransport) else self._bytes_acked() or 0
         )
         self._undo: Callable[[], None] | None = None
-        self._unproved: deque[_Unproved] = deque(maxlen=UNPROVED_MAX)
+        self._unproved: list[_Unproved] = []
 
     # -- called by handlers ---------------------------------------------------------------------------------------
 
@@ -109,6 +108,7 @@ class Connection:
         """Record that an answer is written next."""
         if self._undo is not None:
             self._unproved.append(_Unproved(self._undo))
+            del self._unproved[:-UNPROVED_MAX]
             self._undo = None
 
     def was_written(self) -> None:

@@ -4,13 +4,17 @@ import asyncio
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from popgate.api.rare_waits import RareEvent
+
 
 class HeldFlow(FlowControl):
     """Stops reading while the connection holds requests that have not been parsed."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__(transport)
-        self._is_held = False
+        self._transport = transport
+        self.read_paused = self.write_paused = self._is_held = False
+        self._is_writable_event = RareEvent()
+        self._is_writable_event.set()
 
     def hold(self) -> None:
         self._is_held = True

@@ -35,6 +35,7 @@ from popgate.api.connection_limiter import Body, ConnectionLimiter, HttpLimits, 
 from popgate.api.held_flow import HeldFlow
 from popgate.api.known_heads import UNCOUNTED_BYTES_MAX
 from popgate.api.problems import HeadTooLarge, HttpError, problem_answer
+from popgate.api.rare_waits import RareEvent, RareQueue
 from popgate.api.whole_requests import WholeRequestProtocol
 from popgate.domain.errors import PopgateError
 
@@ -70,6 +71,11 @@ class WatchedProtocol(WholeRequestProtocol):
 
     _connection: Connection
     _extensions: dict[str, Any]
+    __slots__ = (  # a dict with all these keys could not be shared by the instances
+        *("_after", "_body_bytes", "_chunks", "_connection", "_content_bytes", "_declined", "_discarded_bytes"),
+        *("_extensions", "_head_bytes", "_held", "_held_flow", "_is_unread", "_limiter", "_limits", "_refusal"),
+        *("_stage", "_trailer_bytes", "body"),
+    )
 
     def __init__(
         self,
@@ -81,6 +87,7 @@ class WatchedProtocol(WholeRequestProtocol):
         after: LimitedConnection | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.pipeline = cast("Any", RareQueue[Any]())
         self._after = after
         self._limiter = limiter or ConnectionLimiter(HttpLimits(connection_idle_seconds=config.timeout_keep_alive))
         self._limits = self._limiter.limits
@@ -261,6 +268,7 @@ class WatchedProtocol(WholeRequestProtocol):
             self._declined = b"\r\n".join([start, *lines, b"", b""])
             return
         super().on_headers_complete()
+        self.cycle.message_event = RareEvent()
         self._head_bytes = self._body_bytes = self._chunks = self._trailer_bytes = 0
         self._discarded_bytes = self._content_bytes = 0
         self._stage = _BODY

@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from popgate.api.known_heads import KNOWN_HEAD, WHOLE_BODY, HttpConfig, KnownHead, KnownHeads
+from popgate.api.rare_waits import RareEvent
 
 
 class WholeRequestProtocol(HttpToolsProtocol):
@@ -20,6 +21,8 @@ class WholeRequestProtocol(HttpToolsProtocol):
     scope: Any
     logger: Any
     access_logger: Any
+
+    __slots__ = ("begun_count", "known_heads")
 
     def __init__(
         self,
@@ -32,16 +35,6 @@ class WholeRequestProtocol(HttpToolsProtocol):
         self.known_heads = config.known_heads if isinstance(config, HttpConfig) else KnownHeads()
         self.begun_count = 0
         """Number of requests that the parser has begun to read. Set it to 0 to count those in the next data."""
-        self._scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
-            "root_path": self.root_path,
-        }
-        """The entries that are the same for all requests of the connection."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        super().connection_made(transport)
-        self._scope.update(server=self.server, client=self.client, scheme=self.scheme)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -57,7 +50,12 @@ class WholeRequestProtocol(HttpToolsProtocol):
         """Begin a request. No other request of the connection may be in progress."""
         self.headers = [*known.headers]
         self.scope = {
-            **self._scope,
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": self.root_path,
             **known.scope,
             "headers": self.headers,
             "extensions": extensions,
@@ -73,7 +71,7 @@ class WholeRequestProtocol(HttpToolsProtocol):
             access_logger=self.access_logger,
             access_log=self.access_log,
             default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
+            message_event=RareEvent(),
             expect_100_continue=False,
             keep_alive=True,
             on_response=self.on_response_complete,

@@ -45,38 +45,41 @@ class DeadlineHeap(Generic[ItemT]):
         self._due: list[ItemT] = []
         """The items that ``pop_due`` returns next, the last one first. Their time is ``_due_at``."""
         self._due_at = NEVER
+        self._shared: list[ItemT] = []
+        self._shared_at = NEVER
+        """``_shared`` is the list that ``_items`` contains for this time, or NEVER: the latest list that has grown."""
         self._entry_count = 0
         self._stale_count = 0
+        self.next_at = NEVER
+        """The time of the first entry, or NEVER if there is none. No item is due before it; the first entry may be
+        stale."""
 
     def __len__(self) -> int:
         return self._entry_count - self._stale_count
 
-    @property
-    def next_at(self) -> float:
-        """The time of the first entry, or NEVER if there is none.
-
-        No item is due before it; the first entry may be stale.
-        """
-        if self._due:
-            return self._due_at
-        return self._heap[0] if self._heap else NEVER
-
     def schedule(self, at: float, item: ItemT) -> None:
         """Schedule ``item`` for ``at`` (monotonic seconds). This replaces the item's former time, if any."""
-        if item.timer == at:
+        timer = item.timer
+        if timer == at:
             return
-        if item.timer != NEVER:
+        if timer != NEVER:
             self.cancel(item)
         item.timer = at
         self._entry_count += 1
+        if at == self._shared_at:
+            self._shared.append(item)
+            return
         others = self._items.get(at)
         if others is None:
             self._items[at] = item
             heappush(self._heap, at)
-        elif isinstance(others, list):
-            others.append(item)
-        else:
-            self._items[at] = [others, item]
+            if at < self.next_at:
+                self.next_at = at
+            return
+        if not isinstance(others, list):
+            others = self._items[at] = [others]
+        others.append(item)
+        self._shared_at, self._shared = at, others
 
     def cancel(self, item: ItemT) -> None:
         """Cancel the scheduled time of ``item``. Does nothing if the item is not scheduled."""
@@ -90,13 +93,15 @@ class DeadlineHeap(Generic[ItemT]):
 
     def pop_due(self, now: float) -> ItemT | None:
         """Remove and return the first item that is due, or return None if no item is due."""
-        while self._due or (self._heap and self._heap[0] <= now):
+        while self.next_at <= now:
             if not self._due:
                 self._due_at = heappop(self._heap)
-                self._due = _listed(self._items.pop(self._due_at))
-                self._due.reverse()
+                self._shared_at = NEVER
+                items = self._items.pop(self._due_at)
+                self._due = items[::-1] if isinstance(items, list) else [items]
             item = self._due.pop()
             self._entry_count -= 1
+            self._look_next()
             if item.timer == self._due_at:
                 item.timer = NEVER
                 return item
@@ -109,6 +114,13 @@ class DeadlineHeap(Generic[ItemT]):
         self._items.clear()
         self._due.clear()
         self._entry_count = self._stale_count = 0
+        self.next_at = self._shared_at = NEVER
+
+    def _look_next(self) -> None:
+        if self._due:
+            self.next_at = self._due_at
+        else:
+            self.next_at = self._heap[0] if self._heap else NEVER
 
     def _remove_stale(self) -> None:
         """Rebuild the heap without its stale entries."""
@@ -116,17 +128,17 @@ class DeadlineHeap(Generic[ItemT]):
         left: dict[float, ItemT | list[ItemT]] = {}
         self._entry_count = len(self._due)
         for at, items in self._items.items():
-            live = [item for item in _listed(items) if item.timer == at]
-            if live:
-                left[at] = live if len(live) > 1 else live[0]
+            if not isinstance(items, list):
+                if items.timer == at:
+                    left[at] = items
+                    self._entry_count += 1
+            elif live := [item for item in items if item.timer == at]:
+                left[at] = live
                 self._entry_count += len(live)
-        self._items = left
+        self._items, self._shared_at = left, NEVER
         self._heap = list(left)
         heapify(self._heap)
-
-
-def _listed(items: ItemT | list[ItemT]) -> list[ItemT]:
-    return items if isinstance(items, list) else [items]
+        self._look_next()
 
 
 class Timed(_HasTimer, Protocol):
