@@ -1,17 +1,20 @@
 """The scale of several proxies on one machine, in processor time: forwarded pops, and two workers.
 
 Proxies, RabbitMQ, Redis and the clients share the cores here, so rates would show what is left to the proxies. The
-processor time of the proxies for a message is a figure of the proxies alone. Both kinds of rounds take turns.
+processor time of the proxies for a message is a figure of the proxies alone. All kinds of rounds take turns.
 
 Two workers are as fast as the busier of them. So they could serve, on two cores of their own, as many times more
-messages than one worker as this one worker needs more processor time than the busier of the two.
+messages than one worker as this one worker needs more processor time than the busier of the two. But on two cores, two
+busy workers also compete with RabbitMQ, Redis and the clients for the caches, which makes each message dearer than on
+cores of their own. So they are compared with two proxies that do the same work at the same time and share nothing.
 """
 
 import asyncio
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import psutil
 
@@ -27,11 +30,22 @@ ROUNDS = 7
 FORWARDED = {1: 4_000, 32: 30_000}
 """Number of messages of a round, by batch size."""
 FORWARDED_TARGET = 1.3
-WORKERS_MESSAGES, WORKERS_BATCH, WORKERS_CLIENTS, WORKERS_QUEUES = 60_000, 32, 16, 8
+FORWARDED_CLIENTS = 8
+WORKERS_MESSAGES, WORKERS_BATCH, WORKERS_QUEUES = 60_000, 32, 8
+WORKERS_CLIENTS = 8
+"""Number of clients of each worker."""
 WORKERS_TARGET = 1.6
 START_SECONDS = 30.0
 LOCAL, REMOTE = "local", "forwarded"
-ONE, TWO, BALANCE, CLIENTS = "one worker", "two workers", "balance", "clients"
+ONE, TWO, APART, CLIENTS = "one worker", "two workers", "two proxies", "clients"
+T = TypeVar("T")
+
+
+class Share(NamedTuple):
+    """How many messages of a round one proxy serves, and to how many clients."""
+
+    total: int
+    clients: int
 
 
 def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> None:
@@ -55,7 +69,7 @@ def _forwarding_rows(report: Report, folder: Path, rabbitmq: RabbitNode, redis: 
                 total = int(count * scale)
                 for name, at in _in_turn(number, ((LOCAL, owner), (REMOTE, other))):
                     asyncio.run(load.fill(owner.port, total=total))
-                    used = _drained(cluster.proxies, at.port, total, batch)
+                    used = _drained(cluster.proxies, {at: Share(total, FORWARDED_CLIENTS)}, batch)
                     times.note(f"{name} {batch}", 1e6 * sum(used) / total)
     for batch in FORWARDED:
         report.add(Row(name=_forwarded(batch, LOCAL), value=times.median(f"{LOCAL} {batch}"), unit="us"))
@@ -86,33 +100,48 @@ def _owner(cluster: ProxyCluster) -> ProxyProcess | None:
 
 
 def _worker_rows(report: Report, folder: Path, rabbitmq: RabbitNode, redis: RedisServer, scale: float) -> None:
-    """Add the processor time for messages of one worker, and of the busier one of two."""
+    """Add the processor time for messages of one worker, of two workers, and of two separate proxies."""
     times, total = Rates(), int(WORKERS_MESSAGES * scale)
+    half = Share(total // 2, WORKERS_CLIENTS)
     with ExitStack() as stack:
-        proxies = {
-            name: stack.enter_context(_started(folder / f"{count}", rabbitmq, redis, count))
-            for name, count in ((ONE, 1), (TWO, 2))
+
+        def start(name: str, workers: int) -> ProxyProcess:
+            return stack.enter_context(_started(folder / name, rabbitmq, redis, name, workers))
+
+        first, second, both = start("scale-first", 1), start("scale-second", 1), start("scale-both", 2)
+        kinds: dict[str, dict[ProxyProcess, Share]] = {
+            ONE: {first: Share(total, WORKERS_CLIENTS)},
+            TWO: {both: Share(total, 2 * WORKERS_CLIENTS)},
+            APART: {first: half, second: half},
         }
         for number in range(ROUNDS):
-            for name, proxy in _in_turn(number, (*proxies.items(),)):
-                asyncio.run(load.fill(proxy.port, total=total))
+            for name, shares in _in_turn(number, [*kinds.items()]):
+                for proxy, (count, _) in shares.items():
+                    asyncio.run(load.fill(proxy.port, total=count))
                 before = _own_seconds()
-                used = _drained([proxy], proxy.port, total, WORKERS_BATCH, clients=WORKERS_CLIENTS)
+                used = _drained([*shares], shares, WORKERS_BATCH)
                 times.note(name, 1e6 * max(used) / total)
-                if name == TWO:
-                    times.note(BALANCE, 1e6 * sum(used) / total)
-                    times.note(CLIENTS, 1e6 * (_own_seconds() - before) / total)
+                times.note(f"{CLIENTS} {name}", 1e6 * (_own_seconds() - before) / total)
     name = f"cluster: processor time of a message, batch {WORKERS_BATCH}"
     report.add(Row(name=f"{name}, one worker", value=times.median(ONE), unit="us"))
-    report.add(Row(name=f"{name}, both of two workers", value=times.median(BALANCE), unit="us"))
-    report.add(Row(name=f"{name}, the clients", value=times.median(CLIENTS), unit="us"))
-    gain = times.ratio(ONE, TWO)
+    report.add(Row(name=f"{name}, the clients", value=times.median(f"{CLIENTS} {TWO}"), unit="us"))
+    busier = f"{name}, the busier of two"
     report.add(
         Row(
-            name=f"{name}, the busier of two workers",
+            name=f"{busier} workers",
             value=times.median(TWO),
             unit="us",
             against="faster than one worker",
+            ratio=times.ratio(ONE, TWO),
+        )
+    )
+    gain = 2 * times.ratio(APART, TWO)
+    report.add(
+        Row(
+            name=f"{busier} separate proxies",
+            value=times.median(APART),
+            unit="us",
+            against="two workers are faster than half of them",
             ratio=gain,
             target=f">= {WORKERS_TARGET}x",
             reached=gain >= WORKERS_TARGET,
@@ -121,8 +150,9 @@ def _worker_rows(report: Report, folder: Path, rabbitmq: RabbitNode, redis: Redi
 
 
 @contextmanager
-def _started(folder: Path, rabbitmq: RabbitNode, redis: RedisServer, workers: int) -> Iterator[ProxyProcess]:
-    vhost = f"scale-{workers}"
+def _started(
+    folder: Path, rabbitmq: RabbitNode, redis: RedisServer, vhost: str, workers: int
+) -> Generator[ProxyProcess]:
     rabbitmq.add_vhost(vhost)
     flags = ["--amqp-url", rabbitmq.amqp_url(vhost), "--redis-url", redis.url(), "--redis-namespace", vhost]
     with ProxyProcess(folder, *flags, "--workers", f"{workers}") as proxy:
@@ -137,12 +167,21 @@ def _is_even(proxy: ProxyProcess, workers: int) -> bool:
     return len(owners) == WORKERS_QUEUES and len({*owners}) == workers
 
 
-def _drained(proxies: Sequence[ProxyProcess], port: int, total: int, batch: int, *, clients: int = 8) -> list[float]:
-    """Pop and ack ``total`` messages, and return the processor time of each process that serves, in seconds."""
+def _drained(proxies: Sequence[ProxyProcess], shares: Mapping[ProxyProcess, Share], batch: int) -> list[float]:
+    """Pop and ack the shares at once. Return the processor time of each process of ``proxies``, in seconds."""
     processes = [process for proxy in proxies for process in _serving(proxy)]
     before = [_seconds(process) for process in processes]
-    asyncio.run(load.drain(port, total=total, batch=batch, clients=clients))
+    asyncio.run(_drain(shares, batch))
     return [_seconds(process) - earlier for process, earlier in zip(processes, before, strict=True)]
+
+
+async def _drain(shares: Mapping[ProxyProcess, Share], batch: int) -> None:
+    await asyncio.gather(
+        *(
+            load.drain(proxy.port, total=total, batch=batch, clients=clients)
+            for proxy, (total, clients) in shares.items()
+        )
+    )
 
 
 def _serving(proxy: ProxyProcess) -> list[psutil.Process]:
@@ -161,6 +200,6 @@ def _own_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _in_turn(number: int, rounds: Sequence[tuple[str, ProxyProcess]]) -> Sequence[tuple[str, ProxyProcess]]:
-    """Return the rounds in turning order, because the first one of a pair may be slower."""
+def _in_turn(number: int, rounds: Sequence[tuple[str, T]]) -> Sequence[tuple[str, T]]:
+    """Return the rounds in turning order, because the first one may be slower."""
     return rounds if number % 2 else rounds[::-1]

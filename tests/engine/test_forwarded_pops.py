@@ -8,9 +8,11 @@ import pytest
 
 from engine.patience import LEASE_SECONDS, host_of
 from popgate.domain.names import InstanceId, Layout, Subscription
+from popgate.engine.cluster.other_backlogs import POPPED_HERE_SECONDS
 from popgate.engine.cluster.remote_pops import PeerPop
 from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
 from popgate.engine.subscription.collecting import COLLECT_SECONDS
+from popgate.ports.peers import Available
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, bodies, crash, eventually, filtered, open_world
 
@@ -134,3 +136,43 @@ async def test_another_proxy_that_has_pops_is_told_of_a_message_behind_leased_on
         assert told == [other]
         assert world.broker.channels[world.queue("t")].prefetches[0] < 12, "the leased messages fill the first prefetch"
         assert bodies(await world.pop("t")) == ["m12"]
+
+
+@pytest.mark.parametrize(("waited", "forwarded"), [(None, 5), (60.0, 5), (0.0, 1)])
+async def test_pops_leave_a_backlog_here_only_if_messages_may_wait_for_longer_elsewhere(
+    world: World, other: OtherProxy, waited: float | None, forwarded: int
+) -> None:
+    await world.create("u", queues=2)
+    served = world.served("u")
+    served.hosts[1].claim.is_owned = False
+    await world.publish("u", *(f"m{number}" for number in range(40)))
+    await world.let_pass(5.0)
+    count = 0
+
+    async def forward(_: InstanceId) -> PeerPop[str]:
+        nonlocal count
+        count += 1
+        return PeerPop("a message from elsewhere", None, waited)
+
+    for number in range(11):
+        assert await world.engine.pop_anywhere("u", "default", PopRequest(), Presence(), forward)
+        if number == 0:
+            await world.engine.peering.answer(InstanceId("other"), Available(subscription=served.name))
+    assert count == forwarded
+
+
+async def test_a_proxy_reports_the_wait_of_its_messages_while_its_own_clients_take_some(
+    world: World, other: OtherProxy
+) -> None:
+    await world.publish("t", "first", "second")
+    await world.let_pass(5.0)
+    (first,) = await world.pop("t")
+    peering = world.engine.peering
+    assert peering.waited_seconds("t", "default", first.message) is None, "another proxy's client has popped it"
+    found = await other.pop(PLAIN, Presence())
+    assert isinstance(found, list)
+    assert bodies(found) == ["second"]
+    assert peering.waited_seconds("t", "default", first.message) == pytest.approx(5.0)
+    assert peering.waited_seconds("t", "default", first.message._replace(published_at=0.0)) is None
+    await world.let_pass(POPPED_HERE_SECONDS + 0.1)
+    assert peering.waited_seconds("t", "default", first.message) is None, "no client of its own takes messages now"

@@ -7,10 +7,10 @@ from pathlib import Path
 from popgate.adapters.sqlite.lease_records import LatestRecords, intern_queues, read_unsettled
 from popgate.adapters.sqlite.schema import SCHEMA, UPGRADES
 from popgate.domain.lease import LeaseRecord, RecordState
-from popgate.domain.names import BrokerQueue, CopyId, LeaseId
+from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, LeaseId
 from popgate.engine.context.engine_context import BufferBudget
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
-from popgate.engine.queue.record_loading import learn_all
+from popgate.engine.queue.record_loading import heard, learn_all
 from popgate.engine.queue.state import QueueState
 from popgate.ports.leases import LoadedRecord
 
@@ -53,6 +53,15 @@ def test_records_that_are_learned_together_have_the_same_effects_as_one_by_one()
     assert effects.has_fewer_out
     assert together.deadlines.next_at == alone.deadlines.next_at == NOW + 30.0
     assert together.evidence.detached == alone.evidence.detached
+
+
+def test_a_report_changes_no_message_about_which_the_store_is_asked_and_no_ended_transient_one() -> None:
+    state = _state()
+    asked, known = state.known(CopyId("asked")), state.known(CopyId("known"))
+    asked.enter(MessageState.GRANTING)
+    copies = [asked.copy_id, known.copy_id, CopyId(f"{TRANSIENT_PREFIX}ended"), CopyId("new")]
+    reported = [LoadedRecord(copy_id, _record(RecordState.LEASED), 60.0) for copy_id in copies]
+    assert [one.copy_id for one in heard(state, reported)] == ["known", "new"]
 
 
 def test_messages_that_were_leased_together_share_the_object_of_their_deadline() -> None:

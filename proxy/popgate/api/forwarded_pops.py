@@ -18,7 +18,7 @@ from popgate.domain.errors import PeerUnavailable, RetryLater, TooManyInFlight
 from popgate.domain.names import ClientId, InstanceId
 from popgate.engine.cluster.remote_pops import PeerPop
 from popgate.ports.peers import ForwardedAnswer, Peers
-from popgate.wire.admission import ARRIVALS
+from popgate.wire.admission import ARRIVALS, WAITED_SECONDS
 
 _OK, _NOT_FOUND, _TOO_MANY, _UNAVAILABLE = 200, 404, 429, 503
 
@@ -62,7 +62,7 @@ def forwarder(
             raise PeerUnavailable(f"proxy {to} does not know of this group yet")
         if answer.status == _UNAVAILABLE and _read_problem(answer.body).code == RetryLater.code:
             raise PeerUnavailable(f"proxy {to} is about to leave")
-        return PeerPop(answer, answer.arrivals if answer.status == _OK else None)
+        return PeerPop(answer, answer.arrivals if answer.status == _OK else None, answer.waited_seconds)
 
     return forward
 
@@ -83,6 +83,14 @@ def without_settlements(body: bytes, form: Format) -> bytes:
 def nothing_here(form: Format, body: bytes, arrivals: int) -> ForwardedAnswer:
     """Return this proxy's answer to a forwarded pop for which it has no message."""
     return ForwardedAnswer(_OK, [form.content_type, (ARRIVALS, b"%d" % arrivals)], body)
+
+
+def found_here(form: Format, body: bytes, waited_seconds: float | None) -> ForwardedAnswer:
+    """Return this proxy's answer to a forwarded pop, with its messages."""
+    headers = [form.content_type]
+    if waited_seconds is not None:
+        headers.append((WAITED_SECONDS, b"%.3f" % waited_seconds))
+    return ForwardedAnswer(_OK, headers, body)
 
 
 def receipts_of(answer: ForwardedAnswer, form: Format) -> list[str]:

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct
 
 from popgate.api import answers, reading
 from popgate.api.formats import Format, Reader
-from popgate.api.forwarded_pops import forwarder, nothing_here, receipts_of, without_settlements
+from popgate.api.forwarded_pops import forwarder, found_here, nothing_here, receipts_of, without_settlements
 from popgate.api.message_encoder import MessageEncoder
 from popgate.api.paths import GROUP, TOPIC
 from popgate.api.pop_settlements import PopSettlements, Results, settle_result, with_results
@@ -106,7 +106,14 @@ class Native:
             partial(self._engine.message_failed, topic, group),
         )
         answer = encoder.many(found, partial(answers.PopAnswer, **results))
-        return answer if found or forwarding is None else nothing_here(form, answer, arrivals)
+        return answer if forwarding is None else self._passed_back(call, found, answer, arrivals)
+
+    def _passed_back(self, call: Call, found: list[Leased], answer: bytes, arrivals: int) -> ForwardedAnswer:
+        """Return the answer to a pop that another proxy has forwarded."""
+        if not found:
+            return nothing_here(call.form, answer, arrivals)
+        topic, group = call.path
+        return found_here(call.form, answer, self._engine.peering.waited_seconds(topic, group, found[0].message))
 
     async def _results(
         self, settlements: PopSettlements, call: Call, request: PopRequest, found: list[Leased] | ForwardedAnswer

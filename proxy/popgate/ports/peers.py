@@ -187,13 +187,15 @@ class ForwardedAnswer(NamedTuple):
     """The answer to a forwarded request. ``headers`` are the headers to send to the client.
 
     ``arrivals``: for a pop that received no messages, the arrival count that the pop has checked (see ``Wanted``). It
-    is None if the pop received messages, or if the request was no pop.
+    is None if the pop received messages, or if the request was no pop. ``waited_seconds``: how long the first message
+    had waited that the pop received, if the other proxy has reported it.
     """
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
     arrivals: int | None = None
+    waited_seconds: float | None = None
 
 
 class Peers(Protocol):

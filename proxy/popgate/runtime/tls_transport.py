@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 SLICE_BYTES = 16 << 10
 """Maximum number of bytes that are passed to OpenSSL at once, because it keeps a buffer of this size for each
 direction."""
+FLUSHED_BYTES = 64 << 10
+"""Number of encrypted bytes that are passed to the inner transport at once. Each time costs a system call."""
 RECORD_BYTES_MAX = 16 << 10
 """Maximum size of the content of a TLS record (RFC 8446)."""
 BARREN_BYTES_MAX = 64 << 10
@@ -293,7 +295,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 part = view[start : start + SLICE_BYTES]
                 while part:
                     part = part[self._ssl.write(part) :]
-                self._flush()
+                if self._outgoing.pending >= FLUSHED_BYTES:
+                    self._flush()
+            self._flush()
         except ssl.SSLError as error:
             self._fail(error)
             return

@@ -19,6 +19,9 @@ TO = b"popgate-to"
 instance, because a proxy that starts later may have the same address."""
 PASSED_BY = b"popgate-passed-by"
 ARRIVALS = b"popgate-arrivals"
+WAITED_SECONDS = b"popgate-waited-seconds"
+"""Name of the header that contains how long the first message of the answer to a forwarded pop had waited. A proxy
+sends it while its own clients take messages of the same subscription."""
 WAIT_SECONDS = b"popgate-wait-seconds"
 CLIENT_ID = b"popgate-client-id"
 """Name of the header that contains the client id of a forwarded pop. The client id is not sent in the body, because an

@@ -34,7 +34,7 @@ from popgate.ports.peers import (
     Peers,
     Wanted,
 )
-from popgate.wire.admission import ARRIVALS, REFUSALS
+from popgate.wire.admission import ARRIVALS, REFUSALS, WAITED_SECONDS
 from popgate.wire.codec import CODEC, Codec
 from popgate.wire.errors import NotUnderstood
 
@@ -124,7 +124,8 @@ class HttpPeers:
         if answer.status in REFUSALS.values() and _problem(answer).code in REFUSALS:
             raise PeerUnavailable(f"proxy {to} refused: {_problem(answer).detail}")
         arrivals = next((int(value) for name, value in answer.headers if name == ARRIVALS), None)
-        return ForwardedAnswer(answer.status, client_headers(answer.headers), answer.body, arrivals)
+        waited = next((float(value) for name, value in answer.headers if name == WAITED_SECONDS), None)
+        return ForwardedAnswer(answer.status, client_headers(answer.headers), answer.body, arrivals, waited)
 
     async def died(self, member: Member) -> None:
         """Wait until it is certain that the member's process has died.

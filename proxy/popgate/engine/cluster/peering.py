@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from popgate.domain.errors import RetryLater
 from popgate.domain.message import Message
-from popgate.domain.names import InstanceId, LeaseId, Subscription
+from popgate.domain.names import BrokerQueue, GroupName, InstanceId, LeaseId, Subscription, TopicName
 from popgate.engine.catalog.topics import Topics
 from popgate.engine.cluster.remote_pops import RemotePops
 from popgate.engine.lease.selection import GroupSelection
@@ -18,7 +18,7 @@ from popgate.engine.settle.orders import SettleOrder, Verb
 from popgate.engine.settle.settling import Settler
 from popgate.engine.subscription.counting import queue_counts
 from popgate.engine.subscription.subscription import ServedSubscription
-from popgate.ports.leases import GroupPart
+from popgate.ports.leases import GroupPart, LoadedRecord
 from popgate.ports.peers import (
     Available,
     CountMessages,
@@ -64,6 +64,7 @@ class Peering:
         self._purge = purge
         self._forming: OrderedDict[LeaseId, GroupSelection] = OrderedDict()
         self._following = asyncio.Lock()
+        self._hosts: dict[BrokerQueue, QueueHost] = {}
         self._begun = self._followed = 0
         """Numbers of the follow that was begun last, and of the one that was completed last."""
 
@@ -72,6 +73,10 @@ class Peering:
         answer: Any = await self._answer(sender, message)
         given: AnswerT = answer
         return given
+
+    def waited_seconds(self, topic: str, group: str, message: Message) -> float | None:
+        """Return how long a message had waited that was handed out to another proxy's pop; see ``RemotePops``."""
+        return self._remote_pops.waited_seconds(Subscription(TopicName(topic), GroupName(group)), message)
 
     async def _answer(self, sender: InstanceId, message: PeerMessage[Any]) -> object:
         match message:
@@ -120,11 +125,22 @@ class Peering:
 
         A record of any other queue is ignored, because the owner of that queue reads it from the store.
         """
-        hosts = {host.broker_queue: host for served in self._topics.served.values() for host in served.hosts}
-        for one in message.records:
-            host = hosts.get(one.queue)
+        by_queue: dict[BrokerQueue, list[LoadedRecord]] = {}
+        for queue, copy_id, record, remaining in message.records:
+            by_queue.setdefault(queue, []).append(LoadedRecord(copy_id, record, remaining))
+        for queue, records in by_queue.items():
+            host = self._host(queue)
             if host is not None and host.is_owned:
-                host.hear(one.copy_id, one.record, one.remaining_seconds)
+                host.hear_all(records)
+
+    def _host(self, queue: BrokerQueue) -> QueueHost | None:
+        """Return the present host of a queue. There can be thousands of them, so they are listed only after changes."""
+        host = self._hosts.get(queue)
+        served = None if host is None else self._topics.served.get(Subscription(*host.queue[:2]))
+        if served is None or host not in served.hosts:
+            self._hosts = {one.broker_queue: one for served in self._topics.served.values() for one in served.hosts}
+            host = self._hosts.get(queue)
+        return host
 
     async def _lease_for_group(self, message: LeaseForGroup) -> int:
         lease = self._forming.pop(message.lease_id, None)

@@ -12,16 +12,20 @@ pops with filters wait in a separate line, and only a few of them are forwarded 
 them.
 
 While this proxy has a backlog, messages at other proxies must not starve. Therefore some pops try the other proxies
-first. The share of these pops is the share of the subscription's queues that the other proxies own.
+first, if messages wait there for longer than here (``other_backlogs``). The share of these pops is at most the share of
+the subscription's queues that the other proxies own.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from popgate.domain.errors import PeerUnavailable, PopgateError, TooManyInFlight
+from popgate.domain.message import Message
 from popgate.domain.names import InstanceId, Subscription
+from popgate.engine.cluster.other_backlogs import POPPED_HERE_SECONDS, OtherBacklogs
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
 from popgate.engine.subscription.subscription import ServedSubscription
@@ -46,11 +50,13 @@ class PeerPop(NamedTuple, Generic[AnswerT]):
     """The answer of another proxy to a forwarded pop.
 
     ``arrivals`` is None if the answer contains messages or an error. Otherwise it is the other proxy's arrival count
-    (``Serving.arrivals``): no message that had arrived there until then was available to the pop.
+    (``Serving.arrivals``): no message that had arrived there until then was available to the pop. ``waited_seconds``:
+    how long the first message of the answer had waited, if the other proxy reports it (``other_backlogs``).
     """
 
     answer: AnswerT
     arrivals: int | None
+    waited_seconds: float | None = None
 
 
 Forward: TypeAlias = Callable[[InstanceId], Awaitable[PeerPop[AnswerT]]]
@@ -85,6 +91,9 @@ class _OtherOwners:
         """Waiting pops with filters. Most of them receive no message when they are forwarded."""
         self.attempts: dict[str, _Pop[Any]] = {}
         self.turn = 0
+        self.backlogs = OtherBacklogs()
+        self.popped_here_at = -inf
+        """When a client of this proxy last got messages of this proxy."""
 
     def parked(self, *, choosy: bool) -> dict[_Parked, None]:
         return self.choosy if choosy else self.plain
@@ -144,6 +153,19 @@ class RemotePops:
                 self._choosy_places.release()
 
         return forwarding
+
+    def waited_seconds(self, subscription: Subscription, message: Message) -> float | None:
+        """Return how long a message that was handed out to a forwarded pop had waited.
+
+        Return None if it is unknown, or if no clients of this proxy take messages of the subscription: then the other
+        proxies must forward all pops that they can.
+        """
+        owners, clock = self._other_owners.get(subscription), self._context.clock
+        if owners is None or message.waiting_since <= 0:
+            return None
+        if clock.monotonic() - owners.popped_here_at > POPPED_HERE_SECONDS:
+            return None
+        return max(0.0, clock.wall() - message.waiting_since)
 
     def available(self, member: InstanceId, subscription: Subscription) -> None:
         """Record that ``member`` has reported messages for the subscription, and forward waiting pops to it."""
@@ -249,7 +271,18 @@ class _Pop(Generic[AnswerT]):
         hosts = self._served.hosts
         self._owners.turn += 1
         is_turn = self._owners.turn % len(hosts) >= sum(host.is_owned for host in hosts)
-        return bool(self._owners.stocked) and is_turn
+        if not (is_turn and self._owners.stocked):
+            return False
+        here_since = self._here_since()
+        return any(self._owners.backlogs.is_behind(member, here_since) for member in self._owners.stocked)
+
+    def _here_since(self) -> float | None:
+        """Return since when this proxy's first message has waited (monotonic); None if there is none, or if it is
+        unknown."""
+        first, clock = self._served.serving.ready.first(), self._context.clock
+        if first is None or first.message is None or first.message.waiting_since <= 0:
+            return None
+        return clock.monotonic() - max(0.0, clock.wall() - first.message.waiting_since)
 
     def _others(self) -> Sequence[InstanceId]:
         """Return the other owners: first those that are believed to have messages, and otherwise in rotating order."""
@@ -259,7 +292,10 @@ class _Pop(Generic[AnswerT]):
 
     async def _here(self, wait_seconds: float, presence: Presence) -> list[Leased]:
         try:
-            return await self._served.pops.pop(replace(self._request, wait_seconds=wait_seconds), presence)
+            leased = await self._served.pops.pop(replace(self._request, wait_seconds=wait_seconds), presence)
+            if leased:
+                self._owners.popped_here_at = self._context.clock.monotonic()
+            return leased
         except TooManyInFlight as error:  # other owners may have messages
             self._full = error
             return []
@@ -289,6 +325,7 @@ class _Pop(Generic[AnswerT]):
             passed = await self._forwarded_to(member)
             if passed is not None and passed.arrivals is None:
                 owners.stocked[member] = None
+                owners.backlogs.heard(member, passed.waited_seconds, self._context.clock.monotonic())
                 owners.wake(member)
                 return passed.answer
             owners.stocked.pop(member, None)

@@ -5,10 +5,11 @@ The claim has an epoch. While the epoch is 0, no message of the queue may be han
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from popgate.domain.errors import StateUnavailable
-from popgate.domain.names import BrokerQueue, QueueId
+from popgate.domain.errors import PopgateError, StateUnavailable
+from popgate.domain.names import BrokerQueue, CopyId, QueueId
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.queue.recovered_records import recovered_records
 from popgate.engine.queue.state import QueueState
@@ -84,6 +85,13 @@ class QueueClaim:
             self.epoch = epoch
             self._note(EventKind.QUEUE_CLAIMED, epoch)
             return Claimed(records, is_restored=False)
+
+    async def forget(self, copy_ids: Sequence[CopyId]) -> None:
+        """Delete the records of dropped transient messages."""
+        try:
+            await self._context.leases.forget(self._broker_queue, copy_ids)
+        except PopgateError as error:
+            _log.warning("records of ended deliveries stay until the next claim", extra={"error": error.detail})
 
     async def _restore(self) -> Claimed | None:
         losses, clock = self._losses, self._context.clock

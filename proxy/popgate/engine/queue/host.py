@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from popgate.domain.dead_letter import bare
-from popgate.domain.errors import PopgateError, QueueGone
+from popgate.domain.errors import QueueGone
 from popgate.domain.lease import LeaseRecord
 from popgate.domain.names import BrokerQueue, CopyId, Layout, QueueId, is_transient, transient_copy_id
 from popgate.engine.context.engine_context import EngineContext
@@ -24,10 +24,11 @@ from popgate.engine.queue.delivery_renewal import DeliveryRenewal
 from popgate.engine.queue.effects import Effects, QueueEvents
 from popgate.engine.queue.prefetch_control import PrefetchControl
 from popgate.engine.queue.queue_channels import QueueChannels
-from popgate.engine.queue.record_loading import learn_all
+from popgate.engine.queue.record_loading import heard, learn_all
 from popgate.engine.queue.redelivery_order import RedeliveryOrder
 from popgate.engine.queue.state import QueueState
 from popgate.ports.broker import Channel, Delivery, Listener
+from popgate.ports.leases import LoadedRecord
 from popgate.ports.peers import LearnedRecord
 from popgate.runtime.deadlines import NEVER
 
@@ -132,11 +133,7 @@ class QueueHost:
         claimed = await self.claim.take()
         if claimed is None:
             return
-        if any(one.record.epoch > self.epoch for one in claimed.records):  # another proxy has claimed it meanwhile
-            for one in claimed.records:
-                self.learn(*one)
-        else:
-            self._do(learn_all(self.state, claimed.records, self._context.clock.monotonic()))
+        self._learn_all(claimed.records)
         if claimed.is_restored:
             effects = Effects()
             effects.has_news = True
@@ -341,6 +338,17 @@ class QueueHost:
             return message
         return self.learn(copy_id, record, remaining_seconds)
 
+    def hear_all(self, records: Iterable[LoadedRecord]) -> None:
+        """Do the same as ``hear`` for many records."""
+        self._learn_all(heard(self.state, records))
+
+    def _learn_all(self, records: Sequence[LoadedRecord]) -> None:
+        if any(one.record.epoch > self.epoch for one in records):  # another proxy has claimed the queue
+            for one in records:
+                self.learn(*one)
+        else:
+            self._do(learn_all(self.state, records, self._context.clock.monotonic()))
+
     def conform(self, message: BufferedMessage, record: LeaseRecord, remaining_seconds: float) -> None:
         """See ``QueueState.conform``."""
         self._do(self.state.conform(message, record, remaining_seconds, self._context.clock.monotonic()))
@@ -365,13 +373,7 @@ class QueueHost:
 
     def forget_records(self, copy_ids: Sequence[CopyId]) -> None:
         """Delete the records of dropped transient messages in the background."""
-        self._context.background.spawn(self._forget_records(copy_ids), name=f"forget {self.broker_queue}")
-
-    async def _forget_records(self, copy_ids: Sequence[CopyId]) -> None:
-        try:
-            await self._context.leases.forget(self.broker_queue, copy_ids)
-        except PopgateError as error:
-            _log.warning("records of ended deliveries stay until the next claim", extra={"error": error.detail})
+        self._context.background.spawn(self.claim.forget(copy_ids), name=f"forget {self.broker_queue}")
 
     def fetch_again(self, messages: Iterable[BufferedMessage]) -> None:
         """See ``QueueState.fetch_again``."""

@@ -46,6 +46,10 @@ class ReadyMessages:
     def has_any(self) -> bool:
         return self._next() is not None
 
+    def first(self) -> BufferedMessage | None:
+        """Return the oldest message that may be handed out, or None."""
+        return self._next()
+
     def count(self, count_max: int) -> int:
         """Count the messages that a pop without a filter would get, at most ``count_max``.
 
