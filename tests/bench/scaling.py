@@ -35,6 +35,8 @@ CONNECTIONS_PER_PARKED = 1.4
 TOPICS, GROUPS = 100, 100
 IDLE_SECONDS = 60.0
 """A proxy looks after the records of all subscriptions once in this time."""
+RETURNED_SECONDS = 60.0
+"""The proxy closes the channels of unused subscriptions once, within this time."""
 IDLE_TARGET = 0.02
 BATCH = 256
 CLIENTS = 8
@@ -187,6 +189,7 @@ def _idle_rows(report: Report, folder: Path, topics: int, *, is_full: bool) -> N
         for what, is_used in (("never used", False), ("popped once", True)):
             if is_used:
                 asyncio.run(_on_each(proxy.port, topics, "POST", "/pop", orjson.dumps({"wait_seconds": 0})))
+                time.sleep(RETURNED_SECONDS)
             before = proxy.processor_seconds
             time.sleep(IDLE_SECONDS)
             share = (proxy.processor_seconds - before) / IDLE_SECONDS
