@@ -17,7 +17,7 @@ from aiormq.abc import AbstractChannel
 
 from popgate.adapters.rabbitmq.channel_parser import CloseReason, Confirm, RawDelivery
 from popgate.adapters.rabbitmq.delay_key import delay_key, entry_level, whole_seconds
-from popgate.adapters.rabbitmq.delay_levels import level_name
+from popgate.adapters.rabbitmq.delay_levels import entrance_name
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.properties import decode, encode
 from popgate.adapters.rabbitmq.session import Session
@@ -147,7 +147,7 @@ class ConfirmChannel:
         """Return the Basic.Publish frame of a message. All messages with the same target have the same frame."""
         if outgoing.topic is not None and outgoing.delay_seconds > 0:
             seconds = whole_seconds(outgoing.delay_seconds)
-            exchange = level_name(entry_level(seconds))
+            exchange = entrance_name(entry_level(seconds))
             routing_key = delay_key(seconds, outgoing.topic, outgoing.index)
         elif outgoing.topic is not None:
             exchange, routing_key = exchange_name(outgoing.topic), str(outgoing.index)

@@ -4,10 +4,12 @@ Theory of operation. Level n is a topic exchange and a quorum queue. Messages in
 are then dead-lettered, at least once, to the exchange of the level below. The exchange of each level checks the level's
 bit in the routing key. If the bit is 1, the message waits in the level's queue. If the bit is 0, the message continues
 to the next exchange at once. All messages of a queue wait for the same time. So the message at the head expires first,
-and a long delay does not block a short one. A message enters at the level of the highest bit of its delay that is 1.
+and a long delay does not block a short one. A message enters at the level of the highest bit of its delay that is 1. It
+always waits at that level, so it is published to the level's entrance ``in``, a fanout exchange. The topic exchange
+would compare the key with its patterns, which costs RabbitMQ more than half of a publish on 3.10, and a third on 4.3.
 
     publish, 5 s = 101b             4 s             0         1 s
-    ----------------------> (2) --> [2] --dead--> (1) ----> (0) --> [0] --dead--> (deliver) --> queues of the groups
+    -------------------> (in:2) --> [2] --dead--> (1) ----> (0) --> [0] --dead--> (deliver) --> queues of the groups
                                                                                      |
                                                                                      +--alternate--> [unclaimed]
 
@@ -45,6 +47,11 @@ DECLARED_AGAIN_SECONDS = 60.0
 def level_name(level: int) -> str:
     """Return the name of the level's exchange. The level's queue has the same name."""
     return f"popgate:delay:{level}"
+
+
+def entrance_name(level: int) -> str:
+    """Return the name of the exchange to which messages that enter at the level are published."""
+    return f"popgate:delay:in:{level}"
 
 
 def relay_name(topic: TopicName, index: int) -> str:
@@ -135,6 +142,9 @@ async def _declare_level(session: Session, channel: AbstractChannel, level: int)
     await session.call(channel.queue_declare(name, durable=True, arguments=dict(arguments)))
     await session.call(channel.queue_bind(name, name, waits_pattern(level)))
     await session.call(channel.exchange_bind(below, name, passes_pattern(level)))
+    entrance = entrance_name(level)
+    await session.call(channel.exchange_declare(entrance, exchange_type="fanout", durable=True))
+    await session.call(channel.queue_bind(name, entrance))
 
 
 def _expiring(milliseconds: int, *, exchange: str) -> dict[str, Argument]:
