@@ -131,12 +131,14 @@ def copy_id_minter(wall: Callable[[], float]) -> Callable[[], CopyId]:
     """
     process = secrets.token_hex(5)
     counter = int.from_bytes(secrets.token_bytes(3), "big")
-    latest = 0
+    latest, prefix = 0, f"{0:012x}{process}"
 
     def mint() -> CopyId:
-        nonlocal counter, latest
-        latest = max(latest, int(wall() * 1000))
+        nonlocal counter, latest, prefix
+        now = int(wall() * 1000)
+        if now > latest:
+            latest, prefix = now, f"{now:012x}{process}"
         counter = (counter + 1) & 0xFF_FFFF_FFFF
-        return CopyId(f"{latest:012x}{process}{counter:010x}")
+        return CopyId(f"{prefix}{counter:010x}")
 
     return mint

@@ -150,7 +150,7 @@ class PublishOutcome:
     unfit: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen would double the time of its creation, once for each message
 class Outgoing:
     """A message and its target: queue ``index`` of every group of ``topic``, or one ``queue`` by name.
 

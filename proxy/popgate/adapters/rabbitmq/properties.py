@@ -28,17 +28,16 @@ from typing import NamedTuple
 from popgate.adapters.rabbitmq.field_values import LONG_STRING, SIZED, as_text, field, read_value, short_string
 from popgate.adapters.rabbitmq.usual_properties import (
     BEGINNING,
-    COPY_ID_FIELD,
     COPY_ID_HEADER,
     DELIVERY_MODE,
     DOUBLE,
     HEADERS,
-    IDENTITY_FIELD,
     IDENTITY_HEADER,
     MESSAGE_ID,
     PERSISTENT,
-    PUBLISHED_AT_FIELD,
     PUBLISHED_AT_HEADER,
+    USUAL_FLAGS,
+    pack_beginning,
     read_usual,
 )
 from popgate.domain.identity import TagChecker
@@ -345,10 +344,7 @@ def encode(message: Message, identity: str) -> bytes:
 
     Raises: ValueError, which names the header or field that AMQP can't carry.
     """
-    copy_id = message.copy_id.encode()
-    tag = identity.encode()
-    table = [COPY_ID_FIELD, _u32.pack(len(copy_id)), copy_id, IDENTITY_FIELD, _u32.pack(len(tag)), tag]
-    table += (PUBLISHED_AT_FIELD, DOUBLE.pack(message.published_at))
+    table = [pack_beginning(message.copy_id.encode(), identity.encode(), message.published_at)]
     if message.ordering_key is not None:
         key = message.ordering_key.encode()
         table += (_ORDERING_KEY_FIELD, _u32.pack(len(key)), key)
@@ -356,6 +352,9 @@ def encode(message: Message, identity: str) -> bytes:
         table += (_VISIBLE_AT_FIELD, DOUBLE.pack(message.visible_at))
     if message.expires_at is not None:
         table += (_EXPIRES_AT_FIELD, DOUBLE.pack(message.expires_at))
+    if not message.headers and message.message_id:
+        headers = b"".join(table)
+        return b"".join((USUAL_FLAGS, _u32.pack(len(headers)), headers, PERSISTENT, short_string(message.message_id)))
     properties: dict[int, bytes] = {}
     for name, value in message.headers.items():
         if name.startswith("amqp-") and _as_property(name, value, properties):

@@ -17,11 +17,10 @@ as long as the channel exists (3.10). A new channel repeats the check.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 from popgate.adapters.rabbitmq.body_limit import BodyLimit
 from popgate.adapters.rabbitmq.channel_parser import CloseReason
-from popgate.adapters.rabbitmq.confirms import Batch, ConfirmChannel
+from popgate.adapters.rabbitmq.confirms import Batch, Chunk, ConfirmChannel
 from popgate.adapters.rabbitmq.delay_key import entry_level, whole_seconds
 from popgate.adapters.rabbitmq.delay_levels import DelayLevels, Relay
 from popgate.adapters.rabbitmq.options import RabbitOptions
@@ -48,8 +47,6 @@ _NO_LEVEL = PublishOutcome(
     status=PublishStatus.REFUSED, detail="a queue of popgate:delay:... is missing, and can't be declared"
 )
 _FAILED = PublishStatus.FAILED
-_Encoded: TypeAlias = tuple[int, list[bytes | memoryview], int]
-"""A message's index in its batch, its frames, and their size."""
 
 _log = logging.getLogger(__name__)
 
@@ -175,9 +172,9 @@ class Publisher:
         limit = await self._learn_body_limit(channel.session, batch)
         if channel.closed is not None:  # the connection was lost while the limit was determined
             raise BrokerUnavailable(channel.closed.text)
-        encoded = _encoded(channel, limit, batch)
+        chunks = _encoded(channel, limit, batch)
         try:
-            await self._write_all(channel, batch, encoded)
+            await self._write_all(channel, batch, chunks)
         except (PopgateError, asyncio.CancelledError):  # both occur only when all numbered messages are written
             raise
         except Exception as error:
@@ -190,36 +187,31 @@ class Publisher:
         await self._body_limit.learn(max(len(outgoing.message.body) for outgoing in batch.messages))
         return self._body_limit
 
-    async def _write_all(self, channel: ConfirmChannel, batch: Batch, encoded: Sequence[_Encoded]) -> None:
-        pieces: list[bytes | memoryview] = []
-        size = 0
-        for index, frames, weight in encoded:
-            if size >= WRITE_BYTES or not channel.has_room(weight):
-                await self._write(channel, pieces, weight)
-                size = 0
-                if channel.closed is not None:
-                    if not batch.sent:
-                        raise BrokerUnavailable(channel.closed.text)
-                    batch.fail_open(channel.closed.text)
-                    return
-            channel.expect(batch, index, weight)
-            pieces += frames
-            size += weight
-            batch.sent = index + 1
+    async def _write_all(self, channel: ConfirmChannel, batch: Batch, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            await self._wait_for_room(channel, chunk)
+            if channel.closed is not None:
+                if not batch.sent:
+                    raise BrokerUnavailable(channel.closed.text)
+                batch.fail_open(channel.closed.text)
+                return
+            channel.expect(batch, chunk)
+            batch.sent = chunk.places[-1] + 1
+            channel.session.interceptor.write_soon(b"".join(chunk.pieces))
         batch.sent = len(batch.messages)
-        channel.session.interceptor.write(b"".join(pieces))
 
-    async def _write(self, channel: ConfirmChannel, pieces: list[bytes | memoryview], weight: int) -> None:
-        """Write `pieces`, then wait until the window has room for `weight` bytes or the channel closes."""
+    async def _wait_for_room(self, channel: ConfirmChannel, chunk: Chunk) -> None:
+        """Wait until the socket has accepted most of what was written, and the window has room for ``chunk``.
+
+        Return early if the channel closes.
+        """
         interceptor = channel.session.interceptor
-        interceptor.write(b"".join(pieces))
-        pieces.clear()
         try:
             if interceptor.unsent_bytes > UNSENT_BYTES_MAX:
                 await interceptor.drain()
         except OSError as error:
             interceptor.end(CloseReason(0, f"the connection to RabbitMQ was lost: {error}"))
-        await channel.wait_for_room(weight)
+        await channel.wait_for_room(len(chunk.places), chunk.size)
 
     async def _open_channel(self) -> ConfirmChannel:
         session = self._session()
@@ -296,18 +288,19 @@ class Publisher:
         return True
 
 
-def _encoded(channel: ConfirmChannel, limit: BodyLimit, batch: Batch) -> list[_Encoded]:
-    """Encode the messages of a batch that have no outcome yet.
+def _encoded(channel: ConfirmChannel, limit: BodyLimit, batch: Batch) -> list[Chunk]:
+    """Encode the messages of a batch that have no outcome yet, in order.
 
     A message that can't be encoded gets the outcome REFUSED. The other messages are not affected.
     """
-    encoded: list[_Encoded] = []
+    chunk = Chunk()
+    chunks = [chunk]
     for index, outgoing in enumerate(batch.messages):
         if batch.outcomes[index] is not None:
             continue
         try:
             limit.check(len(outgoing.message.body))
-            frames, weight = channel.frames(outgoing)
+            frames, size = channel.frames(outgoing)
         except ValueError as error:
             batch.settle(index, PublishOutcome(status=PublishStatus.REFUSED, detail=str(error), unfit=True))
         except Exception as error:
@@ -315,5 +308,8 @@ def _encoded(channel: ConfirmChannel, limit: BodyLimit, batch: Batch) -> list[_E
             detail = f"the message can't be encoded: {type(error).__name__}: {error}"
             batch.settle(index, PublishOutcome(status=PublishStatus.REFUSED, detail=detail, unfit=True))
         else:
-            encoded.append((index, frames, weight))
-    return encoded
+            if chunk.size >= WRITE_BYTES or not channel.fits(chunk, size):
+                chunk = Chunk()
+                chunks.append(chunk)
+            chunk.add(index, frames, size)
+    return [one for one in chunks if one.places]

@@ -7,6 +7,7 @@ these fields have another order, length or type, ``properties`` reads them.
 """
 
 import re
+from functools import lru_cache
 from struct import Struct
 
 from popgate.adapters.rabbitmq.field_values import short_string
@@ -21,6 +22,7 @@ PUBLISHED_AT_HEADER = "x-popgate-published-at"
 
 HEADERS, DELIVERY_MODE, MESSAGE_ID = 0x2000, 0x1000, 0x0080
 """The flags of the properties that popgate writes to each message."""
+USUAL_FLAGS = (HEADERS | DELIVERY_MODE | MESSAGE_ID).to_bytes(2, "big")
 PERSISTENT = b"\x02"
 COPY_ID_FIELD, IDENTITY_FIELD = short_string(COPY_ID_HEADER) + b"S", short_string(IDENTITY_HEADER) + b"S"
 PUBLISHED_AT_FIELD = short_string(PUBLISHED_AT_HEADER) + b"d"
@@ -44,13 +46,26 @@ BEGINNING = re.compile(_FIELDS, re.DOTALL)
 """Matches the fields with which popgate begins the headers of each message. Groups: copy id, identity tag, time of
 publishing."""
 _USUAL = re.compile(
-    re.escape((HEADERS | DELIVERY_MODE | MESSAGE_ID).to_bytes(2, "big") + _LENGTH.pack(_FIELDS_BYTES))
-    + _FIELDS
-    + re.escape(PERSISTENT)
-    + rb"(.)",
+    re.escape(USUAL_FLAGS + _LENGTH.pack(_FIELDS_BYTES)) + _FIELDS + re.escape(PERSISTENT) + rb"(.)",
     re.DOTALL,
 )
 """Matches the properties of a message with these headers only, up to the length of its message_id."""
+
+
+@lru_cache
+def _beginning(copy_id_bytes: int, tag_bytes: int) -> Struct:
+    fields = ((COPY_ID_FIELD, f"I{copy_id_bytes}s"), (IDENTITY_FIELD, f"I{tag_bytes}s"), (PUBLISHED_AT_FIELD, "d"))
+    return Struct(">" + "".join(f"{len(name)}s{value}" for name, value in fields))
+
+
+def pack_beginning(copy_id: bytes, tag: bytes, published_at: float) -> bytes:
+    """Return the fields with which the headers of a message begin."""
+    id_length, tag_length = len(copy_id), len(tag)
+    return _beginning(id_length, tag_length).pack(
+        *(COPY_ID_FIELD, id_length, copy_id),
+        *(IDENTITY_FIELD, tag_length, tag),
+        *(PUBLISHED_AT_FIELD, published_at),
+    )
 
 
 def read_usual(properties: bytes, body: bytes) -> tuple[Message, str] | None:

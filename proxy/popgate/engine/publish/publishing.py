@@ -108,7 +108,10 @@ class Publisher:
         delayed copy is not published if the topic has no group now. Raises: BrokerUnavailable if no copy was stored.
         """
         groups = self._groups_of(spec.topic)
-        refusals = [_refusal(subject, missing, has_groups=bool(groups)) for subject in subjects]
+        if missing or not groups:
+            refusals = [_refusal(subject, missing, has_groups=bool(groups)) for subject in subjects]
+        else:
+            refusals = [""] * len(subjects)
         outgoing = [
             _outgoing(spec, subject) for subject, refusal in zip(subjects, refusals, strict=True) if not refusal
         ]
