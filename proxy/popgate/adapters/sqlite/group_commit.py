@@ -69,6 +69,10 @@ class AwaitedJob(PendingJob[T]):
         else:
             outcome.set_exception(self.error)
 
+    def fail(self, error: Exception) -> None:
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+
 
 class CallbackJob(PendingJob[T]):
     """A job with callbacks. ``done`` is called with its result, or ``failed`` with its error."""
