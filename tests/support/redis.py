@@ -4,7 +4,7 @@ Also one with a replica and a Sentinel, and one that requires TLS with a client 
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ class RedisServer(Server):
     ready_timeout_seconds = 20
     stop_timeout_seconds = 20
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
-        if shutil.which("redis-server") is None:
-            raise ServerMissingError("redis-server is not installed")
+    def __init__(
+        self, folder: Path, settings: Mapping[str, str] | None = None, program: Sequence[str] = ("redis-server",)
+    ) -> None:
+        if shutil.which(program[0]) is None:
+            raise ServerMissingError(f"{program[0]} is not installed")
         self._block = PortBlock()
         (self.port,) = self._block.ports
         options = {
@@ -39,7 +41,7 @@ class RedisServer(Server):
             "save": "",
             **(settings or {}),
         }
-        arguments = ["redis-server", *(part for name, value in options.items() for part in (f"--{name}", value))]
+        arguments = [*program, *(part for name, value in options.items() for part in (f"--{name}", value))]
         super().__init__("redis", folder, arguments=arguments)
 
     def url(self, database: int = 0) -> str:
