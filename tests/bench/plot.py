@@ -75,10 +75,10 @@ def drawn(figures: dict[str, Any]) -> str:
     for panel in panels:
         parts += _grid(panel, across, seconds)
         x = across(hangs_at)
-        parts.append(_line(x, panel.top, x, panel.top + PANEL_HEIGHT, "#6b7280", 1.5))
-        parts.append(_text(x + 6, panel.top + 14, "one of four hangs", "start", "#4b5563"))
+        parts.append(line(x, panel.top, x, panel.top + PANEL_HEIGHT, "#6b7280", 1.5))
+        parts.append(text(x + 6, panel.top + 14, "one of four hangs", "start", "#4b5563"))
         parts += [_curve(panel, LOOKS[way], samples, across) for way, samples in ways.items()]
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, height - 10, "seconds", "middle"))
+    parts.append(text((LEFT + WIDTH - RIGHT) / 2, height - 10, "seconds", "middle"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -87,8 +87,8 @@ def _legend(ways: dict[str, Any]) -> list[str]:
     x = float(LEFT)
     for way in ways:
         colour, dashes, width = LOOKS[way]
-        parts.append(_line(x, 20, x + 36, 20, colour, width, dashes))
-        parts.append(_text(x + 43, 24.5, NAMES[way], "start"))
+        parts.append(line(x, 20, x + 36, 20, colour, width, dashes))
+        parts.append(text(x + 43, 24.5, NAMES[way], "start"))
         x += 78 + 6.6 * len(NAMES[way])
     return parts
 
@@ -97,11 +97,11 @@ def _grid(panel: Panel, across: Place, seconds: float) -> list[str]:
     parts = [f'<text x="{LEFT}" y="{panel.top - 10}" font-weight="bold">{panel.title}</text>']
     for tick in panel.ticks:
         y = panel.place(tick)
-        parts += [_line(LEFT, y, WIDTH - RIGHT, y, "#e5e7eb", 1), _text(LEFT - 8, y + 4.5, f"{tick:,g}", "end")]
+        parts += [line(LEFT, y, WIDTH - RIGHT, y, "#e5e7eb", 1), text(LEFT - 8, y + 4.5, f"{tick:,g}", "end")]
     floor = panel.top + PANEL_HEIGHT
-    parts.append(_line(LEFT, floor, WIDTH - RIGHT, floor, "#6b7280", 1))
+    parts.append(line(LEFT, floor, WIDTH - RIGHT, floor, "#6b7280", 1))
     for tick in _steps(seconds):
-        parts.append(_text(across(tick), floor + 18, f"{tick:g}", "middle"))
+        parts.append(text(across(tick), floor + 18, f"{tick:g}", "middle"))
     return parts
 
 
@@ -112,13 +112,15 @@ def _curve(panel: Panel, look: tuple[str, str, float], samples: Sequence[Sequenc
     return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{width}"{dashed}/>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float, dashes: str = "") -> str:
+def line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float, dashes: str = "") -> str:
+    """Return a line."""
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     where = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
     return f'<line {where} stroke="{colour}" stroke-width="{width}"{dashed}/>'
 
 
-def _text(x: float, y: float, text: str, anchor: str, colour: str = "#1f2937") -> str:
+def text(x: float, y: float, text: str, anchor: str, colour: str = "#1f2937") -> str:
+    """Return a text."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{text}</text>'
 
 

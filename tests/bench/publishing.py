@@ -1,7 +1,9 @@
 """Publishes at a steady rate, in a separate process. Each body begins with its time, by `time.monotonic`.
 
-python publishing.py amqp URL RATE TOTAL QUEUES    one message at a time to the topic's exchange, unconfirmed
-python publishing.py http PORT RATE TOTAL          through the proxy; a request has all that is due when it starts
+python publishing.py amqp URL RATE TOTAL QUEUES [EXCHANGE]
+    one message at a time to the topic's exchange, or to another one, unconfirmed
+python publishing.py http PORT RATE TOTAL
+    through the proxy; a request has all that is due when it starts
 """
 
 import asyncio
@@ -22,6 +24,8 @@ SECRET = "the secret of this benchmark"
 """Secret of the consuming proxies, so that messages published here count as popgate's own."""
 BODY_BYTES = 256
 BATCH_MAX = 256
+EXCHANGE = "popgate:bench"
+"""The exchange of the topic."""
 
 
 def body() -> str:
@@ -38,7 +42,7 @@ def due(rate: float, total: int) -> Generator[tuple[int, float]]:
         yield count, started + published / rate - time.monotonic()
 
 
-def publish_by_amqp(amqp_url: str, rate: float, total: int, queues: int) -> None:
+def publish_by_amqp(amqp_url: str, rate: float, total: int, queues: int, exchange: str = EXCHANGE) -> None:
     parameters = pika.URLParameters(amqp_url)
     parameters.heartbeat = 0  # nothing is read
     keys = IdentityKeys([SECRET.encode()])
@@ -51,7 +55,7 @@ def publish_by_amqp(amqp_url: str, rate: float, total: int, queues: int) -> None
                 copy_id = uuid.uuid4().hex
                 headers = {COPY_ID_HEADER: copy_id, IDENTITY_HEADER: signers[number % queues](copy_id)}
                 properties = BasicProperties(delivery_mode=2, headers=headers)
-                channel.basic_publish("popgate:bench", str(number % queues), body().encode(), properties)
+                channel.basic_publish(exchange, str(number % queues), body().encode(), properties)
                 number += 1
             time.sleep(max(0.0, left))
 
@@ -68,8 +72,8 @@ async def publish_by_http(port: int, rate: float, total: int) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["amqp", url, rate, total, queues]:
-            publish_by_amqp(url, float(rate), int(total), int(queues))
+        case ["amqp", url, rate, total, queues, *exchange]:
+            publish_by_amqp(url, float(rate), int(total), int(queues), *exchange)
         case ["http", port, rate, total]:
             asyncio.run(publish_by_http(int(port), float(rate), int(total)))
         case _:

@@ -29,9 +29,7 @@ async def fill(job: Job) -> None:
         for number in range(job.total):
             channel.basic_publish("", QUEUES[number % len(QUEUES)], BODY, properties)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while (
-            sum(channel.queue_declare(name, passive=True).method.message_count or 0 for name in QUEUES) < job.total
-        ):
+        while sum(channel.queue_declare(name, passive=True).method.message_count or 0 for name in QUEUES) < job.total:
             if time.monotonic() > deadline:
                 raise TimeoutError("the queues don't have all messages")
             connection.sleep(0.05)

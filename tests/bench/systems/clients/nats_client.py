@@ -44,13 +44,11 @@ async def _fill(job: Job) -> None:
 
 
 async def _drain(job: Job, meter: Meter) -> None:
-    timeout_error = import_module("nats.errors").TimeoutError
-
     async def work(subscription: Any) -> None:
         while not meter.is_done:
             try:
                 messages = await subscription.fetch(job.batch, timeout=WAIT_SECONDS)
-            except timeout_error:
+            except TimeoutError:
                 continue
             for message in messages:
                 await message.ack()

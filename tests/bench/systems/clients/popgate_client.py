@@ -4,7 +4,7 @@ Also empty requests to a server that does nothing, with the same connections.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, closing
 from typing import Any
 
@@ -15,12 +15,26 @@ from bench.systems.clients.client import BODY_BYTES, LEASE_SECONDS, WAIT_SECONDS
 from bench.systems.metering import Job, Meter
 from popgate_client import AsyncClient
 
+QUEUES = 4
+TOPIC = "/v1/admin/topics/bench"
 Work = Callable[[Job, Meter, load.Connection], Awaitable[None]]
 
 
-
 async def _fill(job: Job) -> None:
+    """Publish to a new topic: the proxy then has no consumer on its queues, and prefetches nothing, until the first pop."""
+    with closing(await load.connect(job.port)) as connection:
+        await _admin(connection, "DELETE", TOPIC, ok=(200, 204, 404))
+        await _admin(connection, "PUT", TOPIC, {"queues": QUEUES})
+        await _admin(connection, "PUT", f"{TOPIC}/groups/default", {})
     await load.fill(job.port, total=job.total, body_bytes=BODY_BYTES)
+
+
+async def _admin(
+    connection: load.Connection, method: str, path: str, body: Any = None, ok: Sequence[int] = (200, 201)
+) -> None:
+    status, answer = await connection.request(method, path, b"" if body is None else orjson.dumps(body))
+    if status not in ok:
+        raise RuntimeError(f"{method} {path}: {status} {answer[:300]!r}")
 
 
 async def _pop(job: Job, connection: load.Connection, handles: list[str], wait_seconds: float) -> list[str]:
@@ -64,9 +78,11 @@ async def _together(job: Job, meter: Meter, connection: load.Connection) -> None
 
 
 async def _empty(job: Job, meter: Meter, connection: load.Connection) -> None:
+    """Count two requests as one message."""
     body = orjson.dumps({"max_messages": 1, "wait_seconds": 5})
     while not meter.is_done:
-        await connection.request("POST", f"{load.SUBSCRIPTION}/pop", body)
+        for _ in range(2):
+            await connection.request("POST", f"{load.SUBSCRIPTION}/pop", body)
         meter.settled(1)
 
 

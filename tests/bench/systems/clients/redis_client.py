@@ -31,9 +31,7 @@ async def _fill(job: Job) -> None:
 async def _drain(job: Job, meter: Meter) -> None:
     async def work(name: str, redis: Any) -> None:
         while not meter.is_done:
-            answer = await redis.xreadgroup(
-                GROUP, name, {STREAM: ">"}, count=job.batch, block=int(1000 * WAIT_SECONDS)
-            )
+            answer = await redis.xreadgroup(GROUP, name, {STREAM: ">"}, count=job.batch, block=int(1000 * WAIT_SECONDS))
             if answer:
                 entries = answer[STREAM.encode()][0] if isinstance(answer, dict) else answer[0][1]
                 settled = await redis.xack(STREAM, GROUP, *(entry[0] for entry in entries))
