@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVER_INSTALLED := $(VENV)/.installed-server
 DEV_INSTALLED := $(VENV)/.installed-dev
+BENCH_INSTALLED := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-quick test-unit crash check audit lock format bench prove chaos simulate fuzz mutate explore tla clean
+.PHONY: help setup run test test-quick test-unit crash check audit lock format bench bench-peers prove chaos simulate fuzz mutate explore tla clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Pass arguments with ARGS, for example: make run ARGS='--port 9000'"
 
 setup: $(DEV_INSTALLED) ## make .venv with the proxy and every test and check tool
@@ -54,6 +55,11 @@ bench: $(DEV_INSTALLED) ## measure; prints a table and writes a JSON file
 	@.ci/install-test-servers
 	PYTHONPATH=tests $(BIN)/python tests/bench/run.py $(ARGS)
 
+bench-peers: $(BENCH_INSTALLED) ## compare popgate with Redis, NATS, PostgreSQL and others (ARGS=--quick; ARGS='--docs docs')
+	@.ci/install-test-servers
+	@.ci/install-bench-servers
+	PYTHONPATH=tests $(BIN)/python tests/bench/systems/run.py $(ARGS)
+
 prove: $(DEV_INSTALLED) ## prove the locks: ten minutes of chaos on three RabbitMQ nodes, over AMQP and through proxies (popgate prove locks $(ARGS))
 	@.ci/install-test-servers
 	PYTHONPATH=tests $(BIN)/python tests/lock_proof/run.py $(ARGS)
@@ -87,3 +93,7 @@ $(SERVER_INSTALLED): pyproject.toml
 
 $(DEV_INSTALLED): pyproject.toml
 	@.ci/make-venv $(VENV) dev
+
+# A client library that can't be had is skipped.
+$(BENCH_INSTALLED): pyproject.toml $(DEV_INSTALLED)
+	@.ci/make-venv $(VENV) bench || echo "popgate: systems whose client libraries are missing will be skipped" >&2

@@ -16,9 +16,12 @@ def drawn(figures: Figures, batches: Sequence[tuple[str, int]], ones: Sequence[t
     """Return the SVG: a panel of the rows with batches, and one of single messages, each with its own scale."""
     second_top = TOP + PITCH * len(batches) + GAP
     height = second_top + PITCH * len(ones) + BOTTOM
-    parts = [
+    head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'font-family="Helvetica, Arial, sans-serif" font-size="13" fill="#1f2937" role="img">',
+        'font-family="Helvetica, Arial, sans-serif" font-size="13" fill="#1f2937" role="img">'
+    )
+    parts = [
+        head,
         "<title>Messages a second of popgate and of other systems</title>",
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#ffffff" stroke="#d1d5db"/>',
         *_panel(figures, "batches of 32, or pushed: messages a second", TOP, batches),

@@ -89,11 +89,6 @@ class Figures:
 
 
 def _rounded(value: Any) -> Any:
-    """Return the value with its floats rounded: one decimal from 100 up, and three below."""
-    if isinstance(value, float):
-        return round(value, 1 if value >= 100 else 3)
-    if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_rounded(one) for one in value]
-    return value
+    """Return the plain value with its floats rounded: one decimal from 100 up, and three below."""
+    text = json.dumps(value)
+    return json.loads(text, parse_float=lambda digits: round(float(digits), 1 if float(digits) >= 100 else 3))

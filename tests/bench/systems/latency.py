@@ -109,8 +109,9 @@ async def _consume(amqp_url: str, latencies: Latencies) -> None:
             await channel.set_qos(prefetch_count=PREFETCH)
             exchange = await channel.declare_exchange(EXCHANGES[PLAIN], durable=True)
             for index in range(QUEUES):
-                name, arguments = f"latency-{index}", {"x-queue-type": "quorum"}
-                queue = await channel.declare_queue(name, durable=True, arguments=arguments)
+                queue = await channel.declare_queue(
+                    f"latency-{index}", durable=True, arguments={"x-queue-type": "quorum"}
+                )
                 if number == 0:
                     await queue.bind(exchange, str(index))
                 await queue.consume(on_message)

@@ -19,8 +19,8 @@ import psutil
 class Job:
     """What the client process does: drain ``total`` messages with ``clients`` clients in batches of ``batch``.
 
-    ``pids`` are the servers whose processor time, with that of their child processes, is measured. ``options`` belong to
-    the client module.
+    ``pids`` are the servers whose processor time, with that of their child processes, is measured. ``options`` are
+    for the client module.
     """
 
     client: str

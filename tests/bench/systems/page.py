@@ -3,7 +3,6 @@
 python page.py FOLDER     writes the tables of peers.md, and peers.svg, in this folder anew from its peers.json
 """
 
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -54,7 +53,6 @@ TARGETS = (
 P99_RATIO_MAX = 1.3
 TOGETHER = {ON_RABBITMQ: ON_RABBITMQ_TOGETHER, EMBEDDED: EMBEDDED_TOGETHER}
 """The same store, with the acks in the next pop."""
-BLOCK = r"(<!-- figures: {name} -->\n).*?(<!-- /figures -->)"
 
 
 def tables(figures: Figures) -> dict[str, str]:
@@ -73,11 +71,12 @@ def tables(figures: Figures) -> dict[str, str]:
 def filled(page: str, figures: Figures) -> str:
     """Return the page with its blocks written anew. Raises: ValueError if a block is missing."""
     for name, text in tables(figures).items():
-        page, count = re.subn(
-            BLOCK.format(name=name), lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL
-        )
-        if count != 1:
+        begin, end = f"<!-- figures: {name} -->\n", "<!-- /figures -->"
+        before, found, rest = page.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not (found and ended):
             raise ValueError(f"the page has no block of figures {name!r}")
+        page = f"{before}{begin}{text}\n{end}{after}"
     return page
 
 

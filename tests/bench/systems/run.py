@@ -83,6 +83,7 @@ class Run:
         asyncio.run(find_client(job.client).fill(job))
         done = subprocess.run(
             [sys.executable, "-m", "bench.systems.drain", job.as_json()],
+            check=False,
             env=ENVIRONMENT,
             capture_output=True,
             text=True,

@@ -121,7 +121,8 @@ class PostgresServer(Server):
     def start(self) -> None:
         """Make a new database, and start the server. Raises: ServerFailedError."""
         initdb = ("-D", str(self._data), "-U", USER, "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync")
-        done = subprocess.run(POSTGRES.command(INITDB, *initdb, as_user=True), capture_output=True, text=True)
+        command = POSTGRES.command(INITDB, *initdb, as_user=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
             raise ServerFailedError(f"initdb: {done.stderr}")
         super().start()

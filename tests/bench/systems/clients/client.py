@@ -4,7 +4,7 @@ A client module imports its library only when it is used, because the library ma
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -23,8 +23,8 @@ PATIENCE_SECONDS = 60.0
 class Client:
     """``fill`` empties the queue and publishes ``job.total`` messages; ``drain`` takes and settles all of them."""
 
-    fill: Callable[[Job], Awaitable[None]]
-    drain: Callable[[Job, Meter], Awaitable[None]]
+    fill: Callable[[Job], Coroutine[None, None, None]]
+    drain: Callable[[Job, Meter], Coroutine[None, None, None]]
 
 
 async def in_threads(count: int, work: Callable[[int], None]) -> None:

@@ -1,6 +1,7 @@
 """Pulls from a NATS JetStream stream through one durable consumer, with nats-py."""
 
 import asyncio
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -22,10 +23,8 @@ async def _fill(job: Job) -> None:
     api = import_module("nats.js.api")
     connection = await _connected(job)
     stream = connection.jetstream()
-    try:
+    with suppress(errors.NotFoundError):  # in the first round
         await stream.delete_stream(STREAM)
-    except errors.NotFoundError:
-        pass  # the first round
     retention, storage = api.RetentionPolicy.WORK_QUEUE, api.StorageType.FILE
     await stream.add_stream(name=STREAM, subjects=[SUBJECT], retention=retention, storage=storage)
     config = api.ConsumerConfig(

@@ -4,7 +4,7 @@ Also empty requests to a server that does nothing, with the same connections.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, ExitStack, closing
 from typing import Any
 
@@ -17,11 +17,11 @@ from popgate_client import AsyncClient
 
 QUEUES = 4
 TOPIC = "/v1/admin/topics/bench"
-Work = Callable[[Job, Meter, load.Connection], Awaitable[None]]
+Work = Callable[[Job, Meter, load.Connection], Coroutine[None, None, None]]
 
 
 async def _fill(job: Job) -> None:
-    """Publish to a new topic: the proxy then has no consumer on its queues, and prefetches nothing, until the first pop."""
+    """Publish to a new topic, because the proxy then consumes and prefetches nothing until the first pop."""
     with closing(await load.connect(job.port)) as connection:
         await _admin(connection, "DELETE", TOPIC, ok=(200, 204, 404))
         await _admin(connection, "PUT", TOPIC, {"queues": QUEUES})
@@ -104,7 +104,7 @@ async def _with_python_client(job: Job, meter: Meter) -> None:
         await asyncio.gather(*(work(client) for client in clients))
 
 
-def _client(work: Work, fill: Callable[[Job], Awaitable[None]] = _fill) -> Client:
+def _client(work: Work, fill: Callable[[Job], Coroutine[None, None, None]] = _fill) -> Client:
     async def drain(job: Job, meter: Meter) -> None:
         with ExitStack() as stack:
             connections = [stack.enter_context(closing(await load.connect(job.port))) for _ in range(job.clients)]

@@ -14,7 +14,7 @@ PIPELINED = 500
 
 def _connected(job: Job) -> Any:
     """Return a client with one connection. The library is only partly typed."""
-    return Redis(host="127.0.0.1", port=job.port, single_connection_client=True)
+    return Redis(host="127.0.0.1", port=job.port, single_connection_client=True, protocol=2)
 
 
 async def _fill(job: Job) -> None:
@@ -31,9 +31,11 @@ async def _fill(job: Job) -> None:
 async def _drain(job: Job, meter: Meter) -> None:
     async def work(name: str, redis: Any) -> None:
         while not meter.is_done:
-            answer = await redis.xreadgroup(GROUP, name, {STREAM: ">"}, count=job.batch, block=int(1000 * WAIT_SECONDS))
+            answer: Any = await redis.xreadgroup(
+                GROUP, name, {STREAM: ">"}, count=job.batch, block=int(1000 * WAIT_SECONDS)
+            )
             if answer:
-                entries = answer[STREAM.encode()][0] if isinstance(answer, dict) else answer[0][1]
+                [[_, entries]] = answer
                 settled = await redis.xack(STREAM, GROUP, *(entry[0] for entry in entries))
                 meter.settled(settled)
 
