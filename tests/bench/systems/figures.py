@@ -29,6 +29,8 @@ class Figures:
     date: str
     sync_ms: float
     """Median milliseconds that a synced write of 4 KiB takes beside the servers' files."""
+    load: float = 0.0
+    """Mean number of running processes in the minute before the start, without those of the benchmark."""
     versions: dict[str, str] = field(default_factory=dict[str, str])
     skipped: list[str] = field(default_factory=list[str])
     drains: list[Measured] = field(default_factory=list[Measured])

@@ -116,7 +116,10 @@ def _conditions(figures: Figures) -> str:
     rounds = f"{figures.rounds} round{'s' if figures.rounds > 1 else ''}"
     lines = [
         f"- {figures.date}, `{figures.command}`, medians of {rounds}",
-        f"- {figures.machine}; a synced write of 4 KiB takes {figures.sync_ms:.2f} ms",
+        (
+            f"- {figures.machine}; a synced write of 4 KiB takes {figures.sync_ms:.2f} ms; "
+            f"load before the start: {figures.load:.1f}"
+        ),
         f"- {versions}",
         *(f"- skipped: {line}" for line in figures.skipped),
     ]

@@ -134,6 +134,7 @@ def measure(systems: list[System], rounds: int, scale: float) -> Figures:
             command=command,
             date=datetime.now(UTC).date().isoformat(),
             sync_ms=sync_milliseconds(folder),
+            load=os.getloadavg()[0],
         )
         run = Run(folder, stack, figures, scale)
         found = run.start(systems)
