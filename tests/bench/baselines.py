@@ -1,7 +1,9 @@
-"""The baselines of the benchmarks, each in a separate process: a no-op ASGI endpoint, and a plain aio-pika consumer.
+"""The baselines of the benchmarks, each in a separate process: a no-op ASGI endpoint, and a plain aio-pika consumer
+and publisher.
 
 python baselines.py noop PORT
-python baselines.py consume AMQP_URL TOTAL QUEUE...      prints messages a second
+python baselines.py consume AMQP_URL TOTAL QUEUE...             prints messages a second
+python baselines.py publish AMQP_URL TOTAL EXCHANGE KEY...      prints messages a second, processor microseconds of each
 """
 
 import asyncio
@@ -14,6 +16,9 @@ import aio_pika
 import uvicorn
 
 PREFETCH = 500
+GATHERED, GATHERS = 256, 4
+"""Number of publishes in one `asyncio.gather`, and number of these that run at a time."""
+BODY_BYTES = 1024
 ANSWER = b'{"messages":[]}'
 
 
@@ -56,12 +61,39 @@ async def consume(amqp_url: str, total: int, queues: list[str]) -> float:
     return total / seconds
 
 
+async def publish(amqp_url: str, total: int, exchange_name: str, keys: list[str]) -> tuple[float, float]:
+    """Publish persistent messages, each with its confirm, as `asyncio.gather` does it best: several at a time."""
+    connection = await aio_pika.connect(amqp_url)
+    channel = await connection.channel(publisher_confirms=True)
+    exchange = await channel.get_exchange(exchange_name, ensure=False)
+    body = b"x" * BODY_BYTES
+    left = total
+
+    async def work() -> None:
+        nonlocal left
+        while left > 0:
+            count = min(GATHERED, left)
+            left -= count
+            messages = [aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT) for _ in range(count)]
+            await asyncio.gather(
+                *(exchange.publish(one, keys[number % len(keys)]) for number, one in enumerate(messages))
+            )
+
+    started, started_processor = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(work() for _ in range(GATHERS)))
+    seconds, processor_seconds = time.perf_counter() - started, time.process_time() - started_processor
+    await connection.close()
+    return total / seconds, processor_seconds / total * 1e6
+
+
 def main() -> None:
     match sys.argv[1:]:
         case ["noop", port]:
             uvicorn.run(noop, host="127.0.0.1", port=int(port), loop="asyncio", http="httptools", log_level="warning")
         case ["consume", amqp_url, total, *queues]:
             print(asyncio.run(consume(amqp_url, int(total), queues)))
+        case ["publish", amqp_url, total, exchange, *keys]:
+            print(*asyncio.run(publish(amqp_url, int(total), exchange, keys)))
         case _:
             sys.exit(__doc__)
 

@@ -129,11 +129,12 @@ async def fill(
     total: int,
     body_bytes: int = 1024,
     batch: int = 256,
+    clients: int = 4,
     dedup: bool = False,
     delay_seconds: float = 0,
     keys: int = 0,
 ) -> float:
-    """Publish ``total`` messages; return messages a second.
+    """Publish ``total`` messages with ``clients`` connections; return messages a second.
 
     Each has a new ``dedup_id`` if ``dedup``, and one of ``keys`` ordering keys in turn, if any.
     """
@@ -141,7 +142,7 @@ async def fill(
     if delay_seconds:
         fields["delay_seconds"] = delay_seconds
     prefix = secrets.token_hex(8)
-    connections = [await connect(port) for _ in range(4)]
+    connections = [await connect(port) for _ in range(clients)]
     left = total
 
     async def work(connection: Connection) -> None:

@@ -36,6 +36,7 @@ from bench import (
     modes,
     moves,
     plot,
+    publishes,
     scaling,
     scaling_cluster,
     spark,
@@ -64,7 +65,7 @@ BESIDE = f"rabbitmq {SERIES[-1]}"
 """The broker whose pops and publishes are compared with those of the newest release, if it is installed."""
 PARTS = (
     *("rabbitmq", "embedded", "locks", "cluster", "journal", "batches", "modes", "spark", "journal-audit", "filters"),
-    *("access", "scale"),
+    *("access", "publish", "scale"),
 )
 BASELINES = Path(__file__).with_name("baselines.py")
 ALONE = Path(__file__).with_name("alone.py")
@@ -466,6 +467,8 @@ def main() -> int:
                 filtered_edge.rows(report, folder, cluster.nodes[0], scale)
             if arguments.only in (None, "journal"):
                 journal_cost.rows(report, folder, cluster.nodes[0], scale)
+            if arguments.only in (None, "publish"):
+                publishes.rows(report, folder, cluster.nodes[0], scale)
             if arguments.only in (None, "batches"):
                 batches.rows(report, folder, cluster.nodes[0], scale)
             if arguments.only in (None, "modes"):
