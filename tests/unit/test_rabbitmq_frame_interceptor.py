@@ -15,7 +15,7 @@ from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
 from popgate.adapters.rabbitmq.channel_parser import CloseReason, Confirm, RawDelivery
-from popgate.adapters.rabbitmq.frame_interceptor import FrameInterceptor
+from popgate.adapters.rabbitmq.frame_interceptor import JOINED_BYTES_MAX, FrameInterceptor
 
 HEARTBEAT = Heartbeat().marshal()
 
@@ -302,6 +302,66 @@ async def test_what_is_fed_through_still_holds_the_sender_back() -> None:
     line.interceptor.set_transport(transport)
     line.interceptor.feed_data(delivery(9, 1, b"x" * 200_000, 100_000))
     assert transport.paused == 1
+
+
+class Wire(asyncio.Transport):
+    """A transport that records what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return True
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+
+
+def wired() -> tuple[FrameInterceptor, Wire]:
+    interceptor, wire = Line().interceptor, Wire()
+    protocol = asyncio.StreamReaderProtocol(interceptor)
+    interceptor.own_writer(asyncio.StreamWriter(wire, protocol, interceptor, asyncio.get_running_loop()))
+    return interceptor, wire
+
+
+async def test_frames_of_one_turn_share_a_write_before_any_answer_to_them_is_read() -> None:
+    interceptor, wire = wired()
+    told: list[list[bytes]] = []
+    interceptor.write_soon(b"a")
+    asyncio.get_running_loop().call_soon(lambda: told.append(list(wire.written)))
+    interceptor.write_soon(b"b")
+    assert wire.written == []
+    assert interceptor.unsent_bytes == 2
+    await asyncio.sleep(0)
+    assert told == [[b"ab"]]
+    assert interceptor.unsent_bytes == 0
+
+
+async def test_joined_frames_keep_their_place_before_later_writes() -> None:
+    interceptor, wire = wired()
+    interceptor.write_soon(b"a")
+    interceptor.write(b"b")
+    interceptor.write_soon(b"c")
+    await interceptor.drain()
+    large = b"d" * JOINED_BYTES_MAX
+    interceptor.write_soon(large)
+    assert wire.written == [b"a", b"b", b"c", large]
+    await asyncio.sleep(0)
+    assert len(wire.written) == 4
+
+
+async def test_joined_frames_are_dropped_if_the_connection_ends_before_they_are_written() -> None:
+    interceptor, wire = wired()
+    interceptor.write_soon(b"a")
+    interceptor.end(CloseReason(0, "lost"))
+    await asyncio.sleep(0)
+    assert wire.written == []
 
 
 async def test_alarms_are_told_and_fed_through() -> None:

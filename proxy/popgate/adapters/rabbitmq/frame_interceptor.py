@@ -111,6 +111,8 @@ class FrameInterceptor(asyncio.StreamReader):
 
     def write(self, frames: bytes) -> None:
         """Send whole frames after all earlier writes. Do nothing if the connection has ended."""
+        if self._soon:
+            self._write_joined()
         if self._writer is not None and self.ended is None:
             self._writer.write(frames)
 
