@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.every_queue import watched
 from popgate.adapters.sqlite import channel
 from popgate.engine.lease import moves
 from popgate.runtime.clocks import ManualClock
@@ -46,6 +47,17 @@ async def nameless(folder: Path) -> AsyncIterator[World]:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses of dead-lettering, which use the machine's clock."""
     monkeypatch.setattr(moves, "RETRY_SECONDS", 0.001)
+
+
+@pytest.fixture(autouse=True)
+def _every_queue(request: pytest.FixtureRequest) -> Generator[None]:
+    """Check in each test that popgate forgets no queue that could give messages."""
+    if request.module.__name__.endswith("test_growth"):  # it counts what popgate executes
+        yield
+        return
+    with watched() as faults:
+        yield
+    assert not faults
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from popgate.engine.lease.stale_leases import StaleLeases
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 from popgate.engine.queue.effects import Effects
 from popgate.engine.queue.host import QueueHost
+from popgate.engine.queue.lacking_queues import LackingQueues
 from popgate.engine.queue.ordering_keys import OrderingKeys
 from popgate.engine.subscription.serving import Serving
 from popgate.runtime.background import Background
@@ -111,9 +112,10 @@ class Scene:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.context = empty_room(self.clock)
-        self.host = QueueHost(self.context, LAYOUT, LAYOUT.queue_ids()[0], self, count(1))
+        lacking = LackingQueues(self.context.buffer)
+        self.host = QueueHost(self.context, LAYOUT, LAYOUT.queue_ids()[0], self, count(1), lacking)
         spec = GroupSpec(subscription=NAME, policy=Policy(), mode=ConsumeMode.POP)
-        self.group = ServedGroup(spec, LAYOUT, [self.host])
+        self.group = ServedGroup(spec, LAYOUT, [self.host], lacking)
         self.serving = Serving(
             self.context,
             self.group,

@@ -10,6 +10,7 @@ from popgate.domain.names import CopyId, LeaseId, transient_copy_id
 from popgate.engine.context.engine_context import BufferBudget
 from popgate.engine.queue.buffered import BufferedMessage, MessageState, cost_of
 from popgate.engine.queue.effects import Effects
+from popgate.engine.queue.lacking_queues import LackingQueues
 from popgate.engine.queue.state import QueueState
 from popgate.ports.broker import Delivery
 
@@ -57,12 +58,14 @@ class World:
 
     def __post_init__(self) -> None:
         self._tags, self._leases, transient = count(1), count(1), count(1)
+        budget = BufferBudget(BUDGET_BYTES)
         self.state = QueueState(
             0,
             adopted=False,
-            budget=BufferBudget(BUDGET_BYTES),
+            budget=budget,
             sequence=count(1),
             mint_transient=lambda: transient_copy_id("i", 1, next(transient)),
+            lacking=LackingQueues(budget),
         )
 
     def copy(self, message: BufferedMessage) -> Copy:

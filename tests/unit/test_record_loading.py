@@ -10,6 +10,7 @@ from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, LeaseId
 from popgate.engine.context.engine_context import BufferBudget
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
+from popgate.engine.queue.lacking_queues import LackingQueues
 from popgate.engine.queue.record_loading import heard, learn_all
 from popgate.engine.queue.state import QueueState
 from popgate.ports.leases import LoadedRecord
@@ -18,12 +19,14 @@ NOW = 1_000.0
 
 
 def _state() -> QueueState:
+    budget = BufferBudget(1 << 20)
     return QueueState(
         0,
         adopted=False,
-        budget=BufferBudget(1 << 20),
+        budget=budget,
         sequence=count(1),
         mint_transient=lambda: CopyId("transient"),
+        lacking=LackingQueues(budget),
     )
 
 

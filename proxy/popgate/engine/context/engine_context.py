@@ -79,7 +79,8 @@ class BufferBudget:
 
     At most half of the budget is for kept bodies, which stay in memory because a client will read them soon. The queues
     that are being consumed share the rest of the budget evenly. ``full_for``: the lease whose bodies can't all be kept,
-    because this half is used up. It is None after a kept body is released.
+    because this half is used up. It is None after a kept body is released. ``cuts``: a count that grows with each call
+    that lowers ``share_bytes``.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -87,6 +88,7 @@ class BufferBudget:
         self._kept_bytes = 0
         self._open: set[object] = set()
         self.full_for: LeaseId | None = None
+        self.cuts = 0
 
     def share_bytes(self) -> int:
         return (self._limit_bytes - self._kept_bytes) // max(1, len(self._open))
@@ -99,6 +101,7 @@ class BufferBudget:
         if size > self.keepable_bytes:
             return False
         self._kept_bytes += size
+        self.cuts += 1
         return True
 
     def let_go(self, size: int) -> None:
@@ -107,6 +110,7 @@ class BufferBudget:
 
     def opened(self, owner: object) -> None:
         self._open.add(owner)
+        self.cuts += 1
 
     def closed(self, owner: object) -> None:
         self._open.discard(owner)

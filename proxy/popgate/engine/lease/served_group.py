@@ -7,20 +7,22 @@ from popgate.domain.names import BrokerQueue, Layout, Subscription
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
 from popgate.engine.queue.buffered import BufferedMessage
 from popgate.engine.queue.host import QueueHost
+from popgate.engine.queue.lacking_queues import LackingQueues
 from popgate.ports.assignments import StoredAssignment
 
 
 class ServedGroup:
     """The spec of a group, its queues, their hosts, and their assignment.
 
-    Only the group's ``ServedSubscription`` changes them.
+    Only the group's ``ServedSubscription`` changes them. ``lacking`` is the object that the hosts update.
     """
 
-    def __init__(self, spec: GroupSpec, layout: Layout, hosts: Sequence[QueueHost]) -> None:
+    def __init__(self, spec: GroupSpec, layout: Layout, hosts: Sequence[QueueHost], lacking: LackingQueues) -> None:
         self.spec = spec
         self.layout = layout
         self.hosts = hosts
         self.name: Subscription = spec.subscription
+        self._lacking = lacking
         self.assigned: StoredAssignment | None = None
         """The latest assignment of queues to pull clients that this proxy has received."""
 
@@ -47,6 +49,18 @@ class ServedGroup:
         holding = stored.assignment.holdings.get(buffered.queue_index)
         is_held = holding is not None and lease_id == modes.pull_lease_id(spec, holding.since)
         return is_held or stored.assignment.lease_generation != spec.lease_generation
+
+    def widen(self) -> None:
+        """Raise the prefetch of the queues whose prefetch is used up, because pops want more messages."""
+        for host in self.constrained():
+            host.prefetch.widen()
+
+    def constrained(self) -> list[QueueHost]:
+        """Return at least the hosts whose prefetch, or half of whose memory share, is used up."""
+        if self._lacking.share_was_cut():
+            for host in self.hosts:
+                host.state.flow.note()
+        return [self.hosts[number] for number in sorted(self._lacking.constrained)]
 
     def host(self, message: BufferedMessage) -> QueueHost:
         """Return the host of the queue that ``message`` is in."""

@@ -16,6 +16,7 @@ from popgate.domain.errors import PopgateError, QueueGone, queue_gone_detail
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.queue.effects import QueueEvents
 from popgate.engine.queue.host import QueueHost
+from popgate.engine.queue.lacking_queues import LackingQueues
 from popgate.runtime.deadlines import NEVER
 
 OPEN_RETRY_SECONDS_MIN, OPEN_RETRY_SECONDS_MAX = 0.05, 0.5
@@ -26,11 +27,14 @@ PARKED_GRACE_SECONDS = 5.0
 class ChannelOpener:
     """Opens the queues of ``hosts`` while clients ask for messages."""
 
-    def __init__(self, context: EngineContext, hosts: Sequence[QueueHost], events: QueueEvents) -> None:
+    def __init__(
+        self, context: EngineContext, hosts: Sequence[QueueHost], events: QueueEvents, lacking: LackingQueues
+    ) -> None:
         self.timer = NEVER
         self._context = context
         self._hosts = hosts
         self._events = events
+        self._unopened = lacking.unopened
         self._running: dict[QueueHost, asyncio.Task[None]] = {}
         self._errors: dict[QueueHost, PopgateError] = {}
         self._not_before: dict[QueueHost, float] = {}
@@ -44,8 +48,12 @@ class ChannelOpener:
             return
         now = self._context.clock.monotonic()
         soonest = NEVER
-        for host in self._hosts:
-            if host.listener is not None or host in self._running or not host.is_owned:
+        for number in sorted(self._unopened):
+            host = self._hosts[number]
+            if host.channel is not None or not host.is_owned:
+                self._unopened.discard(number)
+                continue
+            if host.listener is not None or host in self._running:
                 continue
             not_before = self._not_before.get(host, now)
             if not_before > now:
@@ -119,7 +127,7 @@ class ChannelOpener:
 
         Raises: QueueGone if a queue was deleted; otherwise the error of a failed attempt.
         """
-        gone = [host.broker_queue for host in self._hosts if host.queue_gone]
+        gone = [host.broker_queue for host in self._hosts if host.queue_gone] if self._context.missing_queues else []
         if gone:
             raise QueueGone(queue_gone_detail(gone[0]))
         if self._errors and not self._closed and all(host.channel is None for host in self._hosts):

@@ -8,14 +8,21 @@ decides which messages are requeued at the broker when memory runs out.
 """
 
 from popgate.engine.context.engine_context import BufferBudget
+from popgate.engine.queue.lacking_queues import LackingQueues
 from popgate.engine.queue.prefetch_window import PrefetchWindow
 
 
 class Flow:
-    """The prefetch credit and the memory of one queue. ``held_bytes``: the memory of the queue's buffered messages."""
+    """The prefetch credit and the memory of queue ``number``.
 
-    def __init__(self, budget: BufferBudget) -> None:
+    ``held_bytes``: the memory of the queue's buffered messages. The flow adds the queue to ``lacking`` if the queue can
+    deliver more only after the next ``widen``.
+    """
+
+    def __init__(self, budget: BufferBudget, number: int, lacking: LackingQueues) -> None:
         self._budget = budget
+        self._number = number
+        self._constrained = lacking.constrained
         self._window = PrefetchWindow()
         self._is_open = False
         self._prefetch = 0
@@ -40,11 +47,14 @@ class Flow:
 
     def opened(self) -> None:
         self._is_open = True
+        self.note()
 
     def closed(self) -> None:
         """Release the share of the memory budget, because the channel, or the attempt to open a channel, has ended."""
         self._is_open = self.is_resizing = self._is_asked = False
         self._budget.closed(self)
+        if not self.is_half_full:
+            self._constrained.discard(self._number)
 
     @property
     def is_paused(self) -> bool:
@@ -82,9 +92,10 @@ class Flow:
         """Release the memory that ``keep`` reserved for a body."""
         self._kept_bytes -= size
         self._budget.let_go(size)
+        self.note()
 
     def took(self, tag: int, size: int) -> None:
-        """Count a delivery of ``size`` bytes that has been buffered."""
+        """Count a delivery of ``size`` bytes that has been buffered. The caller must call ``note`` afterwards."""
         if tag > self.last_tag:  # a batch of late deliveries may arrive before this one
             self.last_tag = tag
         self._credit_used += 1
@@ -105,11 +116,24 @@ class Flow:
         self.held_bytes -= size
         self._has_freed = True
 
+    def note(self) -> None:
+        """Add the queue to ``LackingQueues.constrained`` if its prefetch or half of its memory share is used up.
+
+        This is called after each change that may use them up, so that no pop waits for a queue that delivers nothing. A
+        paused channel has a prefetch of 0, which is always used up.
+        """
+        if (self._is_open and self._credit_used >= self._prefetch) or self.is_half_full:
+            self._constrained.add(self._number)
+
     # -- the prefetch ---------------------------------------------------------------------------------------------
 
     def widen(self) -> None:
         """Raise the prefetch for pops that lack messages, if the prefetch is used up and memory is available."""
-        if self.excess_bytes > 0 or self._credit_used < self._prefetch:
+        if self._credit_used < self._prefetch:
+            if not self.is_half_full:
+                self._constrained.discard(self._number)
+            return
+        if self.excess_bytes > 0:
             return
         if self._prefetch < self._window.prefetch:  # the channel was resumed only for some missing bodies
             self._resize(self._window.prefetch)
@@ -148,6 +172,7 @@ class Flow:
     def _resize(self, prefetch: int) -> None:
         self._prefetch = prefetch
         self._is_asked = True
+        self.note()
 
     @property
     def is_resize_due(self) -> bool:

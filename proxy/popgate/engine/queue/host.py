@@ -22,6 +22,7 @@ from popgate.engine.queue.claim import QueueClaim
 from popgate.engine.queue.delivery_guard import DeliveryGuard
 from popgate.engine.queue.delivery_renewal import DeliveryRenewal
 from popgate.engine.queue.effects import Effects, QueueEvents
+from popgate.engine.queue.lacking_queues import LackingQueues
 from popgate.engine.queue.prefetch_control import PrefetchControl
 from popgate.engine.queue.queue_channels import QueueChannels
 from popgate.engine.queue.record_loading import heard, learn_all
@@ -52,6 +53,7 @@ class QueueHost:
         queue: QueueId,
         events: QueueEvents,
         sequence: Iterator[int],
+        lacking: LackingQueues,
     ) -> None:
         self.queue = queue
         self.broker_queue: BrokerQueue = layout.queues[queue.number]
@@ -63,12 +65,15 @@ class QueueHost:
         """
         self._context = context
         self._events = events
+        self._unopened = lacking.unopened
+        self._unopened.add(queue.number)
         self.state = QueueState(
             queue.number,
             adopted=layout.adopted,
             budget=context.buffer,
             sequence=sequence,
             mint_transient=lambda: transient_copy_id(context.instance, self.claim.epoch, context.next_transient()),
+            lacking=lacking,
         )
         self.claim = QueueClaim(context, queue, self.broker_queue, self.state)
         self._channels = QueueChannels(context, layout, self.broker_queue, self.state.flow)
@@ -127,6 +132,7 @@ class QueueHost:
     async def take(self) -> None:
         """Become the owner of the queue: claim it and load its lease records. Idempotent. Raises: StateUnavailable."""
         self.claim.is_owned = True
+        self._unopened.add(self.queue.number)
         await self._claim()
 
     async def _claim(self) -> None:
@@ -251,6 +257,7 @@ class QueueHost:
         if self.listener is None:
             return None
         channel = self._channels.end()
+        self._unopened.add(self.queue.number)
         for part in (self.prefetch, self._renewal, self._order):
             part.ended()
         self._do(self.state.end_channel(channel.settled_evidence() if channel is not None else 0))

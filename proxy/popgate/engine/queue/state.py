@@ -21,6 +21,7 @@ from popgate.engine.queue.buffered import RECOVERABLE, UNSEEN, BufferedMessage, 
 from popgate.engine.queue.delivery_counts import DeliveryCounts
 from popgate.engine.queue.effects import Effects
 from popgate.engine.queue.flow import Flow
+from popgate.engine.queue.lacking_queues import LackingQueues
 from popgate.engine.queue.lease_deadlines import LeaseDeadlines
 from popgate.engine.queue.queue_order import QueueOrder
 from popgate.engine.queue.settlement_evidence import SettlementEvidence
@@ -39,10 +40,11 @@ class QueueState:
         budget: BufferBudget,
         sequence: Iterator[int],
         mint_transient: Callable[[], CopyId],
+        lacking: LackingQueues,
     ) -> None:
         self.messages: dict[CopyId, BufferedMessage] = {}
         self.counts = Counts()
-        self.flow = Flow(budget)
+        self.flow = Flow(budget, index, lacking)
         self.memory = BodyMemory(self.flow, self.messages, self.counts)
         self.order = QueueOrder(adopted=adopted, sequence=sequence)
         self.evidence = SettlementEvidence()
@@ -138,6 +140,7 @@ class QueueState:
             else:
                 effects.redelivered.append(message)
         effects.ready = list(dict.fromkeys(effects.ready))  # a message may also have become a head in this call
+        self.flow.note()
         effects.has_news = True
         return effects
 
@@ -167,6 +170,7 @@ class QueueState:
         message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
         message.tag, message.message, message.cost = delivery.tag, bare, cost_of(bare)
         self.flow.took(delivery.tag, message.cost)
+        self.flow.note()
         return message
 
     def forget_delivery(self, tag: int) -> Effects:

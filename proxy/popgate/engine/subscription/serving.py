@@ -212,17 +212,13 @@ class Serving:
         if request.selection.is_limited:
             self.limit.taken(len(basket.taken))
         if len(basket.taken) < count:
-            self._starve()
+            self._group.widen()
         return basket.taken
-
-    def _starve(self) -> None:
-        for host in self._group.hosts:
-            host.prefetch.widen()
 
     def _starve_for_others(self) -> None:
         """Raise the prefetch for pops that wait on other proxies, because leased messages may fill it."""
         if self._wanted_by and self.capacity() > 0 and not self.ready.has_any():
-            self._starve()
+            self._group.widen()
 
     def _serve_soon(self) -> None:
         if not self._is_due:
@@ -253,7 +249,7 @@ class Serving:
         if self._is_collecting or self.capacity() <= 0:
             self._fresh = None  # not all parked pops with filters were compared
         elif self.parked.has_filters():
-            self._starve()  # messages that pass no filter must not fill the prefetch
+            self._group.widen()  # messages that pass no filter must not fill the prefetch
         if self._has_news and not self._is_collecting and not self.parked.has_unasked():
             self._has_news = False
             self.parked.give_up_short()  # these pops got no new message, and more may never arrive
@@ -300,7 +296,7 @@ class Serving:
             if self.timer == NEVER:
                 self._context.deadlines.schedule(now + collecting.COLLECT_SECONDS, self)
             if now < self.timer < NEVER:
-                self._starve()  # a low prefetch would delay the messages that the pop waits for
+                self._group.widen()  # a low prefetch would delay the messages that the pop waits for
                 return True
         self._context.deadlines.cancel(self)
         return False
@@ -315,7 +311,7 @@ class Serving:
             return False
         wanted = min(request.max_messages, self.capacity(request))
         return 0 < self.ready.count(wanted) < wanted and not any(
-            host.state.flow.is_half_full for host in self._group.hosts
+            host.state.flow.is_half_full for host in self._group.constrained()
         )
 
     def _can_give_to_others(self, *, may_wait: bool) -> bool:

@@ -28,6 +28,7 @@ from popgate.engine.queue.buffered import BufferedMessage, MessageState
 from popgate.engine.queue.channel_opener import ChannelOpener
 from popgate.engine.queue.effects import Effects, QueueEvents
 from popgate.engine.queue.host import QueueHost
+from popgate.engine.queue.lacking_queues import LackingQueues
 from popgate.engine.queue.record_upkeep import trim
 from popgate.engine.subscription.counting import SubscriptionStatus, subscription_status
 from popgate.engine.subscription.draining import Draining
@@ -52,16 +53,17 @@ class ServedSubscription:
     ) -> None:
         """``end_drain`` ends the drain that a spec contains, for all proxies."""
         sequence = count(1)  # shared by all queues: it orders messages with the same timestamp
-        hosts = [QueueHost(context, layout, queue, self, sequence) for queue in layout.queue_ids()]
+        lacking = LackingQueues(context.buffer)
+        hosts = [QueueHost(context, layout, queue, self, sequence, lacking) for queue in layout.queue_ids()]
         self.timer = NEVER
-        self.group = group = ServedGroup(spec, layout, hosts)
+        self.group = group = ServedGroup(spec, layout, hosts, lacking)
         self.mover = Mover(context, group)
         self.stale_leases = StaleLeases(context, group)
         self.dead_letters = DeadLetters(context, group, publishers)
         self.retrieval = BodyRetrieval(group, ask=self.ask)
         self.serving = Serving(context, group, self.mover, self.retrieval, self.stale_leases)
         self._context = context
-        self._opener = ChannelOpener(context, hosts, self)
+        self._opener = ChannelOpener(context, hosts, self, lacking)
         self._last_demand = float("-inf")
         self.serving.mode_changed()
         self._granter = Granter(context, group, signer, self.mover, self.serving.limit, self.stale_leases)
@@ -253,8 +255,7 @@ class ServedSubscription:
         """Record demand for messages, open the queues, and make the broker deliver more messages."""
         self.note_demand()
         self._opener.open()
-        for host in self.hosts:
-            host.prefetch.widen()
+        self.group.widen()
 
     def note_demand(self) -> None:
         self._last_demand = self._context.clock.monotonic()
