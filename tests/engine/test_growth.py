@@ -15,7 +15,9 @@ from typing import Any, Self
 
 import pytest
 
+from popgate.domain.message import Message
 from popgate.domain.names import QUEUES_MAX
+from popgate.engine.lease.pop_request import PopRequest, Presence
 from popgate.engine.settle.orders import Verb
 from popgate.engine.subscription.subscription import ServedSubscription
 from support.engines import World, eventually, open_world
@@ -162,3 +164,18 @@ async def test_a_request_does_not_look_at_what_others_do(
         await grow(world, FEW, end)
         many = await least(world, request_of)
     assert many < GROWTH_MAX * few, f"{many} bytecodes, but {few} with few"
+
+
+async def test_a_pop_of_one_message_does_not_measure_it(tmp_path: Path) -> None:
+    measured: list[Message] = []
+
+    def answer_bytes(message: Message) -> int:
+        measured.append(message)
+        return len(message.body)
+
+    async with opened(tmp_path) as world:
+        await world.publish("t", "a", "b", "c")
+        for count, expected in ((1, 0), (2, 2)):
+            request = PopRequest(max_messages=count, wait_seconds=10.0, answer_bytes=answer_bytes)
+            assert len(await world.engine.pop("t", "default", request, Presence())) == count
+            assert len(measured) == expected

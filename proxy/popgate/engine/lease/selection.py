@@ -45,14 +45,25 @@ class Basket:
         if self._left <= 0:
             return False
         assert buffered.message is not None, "what is offered is here"
-        self._size += self._answer_bytes(buffered.message)
-        if self.taken and self._size > ANSWER_BYTES_MAX:
+        if self.taken and not self._has_room(buffered.message):
             self._left = 0
             return False
         self._left -= 1
         buffered.enter(MessageState.GRANTING)
         self.taken.append(buffered)
         return True
+
+    def _has_room(self, another: Message) -> bool:
+        """Add the size of ``another`` message. Return whether the answer has room for it.
+
+        The first message is measured only if there is a second one, because measuring a large body takes as long as
+        encoding it.
+        """
+        first = self.taken[0].message
+        if not self._size and first is not None:
+            self._size = self._answer_bytes(first)
+        self._size += self._answer_bytes(another)
+        return self._size <= ANSWER_BYTES_MAX
 
 
 class Ready(Protocol):
