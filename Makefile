@@ -7,10 +7,10 @@ DEV_INSTALLED := $(VENV)/.installed-dev
 BENCH_INSTALLED := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-quick test-unit crash check audit lock format bench bench-peers prove chaos simulate fuzz mutate explore tla clean
+.PHONY: help setup run test test-quick test-unit crash check audit lock format bench bench-growth bench-peers prove chaos simulate fuzz mutate explore tla clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Pass arguments with ARGS, for example: make run ARGS='--port 9000'"
 
 setup: $(DEV_INSTALLED) ## make .venv with the proxy and every test and check tool
@@ -54,6 +54,10 @@ format: $(DEV_INSTALLED) ## rewrite the code to the house's format
 bench: $(DEV_INSTALLED) ## measure; prints a table and writes a JSON file
 	@.ci/install-test-servers
 	PYTHONPATH=tests $(BIN)/python tests/bench/run.py $(ARGS)
+
+bench-growth: $(DEV_INSTALLED) ## measure what grows with clients, queues, topics, sizes and leases (ARGS='--quick')
+	@.ci/install-test-servers
+	PYTHONPATH=tests $(BIN)/python tests/bench/growth.py $(ARGS)
 
 bench-peers: $(BENCH_INSTALLED) ## compare popgate with Redis, NATS, PostgreSQL and others (ARGS=--quick; ARGS='--docs docs')
 	@.ci/install-test-servers

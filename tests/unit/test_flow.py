@@ -78,15 +78,10 @@ def test_a_queue_counts_as_constrained_when_a_kept_body_may_be_dropped_again() -
     budget = BufferBudget(SHARE_BYTES)
     lacking = LackingQueues(budget)
     flow, _ = _opened(lacking, budget)
-    flow.took(1, SHARE_BYTES // 2)
+    flow.took(1, SHARE_BYTES // 2 + 1)
     assert flow.keep(SHARE_BYTES // 2)
-    flow.took(2, SHARE_BYTES // 3)
     _widened(flow)
-    _widened(flow)
-    flow.freed(SHARE_BYTES // 3)
     _widened(flow)
     assert not lacking.constrained
-    flow.took(3, 2)
-    flow.note()
     flow.unkeep(SHARE_BYTES // 2)
     assert lacking.constrained == {7}
