@@ -65,6 +65,9 @@ def _rows() -> Iterator[tuple[str, str, Access]]:
             yield method, f"/{probe}", Access(probe, is_public=True)
     for path in ("/v1", "/docs", "/docs/{}", "/openapi.json"):
         yield "GET", path, Access("index" if path == "/v1" else "docs")
+    for path in ("/console", "/console/{}"):  # files without data: the page asks for a key
+        yield "GET", path, Access("console", is_public=True)
+    yield "GET", "/v1/caller", Access("caller")
     yield row("GET", "/metrics", "metrics", Action.METRICS, _server)
 
     yield row("POST", f"{TOPIC}/messages", "publish", Action.PUBLISH, _topic)

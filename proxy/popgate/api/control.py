@@ -18,8 +18,10 @@ from popgate import __version__
 from popgate.api.admin import admin_router
 from popgate.api.admin_models import PATTERNS_IN_WORDS, HealthAnswer, IndexAnswer, ProtocolRange
 from popgate.api.body import ClientGone, read_body
+from popgate.api.callers import callers_router
 from popgate.api.cluster import cluster_router
 from popgate.api.complaints import QUOTED_LENGTH_MAX, unknown_field
+from popgate.api.console import add_console
 from popgate.api.consume_mode import consume_mode_router
 from popgate.api.dead_letters import dead_letters_router
 from popgate.api.documentation import add_documentation
@@ -63,6 +65,7 @@ _OPERATIONS = {
     "/readyz": "readyz",
     "/docs": "docs",
     "/openapi.json": "docs",
+    "/console": "console",
 }
 """For each prefix of a path, the name of the operation in the metrics."""
 
@@ -102,7 +105,9 @@ class ControlPlane:
         keeper = None if replicas is None else replicas.keeper
         metrics = Metrics(engine, locks, counters, requests, journal, keeper, access)
         _add_small_routes(framework, engine, readiness or Readiness(engine), metrics, offered)
+        framework.include_router(callers_router(is_insecure=access is not None and access.is_insecure))
         add_documentation(framework)
+        add_console(framework)
         self._app = around(framework)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
