@@ -1,17 +1,21 @@
 // Starts the console: the frame around the pages, the way between them, and the form for the key.
 import { caller, readCaller } from "./access.js"
 import { base, connection, get, retryNow, token, useToken } from "./api.js"
-import { Cluster } from "./cluster.js"
-import { Checks, Journal } from "./checks.js"
-import { Find } from "./find.js"
 import { duration } from "./format.js"
-import { Locks } from "./locks.js"
 import { Overview } from "./overview.js"
 import { Badge, Button, Dialog, Facts, Failure, Input, Loading, Notice, Page, At } from "./parts.js"
-import { Replicas } from "./replicas.js"
-import { Subscription } from "./subscription.js"
-import { Topic, Topics } from "./topics.js"
-import { html, render, say, spoken, store, useEffect, useState, useStore, useTick } from "./ui.js"
+import { html, lazy, render, say, spoken, store, useEffect, useState, useStore, useTick } from "./ui.js"
+
+// The other pages are loaded when they are first opened.
+const Topics = lazy(() => import("./topics.js"), "Topics")
+const Topic = lazy(() => import("./topics.js"), "Topic")
+const Subscription = lazy(() => import("./subscription.js"), "Subscription")
+const Find = lazy(() => import("./find.js"), "Find")
+const Locks = lazy(() => import("./locks.js"), "Locks")
+const Cluster = lazy(() => import("./cluster.js"), "Cluster")
+const Replicas = lazy(() => import("./replicas.js"), "Replicas")
+const Checks = lazy(() => import("./checks.js"), "Checks")
+const Journal = lazy(() => import("./checks.js"), "Journal")
 
 const PLACES = [
   ["", "Overview"],

@@ -1,1 +1,200 @@
-import { Section } from './parts.js'; import { html } from './ui.js'; export const DeadLetters = () => html`<${Section} title='DeadLetters'><//>`
+// The dead letters of a group: read, filter, redrive and purge.
+import { get, path, query } from "./api.js"
+import { Actions, At, Awaited, Button, Dialog, Facts, Failure, Input, Loading, Notice, Section, Select } from "./parts.js"
+import { PurgeLetters, RedriveLetters, RedriveProgress } from "./redrive.js"
+import { adminOf } from "./data.js"
+import { Body, Headers } from "./message.js"
+import { bytes, count, NONE, plural, shortId } from "./format.js"
+import { refusal } from "./access.js"
+import { Table } from "./table.js"
+import { html, useEffect, useMemo, useState } from "./ui.js"
+
+const PAGE = 100
+const PREVIEW_BYTES = 240
+export const LOADED_MAX = 1000 // as many ids as one request may name
+
+// Loads the letters page by page. Lists are read only when they are asked for: on RabbitMQ, each takes the letters
+// out of the queue for a moment.
+function useLetters(topic, group) {
+  const [state, setState] = useState({ letters: null, dead: null, next: null, error: null, busy: false })
+  const load = async (after, known, most) => {
+    setState((before) => ({ ...before, busy: true, error: null }))
+    try {
+      let letters = known
+      let next = after
+      let dead = null
+      do {
+        const page = await get(`${adminOf(topic, group)}/dead-letters${query({ max_messages: PAGE, body_bytes_max: PREVIEW_BYTES, after: next })}`, { seconds: 40 })
+        letters = [...letters, ...page.messages]
+        next = page.next ?? null
+        dead = page.dead
+      } while (next && letters.length < most)
+      setState({ letters, dead, next, error: null, busy: false })
+    } catch (error) {
+      setState((before) => ({ ...before, error, busy: false }))
+    }
+  }
+  const reload = () => load(null, [], PAGE)
+  const more = (most) => load(state.next, state.letters, Math.min(LOADED_MAX, most))
+  return { ...state, reload, more }
+}
+
+const causeOf = (letter) => letter.cause ?? "unknown"
+
+export function DeadLetters({ topic, group, dead, onChanged }) {
+  const mayRead = refusal("consume", { topic, group })
+  const letters = useLetters(topic, group)
+  const [filter, setFilter] = useState("")
+  const [cause, setCause] = useState("")
+  const [chosen, setChosen] = useState(new Set())
+  const [dialog, setDialog] = useState(null)
+  const [redrives, setRedrives] = useState(0)
+  useEffect(() => {
+    if (!mayRead) letters.reload()
+  }, [topic, group])
+  const found = useMemo(() => filtered(letters.letters ?? [], filter, cause), [letters.letters, filter, cause])
+  const causes = [...new Set((letters.letters ?? []).map(causeOf))].sort()
+  const picked = [...chosen].filter((id) => letters.letters?.some((letter) => letter.id === id))
+  const changed = () => {
+    setChosen(new Set())
+    setRedrives(redrives + 1)
+    onChanged()
+    if (!mayRead) letters.reload()
+  }
+  const shared = { topic, group, dead: letters.dead ?? dead, ids: picked, onClose: () => setDialog(null), onChanged: changed }
+  return html`
+    <${RedriveProgress} topic=${topic} group=${group} key=${redrives} onEnd=${changed} />
+    <${Section} title="Dead letters" aside=${letters.dead === null ? "" : `${plural(letters.dead, "letter")}, the oldest first`}>
+      <${LetterActions} topic=${topic} group=${group} dead=${letters.dead ?? dead} picked=${picked.length} busy=${letters.busy} onDialog=${setDialog} onReload=${letters.reload} mayRead=${!mayRead} />
+      ${mayRead
+        ? html`<${Notice}>The letters can't be read here. ${mayRead}<//>`
+        : html`<${Awaited} poll=${{ data: letters.letters, error: letters.error }} what="The dead letters can't be listed">
+            ${() => html`
+              ${dead !== null && letters.dead !== null && dead > letters.dead && html`<${Notice}>${plural(dead - letters.dead, "letter has", "letters have")} come since this list was loaded.<//>`}
+              <div class="filters">
+                <${Input} label="Filter by reason, message id, key, header or body" type="search" value=${filter} onInput=${setFilter} wide />
+                <${Select} label="Cause" value=${cause} onChange=${setCause} options=${[["", "any"], ...causes.map((one) => [one, one])]} />
+                <p class="found" aria-live="polite">${count(found.length)} of ${plural(letters.letters.length, "loaded letter")}</p>
+              </div>
+              <${LetterTable} topic=${topic} group=${group} letters=${found} chosen=${chosen} onChosen=${setChosen} all=${letters.letters} />
+              ${letters.next && html`<${More} letters=${letters} />`}
+            `}
+          <//>`}
+    <//>
+    ${dialog === "redrive" && html`<${RedriveLetters} ...${shared} />`} ${dialog === "purge" && html`<${PurgeLetters} ...${shared} />`}
+  `
+}
+
+function filtered(letters, filter, cause) {
+  const wanted = filter.trim().toLowerCase()
+  return letters.filter((letter) => {
+    if (cause && causeOf(letter) !== cause) return false
+    if (!wanted) return true
+    const texts = [letter.reason, letter.message_id, letter.ordering_key, letter.body, letter.id, JSON.stringify(letter.headers)]
+    return texts.some((text) => text && text.toLowerCase().includes(wanted))
+  })
+}
+
+function LetterActions({ topic, group, dead, picked, busy, onDialog, onReload, mayRead }) {
+  const admin = ["admin", { topic, group }]
+  const which = picked ? `the ${count(picked)} selected` : "all"
+  return html`<${Actions}
+    label="Actions on dead letters"
+    actions=${[
+      { label: `Redrive ${which}…`, kind: "primary", needs: [admin], disabled: !dead, onClick: () => onDialog("redrive") },
+      { label: `Purge ${which}…`, kind: "danger", needs: [admin], disabled: !dead, onClick: () => onDialog("purge") },
+      mayRead && { label: "Load again", busy, onClick: onReload },
+    ]}
+  />`
+}
+
+function More({ letters }) {
+  const left = letters.dead - letters.letters.length
+  if (letters.letters.length >= LOADED_MAX) {
+    return html`<p class="hint">The oldest ${count(LOADED_MAX)} letters are loaded. Redrive or purge some of them to see the next.</p>`
+  }
+  const most = Math.min(LOADED_MAX, letters.dead)
+  return html`<div class="toolbar" role="group" aria-label="More letters">
+    <${Button} disabled=${letters.busy} onClick=${() => letters.more(letters.letters.length + PAGE)}>Load ${count(Math.min(PAGE, left))} more<//>
+    ${left > PAGE && html`<${Button} disabled=${letters.busy} onClick=${() => letters.more(most)}>Load up to ${count(most)}<//>`}
+  </div>`
+}
+
+function LetterTable({ topic, group, letters, chosen, onChosen, all }) {
+  const [open, setOpen] = useState(null)
+  const toggle = (id) => {
+    const next = new Set(chosen)
+    if (!next.delete(id)) next.add(id)
+    onChosen(next)
+  }
+  const areAll = letters.length > 0 && letters.every((letter) => chosen.has(letter.id))
+  const toggleAll = () => {
+    const next = new Set(chosen)
+    for (const letter of letters) {
+      if (areAll) next.delete(letter.id)
+      else next.add(letter.id)
+    }
+    onChosen(next)
+  }
+  return html`
+    ${letters.length > 0 &&
+    html`<label class="hint"><input type="checkbox" checked=${areAll} onChange=${toggleAll} /> Select ${letters.length === all.length ? `all ${count(letters.length)} loaded letters` : `the ${plural(letters.length, "letter")} that match`}</label>`}
+    <${Table}
+      caption="Dead letters"
+      rows=${letters}
+      keyOf=${(letter) => letter.id}
+      empty=${all.length ? "No loaded letter matches." : "There are no dead letters."}
+      rowClass=${(letter) => (chosen.has(letter.id) ? "chosen" : "")}
+      columns=${[
+        {
+          key: "id",
+          label: "Message",
+          head: true,
+          cell: (letter) => html`<input type="checkbox" checked=${chosen.has(letter.id)} onChange=${() => toggle(letter.id)} aria-label=${`Select ${letter.message_id ?? letter.id}`} />
+            <button type="button" class="link mono" aria-haspopup="dialog" title=${letter.message_id ?? letter.id} onClick=${() => setOpen(letter.id)}>${shortId(letter.message_id ?? letter.id)}</button>`,
+        },
+        { key: "reason", label: "Reason", kind: "text", sort: (letter) => letter.reason ?? "", cell: (letter) => letter.reason ?? NONE },
+        { key: "body", label: "Body", kind: "preview mono", minor: true, cell: (letter) => letter.body ?? (letter.body_base64 !== undefined ? `binary, ${bytes(letter.body_bytes)}` : NONE) },
+        { key: "deliveries", label: "Deliveries", num: true, minor: true, sort: (letter) => letter.delivery_count ?? null, cell: (letter) => count(letter.delivery_count) },
+        { key: "at", label: "Dead since", num: true, sort: (letter) => letter.dead_lettered_at ?? null, cell: (letter) => html`<${At} at=${letter.dead_lettered_at} />` },
+      ]}
+    />
+    ${open !== null && html`<${Letter} topic=${topic} group=${group} id=${open} onClose=${() => setOpen(null)} />`}
+  `
+}
+
+// One letter with its whole body.
+function Letter({ topic, group, id, onClose }) {
+  const [letter, setLetter] = useState(null)
+  const [error, setError] = useState(null)
+  useEffect(() => {
+    get(`${adminOf(topic, group)}${path`/dead-letters/${id}`}`, { seconds: 40 }).then(setLetter, setError)
+  }, [id])
+  return html`<${Dialog} title=${letter?.message_id ?? id} onClose=${onClose} wide>
+    <div class="stack">
+      <${Failure} error=${error} what="The letter can't be read" />
+      ${!letter && !error && html`<${Loading} />`}
+      ${letter &&
+      html`
+        <${Facts}
+          rows=${[
+            ["Reason", letter.reason],
+            ["Cause", letter.cause],
+            letter.error && ["Error", html`<code>${[letter.error.type, letter.error.message ?? letter.error.text].filter(Boolean).join(": ")}</code>`],
+            letter.client && ["Client", html`<code>${letter.client}</code>`],
+            ["Deliveries", count(letter.delivery_count)],
+            ["First delivered", html`<${At} at=${letter.first_delivered_at} />`],
+            ["Dead since", html`<${At} at=${letter.dead_lettered_at} />`],
+            ["Published", html`<${At} at=${letter.published_at} />`],
+            ["Ordering key", letter.ordering_key],
+            ["Queue", letter.source_queue === undefined ? null : String(letter.source_queue)],
+            ["Id of the letter", html`<code>${letter.id}</code>`],
+          ]}
+        />
+        <${Headers} headers=${letter.headers} />
+        <${Body} text=${letter.body} base64=${letter.body_base64} size=${letter.body_bytes} />
+      `}
+      <div class="dialog-buttons"><${Button} onClick=${onClose}>Close<//></div>
+    </div>
+  <//>`
+}

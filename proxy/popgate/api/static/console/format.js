@@ -55,4 +55,7 @@ export function time(at) {
   return isToday ? clock.format(date) : `${day.format(date)} ${clock.format(date)}`
 }
 
+// A long id with its middle left out. Ids that popgate makes differ at both ends.
+export const shortId = (id) => (id.length > 24 ? `${id.slice(0, 12)}…${id.slice(-7)}` : id)
+
 export const exactTime = (at) => (at === null || at === undefined ? "" : new Date(at * 1000).toISOString())

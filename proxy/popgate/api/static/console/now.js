@@ -2,7 +2,7 @@
 import { get, now as clock, path } from "./api.js"
 import { Chart } from "./charts.js"
 import { adminOf, recordState, useCluster, useRates } from "./data.js"
-import { count, NONE, plural } from "./format.js"
+import { count, NONE, plural, shortId } from "./format.js"
 import { refusal } from "./access.js"
 import { At, Awaited, Badge, Empty, Left, Notice, Section } from "./parts.js"
 import { usePoll } from "./poll.js"
@@ -140,7 +140,7 @@ function Leases({ leases, topic, group, policy }) {
         pageRows=${25}
         empty="Nothing is leased."
         columns=${[
-          { key: "id", label: "Message", head: true, cell: (row) => html`<a class="mono" href=${path`#/find/${topic}/${row.message_id ?? ""}`}>${row.message_id ?? "without an id"}</a>` },
+          { key: "id", label: "Message", head: true, cell: (row) => html`<a class="mono" title=${row.message_id} href=${path`#/find/${topic}/${row.message_id ?? ""}`}>${shortId(row.message_id ?? "without an id")}</a>` },
           { key: "client", label: "Client", sort: (row) => row.lease?.client ?? "", cell: (row) => (row.lease?.client ? html`<code>${row.lease.client}</code>` : NONE) },
           { key: "left", label: "Time left", num: true, sort: (row) => row.lease?.deadline ?? null, cell: (row) => html`<${Left} until=${row.lease?.deadline} whole=${Math.max(policy.invisibility_seconds, (row.lease?.deadline ?? 0) - clock())} />` },
           { key: "attempt", label: "Attempt", num: true, sort: (row) => row.attempt, cell: (row) => html`${count(row.attempt)}${policy.max_deliveries ? html`<span class="quiet"> / ${count(policy.max_deliveries)}</span>` : ""}` },

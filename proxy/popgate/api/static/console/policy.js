@@ -57,11 +57,11 @@ export function PolicyPage({ topic, group, now, onChanged }) {
     <form class="policy" onSubmit=${submit}>
       ${FIELDS.map(([name, label, hint]) => {
         const value = read(policy, name)
-        const seconds = name.endsWith("seconds") && value >= 60 ? ` · now ${duration(value)}` : ""
+        const seconds = name.endsWith("seconds") && value >= 60 ? `now ${duration(value)}` : ""
         return html`<${Input}
           key=${name}
           label=${label}
-          hint=${hint + seconds}
+          hint=${[hint, seconds].filter(Boolean).join(" · ")}
           inputmode="decimal"
           value=${texts[name] ?? (value === null ? "" : String(value))}
           onInput=${(text) => setTexts((before) => ({ ...before, [name]: text }))}

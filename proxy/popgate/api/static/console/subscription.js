@@ -1,17 +1,17 @@
 // The page of one group of a topic: its frame, and what is done to the whole group.
 import { del, get, post } from "./api.js"
-import { DeadLetters } from "./dead.js"
 import { adminOf, keyOf, pageOf, stateOf } from "./data.js"
 import { count, plural } from "./format.js"
-import { Browse } from "./browse.js"
 import { Mode, SwitchMode } from "./mode.js"
 import { Now } from "./now.js"
 import { Actions, Badge, Failure, Figure, Figures, FormDialog, Loading, Page, useAction } from "./parts.js"
-import { PolicyPage } from "./policy.js"
 import { usePoll } from "./poll.js"
 import { duration } from "./format.js"
-import { html, useState } from "./ui.js"
+import { html, lazy, useState } from "./ui.js"
 
+const DeadLetters = lazy(() => import("./dead.js"), "DeadLetters")
+const Browse = lazy(() => import("./browse.js"), "Browse")
+const PolicyPage = lazy(() => import("./policy.js"), "PolicyPage")
 const STATE_SECONDS = 2
 const MODE_SECONDS = 3
 

@@ -44,6 +44,28 @@ export function useTick(seconds = 1) {
   }, [seconds])
 }
 
+// A component whose module is loaded when it is first shown: lazy(() => import("./page.js"), "Page").
+export function lazy(load, name) {
+  let component = null
+  return function Lazy(props) {
+    const [, loaded] = useState(false)
+    const [failed, setFailed] = useState(false)
+    useEffect(() => {
+      if (component === null) {
+        load().then(
+          (module) => {
+            component = module[name]
+            loaded(true)
+          },
+          () => setFailed(true),
+        )
+      }
+    }, [])
+    if (failed) return html`<p class="empty">This page can't be loaded. Load the console again.</p>`
+    return component === null ? html`<p class="empty" aria-busy="true">Loading…</p>` : h(component, props)
+  }
+}
+
 // The text that a screen reader speaks next. Used for results of what the user did, never for live figures.
 export const spoken = store("")
 export function say(text) {
