@@ -44,6 +44,7 @@ BUDGET_SECONDS = {
     "cluster": 1900,
     "clients": 390,
     "acceptance": 170,
+    "console": 130,
     "spark": 650,
 }
 QUICK_FOLDERS = ("unit", "contract", "engine")

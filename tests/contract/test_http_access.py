@@ -67,7 +67,8 @@ def test_the_table_has_every_operation_of_the_application(server: Guarded) -> No
     operations = {
         (method.upper(), re.sub(r"\{[^}]*\}", "{}", path)) for path, methods in described.items() for method in methods
     }
-    not_described = {("GET", "/docs"), ("GET", "/docs/{}"), ("GET", "/openapi.json")}
+    pages = ("/docs", "/docs/{}", "/openapi.json", "/console", "/console/{}")
+    not_described = {("GET", path) for path in pages}
     probes = {("HEAD", path) for path in ("/healthz", "/readyz")}
     assert set(TABLE) == operations | not_described | probes
 

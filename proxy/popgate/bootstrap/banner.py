@@ -30,6 +30,6 @@ def banner(options: ServeOptions) -> str:
         f"  handle=$(curl -s {group}/pop -d '{{}}' | tee /dev/stderr | {pick})",
         f'  curl {group}/ack -d "{{\\"receipt_handles\\":[\\"$handle\\"]}}"',
         "",
-        f"API: {url}/docs   stop: Ctrl-C",
+        f"console: {url}/console   API: {url}/docs   stop: Ctrl-C",
     ]
     return "\n".join(lines)

@@ -101,7 +101,7 @@ function Frame({ who, server, steps, onSignOut, children }) {
       html`<button type="button" class="button menu" aria-expanded=${open ? "true" : "false"} aria-controls="places" onClick=${() => setOpen(!open)}>Menu</button>`}
     </header>
     ${who &&
-    html`<div class="side ${open ? "open" : ""}" id="places">
+    html`<aside class="side ${open ? "open" : ""}" id="places" aria-label="Menu and settings">
       <nav aria-label="Pages">
         <ul>
           ${PLACES.map(([name, label]) => {
@@ -111,10 +111,12 @@ function Frame({ who, server, steps, onSignOut, children }) {
         </ul>
       </nav>
       <${Foot} who=${who} server=${server} onSignOut=${onSignOut} />
-    </div>`}
+    </aside>`}
     <div class="content">
-      <${Away} />
-      ${who && html`<${Open} who=${who} />`}
+      <section aria-label="State of the proxy">
+        <${Away} />
+        ${who && html`<${Open} who=${who} />`}
+      </section>
       <main id="main" tabindex="-1">${children}</main>
     </div>
     <${Spoken} />

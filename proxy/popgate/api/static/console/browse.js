@@ -98,7 +98,7 @@ export function Where({ row }) {
   if (row.blocked_by) return html`<span class="quiet">behind</span> <code title=${row.blocked_by}>${shortId(row.blocked_by)}</code>`
   if (row.visible_at && row.visible_at > now()) return html`<span class="quiet">visible in</span> ${duration(Math.ceil(row.visible_at - now()))}`
   if (row.place !== null && row.place !== undefined) return html`<span class="quiet">queue ${row.queue}, place</span> ${count(row.place)}`
-  return html`<span class="quiet">queue ${row.queue}</span>`
+  return row.queue === null || row.queue === undefined ? NONE : html`<span class="quiet">queue ${row.queue}</span>`
 }
 
 function MessageDialog({ topic, message, onClose }) {

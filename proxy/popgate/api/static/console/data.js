@@ -8,8 +8,10 @@ import { store, useEffect, useStore } from "./ui.js"
 
 const TOPICS_SECONDS = 10
 const RATES_SECONDS = 5
+const FIRST_RATES_SECONDS = 2 // until the charts have a line
 const SHOWN_SECONDS = 3 // how old the state of a group on the screen may be
 const OTHERS_SECONDS = 60 // and of all other groups
+const IDLE_SECONDS = 5 // when to look again at a group whose messages no client seems to take
 const AT_ONCE_MAX = 4
 const REST_FACTOR = 3 // after the states of other groups, rest three times as long as the proxy has worked
 const DRAW_SECONDS = 0.4
@@ -93,7 +95,8 @@ function next() {
   if (oldest !== null) return [oldest, true]
   if (Date.now() < restUntil) return null
   for (const key of wanted.keys()) {
-    if (free(key) && age(key) > OTHERS_SECONDS && (oldest === null || age(key) > age(oldest))) oldest = key
+    const limit = known.get(key)?.idle === 1 ? IDLE_SECONDS : OTHERS_SECONDS
+    if (free(key) && age(key) > limit && (oldest === null || age(key) > age(oldest))) oldest = key
     if (oldest !== null && !known.has(oldest)) break
   }
   return oldest === null ? null : [oldest, false]
@@ -205,13 +208,15 @@ function historyOf({ topic, group }) {
 
 // Follow the rates of events. Return {poll, history}: those of one group, or of everything. Needs the action metrics.
 export function useRates(members, group = null) {
+  const history = group ? historyOf(group) : whole
+  const seconds = history.samples.length < 3 ? FIRST_RATES_SECONDS : RATES_SECONDS
   const names = (members ?? []).map((one) => one.instance).join()
   const poll = usePoll(
     (signal) => (members === null ? Promise.resolve(null) : readRates(members, group, signal)),
-    may("metrics") && members !== null ? RATES_SECONDS : 0,
+    may("metrics") && members !== null ? seconds : 0,
     [names, members === null, group?.topic, group?.group],
   )
-  return { poll, history: group ? historyOf(group) : whole }
+  return { poll, history }
 }
 
 // Counters that the state of a group may have: then the rates of its page need no metrics.

@@ -58,7 +58,7 @@ function InGroup({ topic, one }) {
     ${one.sentence && html`<p>${one.sentence}</p>`}
     <${Facts}
       rows=${[
-        ["Where", html`<${Where} row=${one} />`],
+        (one.lease || one.queue !== undefined) && ["Where", html`<${Where} row=${one} />`],
         one.attempt !== undefined && one.attempt !== null && ["Attempt", count(one.attempt)],
         one.published_at && ["Published", html`<${At} at=${one.published_at} />`],
         ...others.map(([name, value]) => [words(name), shownValue(name, value)]),

@@ -3,7 +3,7 @@ import { put } from "./api.js"
 import { refusal } from "./access.js"
 import { adminOf, keyOf } from "./data.js"
 import { count, duration, plural } from "./format.js"
-import { Badge, Button, Failure, FormDialog, Input, Loading, Notice } from "./parts.js"
+import { Button, Failure, FormDialog, Input, Loading, Notice } from "./parts.js"
 import { usePoll } from "./poll.js"
 import { html, useState } from "./ui.js"
 
@@ -73,7 +73,7 @@ function Preview({ preview }) {
       <li>${plural(preview.leases, "lease")} ${busy.length ? `in ${plural(busy.length, "queue")} (${busy.map((queue) => `${queue.queue}: ${count(queue.leases)}`).join(", ")})` : ""}</li>
       <li>${plural(preview.pollers, "waiting request ends", "waiting requests end")} empty</li>
       ${preview.pull_clients > 0 && html`<li class="warn">${plural(preview.pull_clients, "pull client loses its queues", "pull clients lose their queues")}</li>`}
-      ${preview.drain_timeout_seconds !== null && html`<li>Leases have ${duration(preview.drain_timeout_seconds)} to be settled. Then they are cut off, and <${Badge} tone="warn">their work may be done twice<//></li>`}
+      ${preview.drain_timeout_seconds !== null && html`<li>Leases have ${duration(preview.drain_timeout_seconds)} to be settled. Then they are cut off, and their work may be done twice.</li>`}
     </ul>
   </div>`
 }

@@ -3,7 +3,7 @@ import { refusal } from "./access.js"
 import { ownersOf, troubles } from "./attention.js"
 import { Chart } from "./charts.js"
 import { groupRows, pageOf, totals, useCluster, useRates, useStates, useTopics } from "./data.js"
-import { count, duration, NONE } from "./format.js"
+import { count, duration, NONE, shortDuration } from "./format.js"
 import { Awaited, Badge, Empty, Failure, Figure, Figures, Loading, Notice, Page, Section } from "./parts.js"
 import { Table } from "./table.js"
 import { html, useMemo, useState } from "./ui.js"
@@ -39,7 +39,7 @@ export function Overview() {
       <${Figure} label="Delayed" value=${count(sums.delayed)} />
       <${Figure} label="Blocked" value=${count(sums.blocked)} />
       <${Figure} label="Dead" value=${count(sums.dead)} tone=${sums.dead ? "bad" : ""} />
-      <${Figure} label="Oldest" value=${duration(sums.oldest)} />
+      <${Figure} label="Oldest" value=${shortDuration(sums.oldest)} />
     <//>
     <${Rates} cluster=${cluster} />
     <${Section} title="Needs attention" aside=${sums.measured < sums.groups ? `${count(sums.measured)} of ${count(sums.groups)} groups looked at` : ""}>

@@ -1,12 +1,11 @@
 // The page of one group of a topic: its frame, and what is done to the whole group.
 import { del, get, post } from "./api.js"
 import { adminOf, keyOf, pageOf, stateOf } from "./data.js"
-import { count, plural } from "./format.js"
+import { count, plural, shortDuration } from "./format.js"
 import { Mode, SwitchMode } from "./mode.js"
 import { Now } from "./now.js"
 import { Actions, Badge, Failure, Figure, Figures, FormDialog, Loading, Page, useAction } from "./parts.js"
 import { usePoll } from "./poll.js"
-import { duration } from "./format.js"
 import { html, lazy, useState } from "./ui.js"
 
 const DeadLetters = lazy(() => import("./dead.js"), "DeadLetters")
@@ -76,7 +75,7 @@ function Counts({ topic, group, now }) {
     <${Figure} label="Delayed" value=${count(now.delayed)} />
     <${Figure} label="Blocked" value=${count(now.blocked)} />
     <${Figure} label="Dead" value=${count(now.dead)} tone=${now.dead ? "bad" : ""} href=${pageOf(topic, group, "dead-letters")} />
-    <${Figure} label="Oldest" value=${duration(now.oldest_age_seconds)} />
+    <${Figure} label="Oldest" value=${shortDuration(now.oldest_age_seconds)} />
     ${now.pollers !== undefined && html`<${Figure} label="Pollers" value=${count(now.pollers)} />`}
   <//>`
 }
