@@ -8,7 +8,6 @@ starts a separate one (`support.rabbitmq.RabbitCluster`).
 import asyncio
 import logging
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -25,11 +24,12 @@ import pytest
 from support import preloaded, spark_classes
 from support.openid import find_modules
 from support.processes import ServerMissingError
-from support.rabbitmq import RabbitCluster, RabbitNode
+from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
 from support.rabbitmq_releases import NEWEST, RabbitRelease, find_release, series_to_test
 from support.redis import RedisServer
+from support.sharing import OTHER_SERIES, folder_of, note, scheduler, start_order
 from support.spark import require_java, started_spark
-from support.turns import Quiet, Turns
+from support.turns import ALL, Quiet, Turns
 from tla.checker import find_jar
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ QUICK_FOLDERS = ("unit", "contract", "engine")
 QUICK_WITHOUT = frozenset({"rabbitmq", "rabbitmq_release", "spark", "java", "tlc", "openid_modules"})
 """Fixtures whose tests --quick skips."""
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
-OTHER_SERIES = "on-rabbitmq-"
-"""Prefix in the name of a test that runs on another release than most tests."""
 SLOWEST = 25
 """Number of slowest files that are listed with their times."""
 DEFAULT_SEED = 20_240_613
@@ -68,6 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--full", action="store_true", help="full counts and a random seed instead of a short fixed run")
     group.addoption("--quick", action="store_true", help="only what is fast and needs no server but Redis")
     group.addoption("--seed", type=int, help="the seed of everything random, to replay a run")
+    group.addoption("--note-seconds", action="store_true", help="write down the tests' times, from which to start them")
     group.addoption("--planted", action="store_true", help="a slip is planted: don't shrink or keep failing examples")
 
 
@@ -132,8 +131,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out |= {item for item in items if not _is_quick(item)}
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
-    if turns in config.stash:  # the longest tests must not start last
-        items.sort(key=lambda item: _together(item.nodeid).endswith(".py"))
+    if turns in config.stash:
+        items.sort(key=lambda item: start_order(item.nodeid))
 
 
 def _parameters(item: pytest.Item) -> set[str]:
@@ -153,23 +152,7 @@ def _is_quick(item: pytest.Item) -> bool:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Group tests that belong together on one process, if several processes share the run."""
-    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # xdist has no types
-
-    class Together(LoadFileScheduling):  # type: ignore[misc]  # as above
-        def _split_scope(self, nodeid: str) -> str:
-            return _together(nodeid)
-
-    return Together(config, log)
-
-
-def _together(nodeid: str) -> str:
-    """Return the name of the group that one process runs, because it shares servers: all tests of Spark, all on one
-    of the other releases, or else a file.
-    """
-    other_series = re.search(f"{OTHER_SERIES}[\\d.]+", nodeid)
-    if other_series is not None:
-        return other_series[0]
-    return "spark" if folder_of(nodeid) == "spark" else nodeid.partition("::")[0]
+    return scheduler(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -181,7 +164,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if turns not in item.config.stash:
         return (yield)
     turn = item.config.stash[turns]
-    turn.take(quiet=_is_quiet(item))
+    turn.take(others=1 if _is_quiet(item) else ALL)
     try:
         return (yield)
     finally:
@@ -198,16 +181,16 @@ def quiet(pytestconfig: pytest.Config) -> Quiet:
     """Creates a context for the part of a test that bounds how long something takes (see the marker `quiet`)."""
 
     @asynccontextmanager
-    async def context() -> AsyncGenerator[None]:
+    async def context(others: int) -> AsyncGenerator[None]:
         turn = pytestconfig.stash.get(turns, None)
         if turn is None:
             yield
             return
-        await asyncio.to_thread(turn.take, quiet=True)
+        await asyncio.to_thread(turn.take, others=others)
         try:
             yield
         finally:
-            await asyncio.to_thread(turn.take, quiet=False)
+            await asyncio.to_thread(turn.take)
 
     return context
 
@@ -255,6 +238,25 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitR
     """The run's one RabbitMQ node of a release. Leave it running as it was found."""
     with RabbitCluster(tmp_path_factory.mktemp("rabbitmq"), release=rabbitmq_release) as cluster:
         yield cluster.nodes[0]
+
+
+@pytest.fixture(scope="session")
+def shared_nodes(tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRelease) -> Iterator[RabbitCluster]:
+    """The run's one cluster of three nodes of a release; `three_nodes` has all of them running."""
+    settings = RabbitSettings(net_tick_seconds=8, net_setup_seconds=1)
+    with RabbitCluster(
+        tmp_path_factory.mktemp("nodes"), release=rabbitmq_release, size=3, settings=settings
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def three_nodes(shared_nodes: RabbitCluster) -> RabbitCluster:
+    """Three running nodes that a test may kill, pause and part. The others consider a hanging node down after 6 to
+    10 s. List the files of tests that use it in `support.sharing`.
+    """
+    shared_nodes.make_whole()
+    return shared_nodes
 
 
 @pytest.fixture(scope="session")
@@ -359,6 +361,7 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     used: defaultdict[str, float] = defaultdict(float)
     by_file: defaultdict[str, float] = defaultdict(float)
+    by_test: defaultdict[str, float] = defaultdict(float)
     told: list[object] = []
     """What tests report about themselves (``record_property``)."""
     for reports in terminalreporter.stats.values():
@@ -366,6 +369,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             if isinstance(report, pytest.TestReport):
                 used[folder_of(report.nodeid)] += report.duration
                 by_file[report.nodeid.partition("::")[0]] += report.duration
+                by_test[report.nodeid] += report.duration
                 told += [text for name, text in report.user_properties if name == "told" and report.when == "call"]
     terminalreporter.section("popgate: time by folder")
     for folder, seconds in sorted(used.items()):
@@ -374,6 +378,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"{folder:12} {seconds:7.1f} s{of_budget}")
         if budget is not None and seconds > budget:
             terminalreporter.write_line(f"WARNING: tests/{folder} took longer than its budget", yellow=True)
+    if config.getoption("note_seconds"):
+        note(by_test)
     slowest = sorted(by_file.items(), key=lambda one: -one[1])[:SLOWEST]
     named = ", ".join(f"{name.removeprefix('tests/')} {seconds:.0f}" for name, seconds in slowest)
     if named:
@@ -383,8 +389,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     missing = config.stash[missing_servers]
     for what in sorted(missing):
         terminalreporter.write_line(f"WARNING: {what}: its tests were SKIPPED", yellow=True)
-
-
-def folder_of(nodeid: str) -> str:
-    """Return the folder below tests/ that contains a test."""
-    return nodeid.removeprefix("tests/").partition("/")[0]

@@ -8,7 +8,7 @@ kill, and 10 s after the last one began to hang), plus `OWN_SECONDS` for everyth
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -23,8 +23,7 @@ from support.audit import PLAIN, Audit, Traits, Verb, now
 from support.audit_client import Client, message_body, until
 from support.proxy import ProxyProcess
 from support.proxy_cluster import ProxyCluster
-from support.rabbitmq import COOKIE, RabbitCluster, RabbitNode, RabbitSettings
-from support.rabbitmq_releases import RabbitRelease
+from support.rabbitmq import COOKIE, RabbitCluster, RabbitNode
 from support.redis import RedisServer
 from support.turns import Quiet
 
@@ -42,14 +41,12 @@ PAUSE_SECONDS = PAUSED_SECONDS + 2.0
 """Seconds until the others have long considered it down, and serve again."""
 LEASE_SECONDS = 120.0
 """Seconds; longer than any test: a message that comes again was acked before, or lost."""
-REST_SECONDS = 0.05
+REST_SECONDS = 0.1
 WATCH_SECONDS = 1.0
 """Seconds; longer than any permitted stall, so a cell that still makes no progress is noticed."""
 PATIENCE_SECONDS = 60.0
-NETWORK = RabbitSettings(net_tick_seconds=8, net_setup_seconds=1)
-"""The others consider a hanging node down after 6 to 10 s; a hanging leader takes as long in any case. Until it
-returns, RabbitMQ tries to reach it for this long on every request about something there.
-"""
+OTHER_TESTS = 2
+"""Number of other tests that may run beside: a part of `OWN_SECONDS`."""
 BALANCED: dict[str, object] = {
     "pattern": "^popgate:",
     "definition": {"queue-leader-locator": "balanced"},
@@ -59,11 +56,9 @@ BALANCED: dict[str, object] = {
 pytestmark = [pytest.mark.crash, pytest.mark.rabbitmq_versions]
 
 
-@pytest.fixture(scope="module")
-def rabbit(tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRelease) -> Iterator[RabbitCluster]:
-    folder = tmp_path_factory.mktemp("faults")
-    with RabbitCluster(folder, release=rabbitmq_release, size=3, settings=NETWORK) as cluster:
-        yield cluster
+@pytest.fixture
+def rabbit(three_nodes: RabbitCluster) -> RabbitCluster:
+    return three_nodes
 
 
 class Cell:
@@ -153,14 +148,6 @@ class Service:
             assert now() < deadline, (left, self.audit.outstanding()[:5])
 
 
-def make_whole(rabbit: RabbitCluster) -> None:
-    """Repair what the previous test left broken."""
-    for node in rabbit.nodes:
-        node.resume()
-        node.start()
-    rabbit.wait_whole()
-
-
 @asynccontextmanager
 async def service(
     rabbit: RabbitCluster,
@@ -173,7 +160,6 @@ async def service(
     """Each queue is led by the node of the proxy that declares it, in turn, unless a policy says otherwise. In the
     end every promise must have been kept.
     """
-    make_whole(rabbit)
     audit = Audit()
     proxies = ProxyCluster(folder, nodes=rabbit.nodes, redis=redis, size=PROXIES)
     rabbit.nodes[0].add_vhost(proxies.vhost)
@@ -189,9 +175,8 @@ async def service(
             for queue in range(QUEUES):
                 await cells[queue % PROXIES * QUEUES + queue].client.create(queues=1)
             await asyncio.to_thread(rabbit.nodes[0].sync)  # a younger queue loses its leader for ever (3.10)
-            await stack.enter_async_context(quiet())
             served = Service(proxies, audit, cells)
-            async with asyncio.TaskGroup() as tasks:
+            async with quiet(OTHER_TESTS), asyncio.TaskGroup() as tasks:
                 for cell in cells:
                     tasks.create_task(cell.run(), name=cell.name)
                 await served.flows()
@@ -317,7 +302,6 @@ def test_a_proxy_without_redis_that_is_killed_with_its_node_starts_again_on_anot
     rabbit: RabbitCluster, tmp_path: Path
 ) -> None:
     """The guard and the active consumers of its connections stay registered as long as the node is away (4.3)."""
-    make_whole(rabbit)
     vhost = f"alone-{secrets.token_hex(4)}"
     rabbit.nodes[0].add_vhost(vhost)
     urls = ",".join(node.amqp_url(vhost) for node in rabbit.nodes)
@@ -341,7 +325,6 @@ def test_a_proxy_without_redis_that_is_killed_with_its_node_starts_again_on_anot
 @pytest.mark.parametrize("is_resized", [True, False], ids=["after a resize", "in the middle of one"])
 async def test_what_a_lost_node_returns_goes_before_what_is_new(rabbit: RabbitCluster, is_resized: bool) -> None:
     """Messages held by several consumers of one channel return consumer by consumer, and from 4.3 on with a delay."""
-    make_whole(rabbit)
     one, two, three = rabbit.nodes
     vhost = f"lost-{is_resized}"
     one.add_vhost(vhost)
@@ -371,7 +354,6 @@ async def test_what_a_lost_node_returns_goes_before_what_is_new(rabbit: RabbitCl
 
 async def test_a_queue_whose_leader_does_not_answer_is_not_taken_for_empty(rabbit: RabbitCluster) -> None:
     """RabbitMQ then reports 0 messages. The returned ones were queued before the others arrived here."""
-    make_whole(rabbit)
     one, two, _ = rabbit.nodes
     one.add_vhost("slow")
     billing = layout("billing")

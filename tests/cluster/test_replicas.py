@@ -17,7 +17,7 @@ from popgate_client import Client
 from support.command_line import CommandLine, ended
 from support.processes import wait_until
 from support.proxy import ProxyProcess
-from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
+from support.rabbitmq import RabbitCluster, RabbitNode
 from support.rabbitmq_releases import RabbitRelease
 from support.replicas import (
     KeeperProcess,
@@ -36,17 +36,9 @@ QUICK = ("--recovery-interval-seconds", "1")
 REPAIR_SECONDS = 60
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRelease) -> Iterator[RabbitCluster]:
-    settings = RabbitSettings(net_tick_seconds=8, net_setup_seconds=2)
-    folder = tmp_path_factory.mktemp("replicas")
-    with RabbitCluster(folder, release=rabbitmq_release, size=3, settings=settings) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def nodes(cluster: RabbitCluster) -> Sequence[RabbitNode]:
-    return cluster.nodes
+def nodes(three_nodes: RabbitCluster) -> Sequence[RabbitNode]:
+    return three_nodes.nodes
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from popgate.replicas.changing import ChangeOutcome, Ending, carry_out
 from popgate.replicas.options import KeeperOptions
 from popgate.runtime.clocks import SystemClock
 from support.processes import wait_until
-from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
+from support.rabbitmq import RabbitCluster, RabbitNode
 from support.rabbitmq_releases import RabbitRelease
 from support.replicas import declare, replicas_of
 
@@ -35,14 +35,11 @@ TELLS_OF_LOST_MEMBERS_FROM = (4, 3)
 AT_ONCE = ReplicaLimits(recovery_interval_seconds=0)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRelease) -> Iterator[RabbitCluster]:
-    if rabbitmq_release.version < (3, 11, 19):
+@pytest.fixture
+def cluster(three_nodes: RabbitCluster) -> RabbitCluster:
+    if three_nodes.release.version < (3, 11, 19):
         pytest.skip("this RabbitMQ has no endpoints for replicas")
-    settings = RabbitSettings(net_tick_seconds=8, net_setup_seconds=2)
-    folder = tmp_path_factory.mktemp("replicas-http")
-    with RabbitCluster(folder, release=rabbitmq_release, size=3, settings=settings) as cluster:
-        yield cluster
+    return three_nodes
 
 
 @pytest.fixture
@@ -186,6 +183,7 @@ async def test_who_lost_the_lock_meanwhile_changes_nothing(
         raise LockLost("somebody else has it")
 
     declare(nodes[0], orders.vhost, orders.name, nodes[:2])
+    await caught_up(broker, orders)  # otherwise the change is dropped before it needs the lock
     change = a_change(ChangeKind.ADD, orders, nodes[2], *nodes[:2])
     with pytest.raises(LockLost):
         await carry_out(change, broker, KeeperOptions(), SystemClock(), lost)
