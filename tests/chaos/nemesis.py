@@ -74,7 +74,7 @@ HOUR_SECONDS = 3_600.0
 PAUSE_SECONDS = 0.3, 4.0
 PROXIES_AWAY_MAX = 2
 """Maximum number of proxies away at a time, so that some proxy can serve requests."""
-NODE_SECONDS = 30.0
+NODE_SECONDS = 15.0
 """Seconds before the end in which no node is killed: it would take longer to come back."""
 
 
