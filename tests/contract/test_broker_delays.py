@@ -98,9 +98,9 @@ async def test_a_delayed_message_arrives_as_it_was_published(broker: Broker) -> 
     headers = {"tenant": "açaí", "n": 7, "x-death": "mine", "x-first-death-queue": "mine", "CC": "nobody", "none": None}
     now = time.time()
     sent = message(b"\x00\xff", headers=headers, ordering_key="kündin 7", message_id="ïd")._replace(
-        published_at=now, visible_at=now + 3, expires_at=now + 30.5
+        published_at=now, visible_at=now + 1, expires_at=now + 30.5
     )
-    await publish_delayed(broker, Outgoing(message=sent, topic=TOPIC, delay_seconds=3))
+    await publish_delayed(broker, Outgoing(message=sent, topic=TOPIC, delay_seconds=1))
     (delivery,) = await listener.until_count(1)
     assert delivery.message == sent
     assert delivery.identified
@@ -157,14 +157,14 @@ async def test_what_no_group_is_there_for_holds_up_nobody(broker: Broker) -> Non
 async def test_delayed_messages_outlive_a_restart(opener: Opener) -> None:
     async with opener() as broker:
         await declare(broker, BILLING)
-        await publish_delayed(broker, delayed(b"due meanwhile", 1), delayed(b"due later", 4))
+        await publish_delayed(broker, delayed(b"due meanwhile", 1), delayed(b"due later", 3))
         closed_at = time.time()
     await asyncio.sleep(1.5)
     async with opener() as broker:
         listener = await listen(broker, BILLING)
         await listener.until_count(2)
         assert listener.bodies == [b"due meanwhile", b"due later"]
-        assert listener.came_at[1] >= closed_at + 3.5
+        assert listener.came_at[1] >= closed_at + 2.5
         listener.came_at[0] = listener.deliveries[0].message.visible_at or 0.0
         assert_in_time(broker, listener)
 

@@ -15,7 +15,7 @@ from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode
 
 pytestmark = pytest.mark.rabbitmq_versions
-LONG_SECONDS = 4 * CONSUMER_TIMEOUT_SECONDS
+LONG_SECONDS = 3 * CONSUMER_TIMEOUT_SECONDS
 ARGUMENTS = ["--consumer-timeout-seconds", str(CONSUMER_TIMEOUT_SECONDS)]
 
 
