@@ -83,7 +83,7 @@ def test_what_the_principal_may_not_do_is_disabled_and_explained(signed_out: Con
     expect(page.get_by_text("The letters can't be read here. reader lacks the action consume")).to_be_visible()
     signed_out.go("topics/orders/billing/policy", "orders/billing")
     expect(page.get_by_text("You can read the policy, but not change it.")).to_be_visible()
-    expect(page.get_by_label("Lease, in seconds")).not_to_be_editable()
+    expect(page.get_by_label("Lease, in seconds", exact=True)).not_to_be_editable()
     page.get_by_role("button", name="reader", exact=True).click()
     expect(page.get_by_role("dialog")).to_contain_text("inspect")
     assert signed_out.violations() == []

@@ -4,7 +4,7 @@ import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from playwright.sync_api import (
     Browser,
@@ -22,7 +22,7 @@ WAIT_SECONDS = 30
 DESKTOP: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 # Chromium reports each answer that is not a success, and each refused connection. The console handles both.
-_EXPECTED = re.compile(r"Failed to load resource: (the server responded with a status of 40[1349]|net::ERR_CONNECTION)")
+_EXPECTED = re.compile(r"Failed to load resource: (the server responded with a status of 4\d\d|net::ERR_CONNECTION)")
 _AXE = files("axe_playwright_python") / "axe.min.js"
 _RUN_AXE = """async (only) => {
   const options = { resultTypes: ["violations"], ...(only.length ? { runOnly: { type: "rule", values: only } } : {}) }
@@ -76,7 +76,7 @@ class Console:
         """Return what axe-core finds wrong on the page as it is now. ``rules``: look for these only."""
         if not self.page.evaluate("() => 'axe' in window"):
             self.page.evaluate(_AXE.read_text())
-        return self.page.evaluate(_RUN_AXE, list(rules))
+        return cast("list[str]", self.page.evaluate(_RUN_AXE, list(rules)))
 
     @contextmanager
     def transfers(self) -> Generator[list[Transfer]]:
@@ -94,7 +94,7 @@ class Console:
 
         session.on("Network.responseReceived", answered)
         session.on("Network.loadingFinished", finished)
-        session.send("Network.enable")
+        session.send("Network.enable")  # pyright: ignore[reportUnknownMemberType]  # Playwright types it so
         yield found
         session.detach()
 

@@ -23,14 +23,19 @@ function covers(grant, { topic, group, lock, queue }) {
   return fits(grant.topics, topic) && fits(grant.groups, group) && fits(grant.locks, lock) && fits(grant.queues, queue)
 }
 
-// Return whether the user may do `action` on {topic, group, lock}, or on the whole server.
+// Return whether the user may do `action` on {topic, group, lock}, or on the whole server. `resource` null: on anything.
 export function may(action, resource = {}) {
   const actions = (grant) => grant.actions.includes(action) || (action === "inspect" && grant.actions.includes("admin"))
-  return (caller.value?.grants ?? []).some((grant) => actions(grant) && covers(grant, resource))
+  return (caller.value?.grants ?? []).some((grant) => actions(grant) && (resource === null || covers(grant, resource)))
 }
 
-const named = ({ topic, group, lock }) =>
-  lock ? `lock ${lock}` : topic && group ? `${topic}/${group}` : topic ? `topic ${topic}` : "the whole server"
+function named(resource) {
+  if (resource === null) return "anything"
+  const { topic, group, lock } = resource
+  if (lock) return `lock ${lock}`
+  if (topic) return group ? `${topic}/${group}` : `topic ${topic}`
+  return "the whole server"
+}
 
 // Return why the user may not do this, as a sentence, or "" if the user may.
 export function refusal(action, resource = {}) {

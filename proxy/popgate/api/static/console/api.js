@@ -4,6 +4,7 @@ import { store } from "./ui.js"
 const TOKEN = "popgate.token"
 const READ_SECONDS = 12
 const CHANGE_SECONDS = 60
+const PROBE_SECONDS = 5
 
 // The page is at PREFIX/console, and the interface at PREFIX/v1, so a reverse proxy may put both below a path.
 export const base = new URL(".", location.href).pathname
@@ -30,6 +31,7 @@ const REMEDIES = {
   unauthenticated: "Give a valid API key or token.",
   internal_error: "This is a bug in popgate: the proxy's log has the details. You may try again.",
   host_not_allowed: "Open the console by the proxy's IP address, or start the proxy with --allowed-hosts.",
+  late: "The proxy may be overloaded, or waits for RabbitMQ or Redis. The page Checks says whether it is ready.",
   not_found: "This proxy does not offer it.",
 }
 
@@ -105,7 +107,11 @@ export async function request(method, where, body, { signal, seconds } = {}) {
     response = await send(method, where, body, signal, seconds ?? (method === "GET" ? READ_SECONDS : CHANGE_SECONDS))
   } catch (error) {
     if (signal?.aborted) throw error
-    const why = error.name === "TimeoutError" ? "it has not answered in time" : "it can't be reached"
+    if (error.name === "TimeoutError") {
+      probe()
+      throw new Problem(408, { title: "There is no answer in time", detail: `The proxy has not answered ${method} ${where}.`, code: "late" })
+    }
+    const why = "it can't be reached"
     lost(why)
     throw new Problem(0, { title: "The proxy does not answer", detail: why, code: "away" })
   }
@@ -142,6 +148,15 @@ function lost(why) {
   retryLater(why)
 }
 
+// Find out whether a proxy that has not answered one request answers at all.
+async function probe() {
+  try {
+    await send("GET", "/healthz", undefined, undefined, PROBE_SECONDS)
+  } catch {
+    lost("it has not answered in time")
+  }
+}
+
 function found() {
   clearTimeout(timer)
   if (!connection.value.away) return
@@ -160,7 +175,7 @@ function retryLater(why) {
 export async function retryNow() {
   const why = connection.value.away?.why ?? ""
   try {
-    const response = await send("GET", "/healthz", undefined, undefined, 5)
+    const response = await send("GET", "/healthz", undefined, undefined, PROBE_SECONDS)
     if (response.status !== 502 && response.status !== 504) return found()
   } catch {
     // still away

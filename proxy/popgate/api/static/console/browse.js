@@ -76,7 +76,7 @@ const rowKey = (row) => [row.queue, row.state, row.place, row.message_id, row.at
 
 function MessageTable({ messages, onOpen, empty }) {
   return html`<${Table}
-    caption="Messages"
+    caption="List of messages"
     rows=${messages}
     keyOf=${rowKey}
     empty=${empty}

@@ -8,12 +8,12 @@ import { store, useEffect, useStore } from "./ui.js"
 
 const TOPICS_SECONDS = 10
 const RATES_SECONDS = 5
-const FIRST_RATES_SECONDS = 2 // until the charts have a line
+const FIRST_RATES_SECONDS = 1 // until the charts have a line
 const SHOWN_SECONDS = 3 // how old the state of a group on the screen may be
 const OTHERS_SECONDS = 60 // and of all other groups
 const IDLE_SECONDS = 5 // when to look again at a group whose messages no client seems to take
 const AT_ONCE_MAX = 4
-const REST_FACTOR = 3 // after the states of other groups, rest three times as long as the proxy has worked
+const REST_FACTOR = 3 // after the state of another group, rest three times as long as the answer took
 const DRAW_SECONDS = 0.4
 
 export const stateOf = (topic, group) => path`/v1/topics/${topic}/groups/${group}`
@@ -58,6 +58,7 @@ let shown = new Set()
 let users = 0
 let reading = 0
 let restUntil = 0
+let isReadingOthers = false // one at a time
 let drawTimer = 0
 let turnTimer = 0
 const inProgress = new Set()
@@ -93,7 +94,7 @@ function next() {
     if (wanted.has(key) && free(key) && age(key) > SHOWN_SECONDS && (oldest === null || age(key) > age(oldest))) oldest = key
   }
   if (oldest !== null) return [oldest, true]
-  if (Date.now() < restUntil) return null
+  if (isReadingOthers || Date.now() < restUntil) return null
   for (const key of wanted.keys()) {
     const limit = known.get(key)?.idle === 1 ? IDLE_SECONDS : OTHERS_SECONDS
     if (free(key) && age(key) > limit && (oldest === null || age(key) > age(oldest))) oldest = key
@@ -108,13 +109,14 @@ function turn() {
   if (!document.hidden) {
     for (let one = next(); one !== null && reading < AT_ONCE_MAX; one = next()) readState(...one)
   }
-  turnTimer = setTimeout(turn, 200)
+  turnTimer = setTimeout(turn, Math.min(200, Math.max(5, restUntil - Date.now())))
 }
 
 async function readState(key, isShown) {
   const { topic, group } = wanted.get(key)
   const began = Date.now()
   reading += 1
+  if (!isShown) isReadingOthers = true
   inProgress.add(key)
   try {
     const state = await get(stateOf(topic, group))
@@ -127,7 +129,10 @@ async function readState(key, isShown) {
   } finally {
     reading -= 1
     inProgress.delete(key)
-    if (!isShown) restUntil = Math.max(restUntil, Date.now() + Math.min(500, (REST_FACTOR * (Date.now() - began)) / AT_ONCE_MAX))
+    if (!isShown) {
+      isReadingOthers = false
+      restUntil = Math.max(restUntil, Date.now() + Math.min(500, REST_FACTOR * (Date.now() - began)))
+    }
     drawTimer ||= setTimeout(() => {
       drawTimer = 0
       states.set(states.value + 1)

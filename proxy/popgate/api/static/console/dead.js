@@ -140,7 +140,7 @@ function LetterTable({ topic, group, letters, chosen, onChosen, all }) {
     ${letters.length > 0 &&
     html`<label class="hint"><input type="checkbox" checked=${areAll} onChange=${toggleAll} /> Select ${letters.length === all.length ? `all ${count(letters.length)} loaded letters` : `the ${plural(letters.length, "letter")} that match`}</label>`}
     <${Table}
-      caption="Dead letters"
+      caption="List of dead letters"
       rows=${letters}
       keyOf=${(letter) => letter.id}
       empty=${all.length ? "No loaded letter matches." : "There are no dead letters."}

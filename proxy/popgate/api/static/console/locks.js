@@ -16,7 +16,7 @@ export function Locks() {
   const wanted = filter.trim().toLowerCase()
   const shown = (poll.data?.locks ?? []).filter((lock) => !wanted || lock.name.toLowerCase().includes(wanted) || lock.holders.some((one) => one.holder.toLowerCase().includes(wanted)))
   const close = () => setDialog(null)
-  return html`<${Page} title="Locks" actions=${html`<${Actions} actions=${[{ label: "Define a lock", kind: "primary", onClick: () => setDialog({ kind: "define" }) }]} />`}>
+  return html`<${Page} title="Locks" actions=${html`<${Actions} actions=${[{ label: "Define a lock", kind: "primary", needs: [["admin", null]], onClick: () => setDialog({ kind: "define" }) }]} />`}>
     <p class="hint">Holders and waiting clients are those of the proxy that has answered. Clients of other proxies hold locks there.</p>
     <div class="filters" role="search"><${Input} label="Filter by lock or holder" type="search" value=${filter} onInput=${setFilter} /></div>
     <${Awaited} poll=${poll} what="The locks can't be listed">
@@ -128,6 +128,7 @@ function Define({ onClose, onDone }) {
       onDone()
     }}
     done=${`The lock ${name} is defined.`}
+    fields=${["name"]}
     onClose=${onClose}
   >
     ${(error) => html`

@@ -4,13 +4,18 @@ import { refusal } from "./access.js"
 import { count, duration, exactTime, NONE, time } from "./format.js"
 import { html, say, useEffect, useId, useRef, useState, useTick } from "./ui.js"
 
-// A page: its heading gets the focus when the page is opened, so that a screen reader begins there.
+let isFirstPage = true
+
+// A page. When the user goes to it from another page, its heading gets the focus: a screen reader goes on there.
 export function Page({ title, crumbs = [], badges, actions, children }) {
   const heading = useRef(null)
   useEffect(() => {
     document.title = `${title} · popgate`
-    heading.current?.focus({ preventScroll: true })
-    scrollTo(0, 0)
+    if (!isFirstPage) {
+      heading.current?.focus({ preventScroll: true })
+      scrollTo(0, 0)
+    }
+    isFirstPage = false
   }, [title])
   return html`<div class="page">
     <header class="page-head">
@@ -150,7 +155,7 @@ export function Field({ label, hint, error, children, wide }) {
     <label for=${id}>${label}</label>
     ${children({ id, "aria-describedby": described, "aria-invalid": error ? "true" : undefined })}
     ${hint && html`<p class="hint" id="${id}-hint">${hint}</p>`}
-    ${error && html`<p class="hint bad" id="${id}-error">${error}</p>`}
+    ${error && html`<p class="hint bad" role="alert" id="${id}-error">${error}</p>`}
   </div>`
 }
 
@@ -190,8 +195,9 @@ export function Dialog({ title, onClose, children, wide }) {
 }
 
 // A dialog with a form. `submit` is async: while it runs, the buttons wait; its error is shown, and the dialog stays.
-// With `phrase`, the user must type this name first. `done` is spoken at the end.
-export function FormDialog({ title, verb, kind = "primary", phrase, submit, done, onClose, children, disabled, wide }) {
+// With `phrase`, the user must type this name first. `done` is spoken at the end. Errors about one of the `fields` are
+// shown by these fields themselves.
+export function FormDialog({ title, verb, kind = "primary", phrase, submit, done, onClose, children, disabled, wide, fields = [] }) {
   const [typed, setTyped] = useState("")
   const [busy, setBusy] = useState(false)
   const [error, setError] = useState(null)
@@ -224,7 +230,7 @@ export function FormDialog({ title, verb, kind = "primary", phrase, submit, done
       />`}
       ${error?.status === 0
         ? html`<${Notice} tone="bad" alert><p>The proxy does not answer. Whether this was done is not known.</p><//>`
-        : html`<${Failure} error=${error} alert />`}
+        : !fields.includes(error?.field) && html`<${Failure} error=${error} alert />`}
       <div class="dialog-buttons">
         <${Button} onClick=${onClose}>Cancel<//>
         <${Button} type="submit" kind=${kind} disabled=${busy || disabled || (phrase && typed !== phrase)}>

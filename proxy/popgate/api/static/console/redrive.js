@@ -32,6 +32,7 @@ export function RedriveLetters({ topic, group, dead, ids, onClose, onChanged }) 
       onChanged()
     }}
     done="The redrive has started."
+    fields=${["rate_per_second", "max_messages", "target_topic"]}
     onClose=${onClose}
   >
     ${(error) => html`

@@ -19,7 +19,7 @@ export function Topics() {
   const owners = useMemo(() => ownersOf(cluster.data), [cluster.data])
   return html`<${Page}
     title="Topics"
-    actions=${html`<${Actions} actions=${[{ label: "Create a topic", kind: "primary", needs: [["create", {}]], onClick: () => setCreating(true) }]} />`}
+    actions=${html`<${Actions} actions=${[{ label: "Create a topic", kind: "primary", needs: [["create", null]], onClick: () => setCreating(true) }]} />`}
   >
     <${Failure} error=${topics.error} what="The topics can't be listed" />
     <div class="filters" role="search">
@@ -104,6 +104,7 @@ function CreateTopic({ onClose, onDone }) {
       location.hash = path`#/topics/${answer.topic}`
     }}
     done=${`The topic ${topic} is created.`}
+    fields=${["topic"]}
     onClose=${onClose}
   >
     ${(error) => html`
