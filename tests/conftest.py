@@ -24,6 +24,7 @@ import pytest
 from support import preloaded, spark_classes
 from support.openid import find_modules
 from support.processes import ServerMissingError
+from support.prometheus import program
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
 from support.rabbitmq_releases import NEWEST, RabbitRelease, find_release, series_to_test
 from support.redis import RedisServer
@@ -48,7 +49,9 @@ BUDGET_SECONDS = {
     "spark": 650,
 }
 QUICK_FOLDERS = ("unit", "contract", "engine")
-QUICK_WITHOUT = frozenset({"rabbitmq", "rabbitmq_release", "spark", "java", "tlc", "openid_modules"})
+QUICK_WITHOUT = frozenset(
+    {"rabbitmq", "rabbitmq_release", "spark", "java", "tlc", "openid_modules", "prometheus_programs"}
+)
 """Fixtures whose tests --quick skips."""
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 SLOWEST = 25
@@ -332,6 +335,16 @@ def tlc(pytestconfig: pytest.Config) -> Path:
     except ServerMissingError as error:
         pytestconfig.stash[missing_servers].add(str(error))
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def prometheus_programs(pytestconfig: pytest.Config) -> None:
+    """Require Prometheus and promtool, which .ci/unpack-prometheus fetches."""
+    try:
+        program("prometheus")
+        program("promtool")
+    except ServerMissingError as error:
+        do_without(error, pytestconfig)
 
 
 def do_without(error: ServerMissingError, config: pytest.Config) -> NoReturn:

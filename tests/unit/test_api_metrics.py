@@ -1,5 +1,6 @@
 """The counts behind /metrics: they are removed together with the object that they count."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from popgate.domain.names import GroupName, Subscription, TopicName
@@ -10,7 +11,7 @@ from popgate.ports.journal import EventKind
 TOPIC = TopicName("t")
 DEFAULT, TAIL = Subscription(TOPIC, GroupName("default")), Subscription(TOPIC, GroupName("tail-1"))
 OTHER = Subscription(TopicName("u"), GroupName("default"))
-SUBJECT: Any = object()
+SUBJECT: Any = SimpleNamespace(delivery_count=1, leased_at=0.0, message=None)
 
 
 def counters() -> EventCounters:

@@ -126,16 +126,34 @@ class PolicyState(Struct, kw_only=True, gc=False):
     min_replicas: Annotated[int | None, Meta(description="null: not set for this group")]
 
 
+_COUNTED = "since the proxies have started; null: the group has no counts of its own (--metrics-groups-max)"
+
+
 class SubscriptionState(Struct, kw_only=True, gc=False):
     mode: ModeName
     ready: int
     in_flight: int
+    backlog: Annotated[int, Meta(description="ready and in flight together, for autoscalers")]
     delayed: int
     blocked: Annotated[
         int, Meta(description="ready messages that wait behind an earlier one with the same ordering key")
     ]
     dead: int
-    oldest_age_seconds: Annotated[float | None, Meta(description="null: no message is known to wait")]
+    oldest_age_seconds: Annotated[
+        float | None, Meta(description="the oldest message waits at least so long; null: none is known to wait")
+    ]
+    pollers: Annotated[int, Meta(description="pops and pulls that wait now")]
+    polls_count: Annotated[int, Meta(description="pops and pulls since the proxies have started")]
+    published_count: Annotated[int | None, Meta(description="messages published to the topic; " + _COUNTED)]
+    delivered_count: Annotated[int | None, Meta(description="leases given; " + _COUNTED)]
+    settled_count: Annotated[
+        int | None, Meta(description="messages acked, dead-lettered or dropped at the end of their ttl; " + _COUNTED)
+    ]
+    expired_count: Annotated[int | None, Meta(description="leases that expired; " + _COUNTED)]
+    redelivered_count: Annotated[
+        int | None, Meta(description="deliveries of messages that had been delivered before; " + _COUNTED)
+    ]
+    dead_lettered_count: Annotated[int | None, Meta(description="messages dead-lettered; " + _COUNTED)]
     queues: list[QueueState]
     policy: PolicyState
 

@@ -30,15 +30,18 @@ from popgate.api.forwarding import ForwardingMiddleware
 from popgate.api.known_heads import KNOWN_HEAD, WHOLE_BODY, KnownHead
 from popgate.api.lease_groups import LeaseGroupHandlers
 from popgate.api.locks import LockHandlers
-from popgate.api.metrics import METRICS_PATH, AccessFigures, RequestCounts, metrics_proxy
+from popgate.api.metrics import METRICS_PATH, AccessFigures, metrics_proxy
 from popgate.api.native import Native
 from popgate.api.paths import LOCKS
 from popgate.api.problems import HttpError, internal_problem, problem_answer
+from popgate.api.process_metrics import ProcessFigures
 from popgate.api.pulls import PullHandlers
 from popgate.api.readiness import Readiness
+from popgate.api.request_counts import RequestCounts
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.api.routes import Call, Route, Routes, Streamed
 from popgate.api.scope_keys import forwarding_of
+from popgate.api.subscription_state import SubscriptionStates
 from popgate.api.visit import Visit, visit_of
 from popgate.api.whole_answers import length_of, send_answer, wrote_success
 from popgate.domain.errors import BrokerUnavailable, PopgateError
@@ -105,12 +108,14 @@ class PopgateApp:
         replicas: CachedReplicaView | None = None,
         requests: RequestCounts | None = None,
         access: AccessFigures | None = None,
+        process: ProcessFigures | None = None,
     ) -> None:
         self._requests = requests or RequestCounts()
         peers = None if cluster is None else cluster.peers
         self._routes = Routes(
             chain(
                 Native(engine, peers).routes(),
+                SubscriptionStates(engine, counters, peers).routes(),
                 PullHandlers(engine, peers).routes(),
                 LeaseGroupHandlers(engine).routes(),
                 LockHandlers(locks, None if cluster is None else cluster.locks).routes(),
@@ -128,6 +133,7 @@ class PopgateApp:
             journal=journal,
             replicas=replicas,
             access=access,
+            process=process,
         )
         self._limit = options.request_bytes_max
         self._browser_guard = BrowserGuard(options.allowed_hosts)
@@ -270,19 +276,20 @@ def build_app(
     replicas: CachedReplicaView | None = None,
     requests: RequestCounts | None = None,
     access: AccessFigures | None = None,
+    process: ProcessFigures | None = None,
 ) -> ASGIApp:
     """Build the application. ``counters`` must receive the engine's journal events; /metrics shows its counts.
 
     ``cluster`` connects the proxy with the other proxies, or is None for a proxy that runs alone. ``offered`` lists the
     features that clients may use. ``journal`` returns the journal's figures for /metrics, or is None if no journal is
     written. ``replicas`` is None for a proxy without a replica keeper. ``requests`` counts the answered requests. The
-    server may use the same object to count requests that it refuses before they reach the application. ``access`` is
-    shown by /metrics.
+    server may use the same object to count requests that it refuses before they reach the application. ``access`` and
+    ``process`` are shown by /metrics.
 
     Serve the application with ``server.server_config``. With another configuration of the server, the application does
     not notice that a client has disconnected.
     """
     app = PopgateApp(
-        engine, locks, counters, options or ApiOptions(), cluster, offered, journal, replicas, requests, access
+        engine, locks, counters, options or ApiOptions(), cluster, offered, journal, replicas, requests, access, process
     )
     return app if set(ALL_FEATURES) <= set(offered) else FeatureFilter(app, offered)

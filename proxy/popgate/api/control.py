@@ -26,7 +26,7 @@ from popgate.api.consume_mode import consume_mode_router
 from popgate.api.dead_letters import dead_letters_router
 from popgate.api.documentation import add_documentation
 from popgate.api.formats import JSON, MSGPACK_TYPES, check_json, media_type
-from popgate.api.metrics import CONTENT_TYPE, AccessFigures, Metrics, RequestCounts, metrics_proxy
+from popgate.api.metrics import OPEN_METRICS, AccessFigures, Metrics, metrics_proxy
 from popgate.api.openapi import DESCRIPTION, allowed_methods, complete
 from popgate.api.openapi_errors import problem_responses
 from popgate.api.problems import (
@@ -38,8 +38,10 @@ from popgate.api.problems import (
     internal_problem,
     problem_answer,
 )
+from popgate.api.process_metrics import ProcessFigures
 from popgate.api.readiness import Readiness
 from popgate.api.replicas import replicas_router
+from popgate.api.request_counts import RequestCounts
 from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.engine.engine import Engine
@@ -93,6 +95,7 @@ class ControlPlane:
         journal: Callable[[], JournalFigures] | None = None,
         replicas: CachedReplicaView | None = None,
         access: AccessFigures | None = None,
+        process: ProcessFigures | None = None,
     ) -> None:
         self._requests = requests
         framework = _Framework()
@@ -103,7 +106,7 @@ class ControlPlane:
         framework.include_router(cluster_router(engine))
         framework.include_router(replicas_router(engine, replicas))
         keeper = None if replicas is None else replicas.keeper
-        metrics = Metrics(engine, locks, counters, requests, journal, keeper, access)
+        metrics = Metrics(engine, locks, counters, requests, journal, keeper, access, process)
         _add_small_routes(framework, engine, readiness or Readiness(engine), metrics, offered)
         framework.include_router(callers_router(is_insecure=access is not None and access.is_insecure))
         add_documentation(framework)
@@ -229,7 +232,10 @@ def _add_small_routes(
         await readiness.check(request.scope)
         return HealthAnswer(status="ok")
 
-    text = {"description": "Prometheus text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    text = {
+        "description": "Prometheus' text format, or OpenMetrics if the header Accept names it",
+        "content": {kind: {"schema": {"type": "string"}} for kind in ("text/plain", OPEN_METRICS)},
+    }
 
     @app.get(
         "/metrics", tags=["server"], response_class=Response, responses={200: text, **problem_responses(400, 404, 503)}
@@ -240,9 +246,11 @@ def _add_small_routes(
             str | None, Query(description="id of another proxy of the cluster, to return its metrics")
         ] = None,
     ) -> Response:
-        """Return counters and gauges for Prometheus. Workers share a port, so name each worker with ``proxy``."""
+        """Return counters, gauges and histograms for Prometheus. Workers share a port, so name each worker with
+        ``proxy``."""
         metrics_proxy(engine, request.scope)  # another proxy would answer: this one checks the name
-        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+        content, content_type = await metrics.render(request.headers.get("accept", ""))
+        return Response(content, headers={"content-type": content_type})
 
 
 # -- the framework's errors -------------------------------------------------------------------------------------------

@@ -1,33 +1,36 @@
-"""Serves /metrics: counters and gauges of the process in Prometheus' text format.
+"""Serves /metrics: counters, gauges and histograms of the process, in Prometheus' text format or as OpenMetrics.
 
 The values are read from the event counters, the engine and the locks at each scrape, so no value is stored twice. Each
 application has its own registry, so that two applications in one process don't conflict.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from starlette.types import Scope
 
-from popgate import __version__
 from popgate.api.asked import query_values
 from popgate.api.problems import ProxyNotFound
-from popgate.domain.names import InstanceId, Subscription
+from popgate.api.process_metrics import ProcessFigures, ProxyCollector
+from popgate.api.request_counts import RequestCounts
+from popgate.api.subscription_metrics import SubscriptionFigures, subscription_figures
+from popgate.domain.names import InstanceId
 from popgate.domain.replica_plan import Verdict
-from popgate.engine.engine import Engine, SubscriptionGauges
-from popgate.journal.counters import OTHER, EventCounters
+from popgate.engine.engine import Engine
+from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
-from popgate.ports.journal import TOPIC_EVENTS
 from popgate.replicas.keeper import ReplicaKeeper
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+OPEN_METRICS = "application/openmetrics-text"
 METRICS_PATH = "/metrics"
 _PROXY = "proxy"
 
@@ -46,99 +49,6 @@ def metrics_proxy(engine: Engine, scope: Scope) -> InstanceId | None:
     if proxy not in {member.instance for member in status.members}:
         raise ProxyNotFound(proxy)
     return InstanceId(proxy)
-
-
-class RequestCounts:
-    """Counts answered requests by operation and status. ``connections`` returns the number of client connections."""
-
-    __slots__ = ("connections", "counts")
-
-    def __init__(self) -> None:
-        self.counts: dict[tuple[str, int], int] = {}
-        self.connections: Callable[[], int] = lambda: 0
-
-    def count(self, operation: str, status: int) -> None:
-        key = (operation, status)
-        self.counts[key] = self.counts.get(key, 0) + 1
-
-
-class EngineCollector(Collector):
-    """Metrics of the engine, read at scrape time."""
-
-    def __init__(self, engine: Engine, counters: EventCounters, requests: RequestCounts) -> None:
-        self._engine = engine
-        self._counters = counters
-        self._requests = requests
-
-    def collect(self) -> Iterator[Metric]:
-        build = GaugeMetricFamily(
-            "popgate_build_info", "The version and the broker, as labels", labels=["version", "broker"]
-        )
-        build.add_metric([__version__, self._engine.capabilities.name], 1)
-        yield build
-        yield from self._counted()
-        yield from self._measured()
-
-    def _counted(self) -> Iterator[Metric]:
-        events = CounterMetricFamily(
-            "popgate_events", "Delivery events; those of publishers carry no group", labels=["kind", "topic", "group"]
-        )
-        topics = self._engine.topics
-        self._counters.keep(topics.specs, topics.served)
-        for (kind, (topic, group)), count in list(self._counters.counts.items()):
-            events.add_metric([kind, topic, "" if kind in TOPIC_EVENTS else group], count)
-        yield events
-        requests = CounterMetricFamily("popgate_http_requests", "Answered requests", labels=["operation", "status"])
-        for (operation, status), count in list(self._requests.counts.items()):
-            requests.add_metric([operation, str(status)], count)
-        yield requests
-        yield GaugeMetricFamily(
-            "popgate_http_connections", "Open connections of clients", value=self._requests.connections()
-        )
-        faults = CounterMetricFamily(
-            "popgate_faults", "Failures inside popgate that were contained; each is in the log", labels=["part"]
-        )
-        for part, count in self._engine.faults().items():
-            faults.add_metric([part], count)
-        yield faults
-
-    def _measured(self) -> Iterator[Metric]:
-        def gauge(name: str, documentation: str) -> GaugeMetricFamily:
-            return GaugeMetricFamily(name, documentation, labels=["topic", "group"])
-
-        ready = gauge("popgate_ready_buffered", "Messages in this process that the next pop may take")
-        in_flight = gauge("popgate_in_flight", "Leased messages of the queues that this proxy owns")
-        delayed = gauge("popgate_delayed", "Messages that wait for their retry")
-        blocked = gauge("popgate_blocked", "Messages here that wait behind an earlier one of their ordering key")
-        held_bytes = gauge("popgate_buffer_bytes", "Memory of the messages whose bodies are in this process")
-        parked = gauge("popgate_parked_pops", "Pops that wait for a message")
-        stuck = gauge("popgate_stuck", "Messages that not even the dead letters take, because popgate fails on them")
-        oldest_lease = gauge(
-            "popgate_oldest_lease_age_seconds", "How long ago the oldest lease was given; 0 where nothing is leased"
-        )
-        for one in self._named_gauges():
-            labels = [one.topic, one.group]
-            ready.add_metric(labels, one.ready_buffered)
-            in_flight.add_metric(labels, one.in_flight)
-            delayed.add_metric(labels, one.delayed)
-            blocked.add_metric(labels, one.blocked)
-            held_bytes.add_metric(labels, one.buffer_bytes)
-            parked.add_metric(labels, one.parked_pops)
-            stuck.add_metric(labels, one.stuck)
-            oldest_lease.add_metric(labels, one.oldest_lease_age_seconds)
-        yield from (ready, in_flight, delayed, blocked, held_bytes, parked, stuck, oldest_lease)
-
-    def _named_gauges(self) -> Iterator[SubscriptionGauges]:
-        """Yield the gauges of each group that has its own labels, and then the sum of the gauges of all other
-        groups."""
-        others: SubscriptionGauges | None = None
-        for one in self._engine.gauges():
-            if self._counters.named(Subscription(one.topic, one.group)) != OTHER:
-                yield one
-            else:
-                others = one if others is None else others.with_other(one)
-        if others is not None:
-            yield others._replace(topic=OTHER.topic, group=OTHER.group)
 
 
 class JournalCollector(Collector):
@@ -187,11 +97,13 @@ class LockCollector(Collector):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessFigures:
     """What /metrics tells about access. ``is_insecure``: other machines can reach the server without authentication or
-    TLS. The functions are None if there is no keys file, no TLS, and no audit log, respectively."""
+    TLS. ``certificate_ends_at`` returns Unix seconds. The functions are None if there is no keys file, no TLS, and no
+    audit log, respectively."""
 
     is_insecure: bool = False
     keys_are_stale: Callable[[], bool] | None = None
     tls_is_stale: Callable[[], bool] | None = None
+    certificate_ends_at: Callable[[], float] | None = None
     audit_dropped: Callable[[], int] | None = None
 
 
@@ -211,6 +123,13 @@ class AccessCollector(Collector):
         if now.tls_is_stale is not None:
             stale = "1 where the TLS files are wrong, so that an older certificate is in use"
             yield GaugeMetricFamily("popgate_tls_stale", stale, value=float(now.tls_is_stale()))
+        if now.certificate_ends_at is not None:
+            yield GaugeMetricFamily(
+                "popgate_tls_certificate_end_timestamp_seconds",
+                "When the first certificate of the chain for clients ends, in seconds since 1970",
+                value=now.certificate_ends_at(),
+                unit="seconds",
+            )
         if now.audit_dropped is not None:
             dropped = "Records of the audit log that are lost, and that no line of the log has told yet"
             yield GaugeMetricFamily("popgate_audit_records_dropped", dropped, value=now.audit_dropped())
@@ -260,16 +179,44 @@ class Metrics:
         journal: Callable[[], JournalFigures] | None = None,
         keeper: ReplicaKeeper | None = None,
         access: AccessFigures | None = None,
+        process: ProcessFigures | None = None,
     ) -> None:
+        self._engine = engine
+        self._counters = counters
         self._registry = CollectorRegistry()
         if journal is not None:
             self._registry.register(JournalCollector(journal))
-        self._registry.register(EngineCollector(engine, counters, requests))
+        self._registry.register(ProxyCollector(engine, counters, requests, process or ProcessFigures()))
         self._registry.register(LockCollector(locks))
         self._registry.register(AccessCollector(access or AccessFigures()))
         if keeper is not None:
             self._registry.register(ReplicaCollector(keeper))
         ProcessCollector(registry=self._registry)
 
-    def render(self) -> bytes:
-        return generate_latest(self._registry)
+    async def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the metrics and their content type: OpenMetrics if the header ``accept`` names it, or otherwise
+        Prometheus' text format.
+
+        The values are read at once. A thread writes the text, because thousands of rows would delay other requests.
+        """
+        families = _Families(list(self._registry.collect()), subscription_figures(self._engine, self._counters))
+        is_open = OPEN_METRICS in accept.lower()
+        write: Callable[[Collector], bytes] = generate_latest
+        if is_open:
+            write = openmetrics.generate_latest  # pyright: ignore[reportUnknownMemberType]  # it declares no types
+        text = await asyncio.to_thread(write, families)
+        return text, openmetrics.CONTENT_TYPE_LATEST if is_open else CONTENT_TYPE_LATEST
+
+
+class _Families(CollectorRegistry):
+    """Values of metrics that have already been read."""
+
+    def __init__(self, families: Sequence[Metric], subscriptions: SubscriptionFigures) -> None:
+        super().__init__()
+        self._families = families
+        self._subscriptions = subscriptions
+
+    def collect(self) -> Iterator[Metric]:
+        """See ``CollectorRegistry``."""
+        yield from self._families
+        yield from self._subscriptions.families()

@@ -1,4 +1,4 @@
-"""Serves the data plane: publish, pop, ack, release, extend, reject, and the state of a subscription (decision 1).
+"""Serves the data plane: publish, pop, ack, release, extend and reject (decision 1).
 
 Each handler reads a body, calls the engine once and encodes the result. Only ``app`` handles ASGI.
 """
@@ -40,7 +40,6 @@ class Native:
     def routes(self) -> Iterator[Route]:
         """Return the routes of the data plane."""
         yield Route("publish", "POST", f"{TOPIC}/messages", self.publish, bytes_max=REQUEST_BYTES_MAX)
-        yield Route("state", "GET", GROUP, self.state, query=None)
         yield Route("pop", "POST", f"{GROUP}/pop", self.pop)
         yield self._settling(Verb.ACK, reading.ACK, reading.ack_orders)
         yield self._settling(Verb.RELEASE, reading.RELEASE, reading.release_orders)
@@ -138,24 +137,6 @@ class Native:
             return call.form.encode(answers.SettleAnswer([settle_result(one) for one in results]))
 
         return Route(verb, "POST", f"{GROUP}/{verb}", settle)
-
-    async def state(self, call: Call) -> bytes:
-        topic, group = call.path
-        status = await self._engine.status(topic, group)
-        policy = self._engine.topics.subscription(topic, group).spec.policy
-        return call.form.encode(
-            answers.SubscriptionState(
-                mode=status.mode,
-                ready=status.ready,
-                in_flight=status.in_flight,
-                delayed=status.delayed,
-                blocked=status.blocked,
-                dead=status.dead,
-                oldest_age_seconds=status.oldest_age_seconds,
-                queues=[answers.QueueState(**queue._asdict()) for queue in status.queues],
-                policy=policy_state(policy),
-            )
-        )
 
 
 _NO_RESULTS: Results = {}

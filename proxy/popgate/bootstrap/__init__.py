@@ -21,6 +21,7 @@ import uvicorn
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.database import Database
+from popgate.api.process_metrics import ProcessFigures, RoundTrip
 from popgate.bootstrap.access import AccessControl, access_control
 from popgate.bootstrap.banner import banner
 from popgate.bootstrap.cluster import Membership, membership
@@ -60,6 +61,7 @@ from popgate.runtime.clocks import SystemClock
 from popgate.runtime.data_folder import kept_secret, make_folder
 from popgate.runtime.faults import Faults
 from popgate.runtime.logs import configure_logging
+from popgate.runtime.loop_lag import LoopLag
 from popgate.runtime.memory import give_back_large_blocks
 
 if TYPE_CHECKING:
@@ -87,8 +89,8 @@ T = TypeVar("T")
 class Proxy:
     """The parts of a started proxy. ``access`` proves who callers are.
 
-    ``journal_figures``, ``membership`` and ``replicas`` are None if no journal is written, if the proxy is not in a
-    cluster, and if no replica keeper runs in this process, respectively.
+    ``process`` is measured for the metrics. ``journal_figures``, ``membership`` and ``replicas`` are None if no journal
+    is written, if the proxy is not in a cluster, and if no replica keeper runs in this process, respectively.
     """
 
     access: AccessControl
@@ -98,6 +100,7 @@ class Proxy:
     journal_figures: Callable[[], JournalFigures] | None
     membership: Membership | None
     replicas: "ReplicaKeeper | None"
+    process: ProcessFigures
 
 
 @contextlib.asynccontextmanager
@@ -145,6 +148,7 @@ async def started(
         if options.amqp_urls and options.policy_check_seconds:
             watching = partial(watch_policies, options, rabbit_options(options).vhost, engine)
             background.keep(watching, name="watch policies")
+        background.keep(partial(engine.backlogs.run, options.metrics_read_seconds), name="read the backlogs")
         replicas = await stack.enter_async_context(_keeper(options, engine))
         yield Proxy(
             access=access,
@@ -154,7 +158,18 @@ async def started(
             journal_figures=None if written is None else written.figures,
             membership=place,
             replicas=replicas,
+            process=_process_figures(state, broker, background),
         )
+
+
+def _process_figures(state: State, broker: "SqliteBroker | RabbitBroker", background: Background) -> ProcessFigures:
+    """Return what is measured outside the engine, and start to measure it."""
+    lag, round_trips = LoopLag(), dict(state.round_trips)
+    background.keep(lag.run, name="measure the event loop")
+    if not isinstance(broker, SqliteBroker):
+        round_trips[RoundTrip("amqp", "publish")] = broker.confirm_seconds
+        round_trips[RoundTrip("amqp", "call")] = broker.call_seconds
+    return ProcessFigures(round_trips=round_trips, loop_lag=lag.seconds)
 
 
 async def _stores(

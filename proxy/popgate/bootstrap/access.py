@@ -46,6 +46,7 @@ class AccessControl:
             is_insecure=is_insecure,
             keys_are_stale=None if keys is None else lambda: keys.is_stale,
             tls_is_stale=None if tls is None else lambda: tls.is_stale,
+            certificate_ends_at=None if tls is None else lambda: tls.ends_at,
             audit_dropped=None if audit is None else lambda: audit.dropped,
         )
 

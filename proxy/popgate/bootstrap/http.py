@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 from popgate.api.app import ApiOptions, build_app
 from popgate.api.connection_limiter import KEEP_ALIVE_SECONDS, ConnectionLimiter, HttpLimits
 from popgate.api.gate import Gate
-from popgate.api.metrics import RequestCounts
 from popgate.api.peers import PeerApp
+from popgate.api.request_counts import RequestCounts
 from popgate.api.server import server_config
 from popgate.bootstrap.acceptor import Acceptor
 from popgate.bootstrap.cluster import UntrustedPeers
@@ -122,6 +122,7 @@ def http_server(
         journal=proxy.journal_figures,
         replicas=None if proxy.replicas is None else CachedReplicaView(proxy.replicas, SystemClock()),
         access=access.figures(tls, is_insecure=is_insecure),
+        process=proxy.process,
     )
     if access.credentials is not None:
         topics = proxy.engine.topics

@@ -2,8 +2,8 @@
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 from popgate.adapters.sqlite.assignments import SqliteAssignments
@@ -14,6 +14,7 @@ from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
 from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.adapters.sqlite.lock_store import SqliteLockStore
+from popgate.api.process_metrics import RoundTrip
 from popgate.config import ServeOptions
 from popgate.domain.errors import StartupError, StateUnavailable
 from popgate.ports.assignments import Assignments
@@ -26,6 +27,7 @@ from popgate.ports.limits import Limits
 from popgate.ports.lock_store import LockStore
 from popgate.runtime.background import Background
 from popgate.runtime.data_folder import bind_broker, bound_broker, kept_secret
+from popgate.runtime.histogram import Histogram
 from popgate.runtime.local_address import local_address_towards
 
 _log = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ class State:
     claims: Claims | None = None
     limits: Limits | None = None
     on_data_loss: Callable[[Callable[[], None]], None] | None = None
+    round_trips: Mapping[RoundTrip, Histogram] = field(default_factory=dict[RoundTrip, Histogram])
+    """How long writes and exchanges took."""
 
 
 def sqlite_state(options: ServeOptions, database: Database) -> State:
@@ -89,6 +93,7 @@ def sqlite_state(options: ServeOptions, database: Database) -> State:
         bind=bind,
         local_address=local_address,
         cluster=f"alone:{sha256(kept_secret(options.data_dir)).hexdigest()[:CLUSTER_LENGTH]}",
+        round_trips={RoundTrip("sqlite", "commit"): database.commit_seconds},
     )
 
 
@@ -145,4 +150,5 @@ async def redis_state(
         claims=claims,
         limits=RedisLimits(redis),
         on_data_loss=redis.on_data_loss,
+        round_trips={RoundTrip("redis", "exchange"): redis.exchange_seconds},
     )

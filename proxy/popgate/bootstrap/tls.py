@@ -66,7 +66,7 @@ class ServerTls:
         self._unsettled: _Mark | None = None
         self._problem: str | None = None
         try:
-            self._context = server_context(files)
+            self._context, self._ends_at = server_context(files), _ends_at(files)
         except TlsFileError as error:
             raise StartupError(str(error)) from error
 
@@ -74,6 +74,11 @@ class ServerTls:
     def is_stale(self) -> bool:
         """Whether the files are wrong or missing at present, so that older ones are in use."""
         return self._problem is not None
+
+    @property
+    def ends_at(self) -> float:
+        """When the certificate in use stops being valid, in Unix seconds."""
+        return self._ends_at
 
     def context(self) -> ssl.SSLContext:
         """Return the context for the next connection."""
@@ -99,7 +104,7 @@ class ServerTls:
     def _read(self) -> bool:
         """Return whether the files can be used."""
         try:
-            self._context = server_context(self._files)
+            self._context, self._ends_at = server_context(self._files), _ends_at(self._files)
         except Exception as error:  # of any reason, the operator must learn
             problem = str(error) if isinstance(error, TlsFileError) else repr(error)
             if problem != self._problem:
@@ -172,6 +177,12 @@ def _certificates(file: Path, content: bytes) -> list[Certificate]:
         return x509.load_pem_x509_certificates(content)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise TlsFileError(f"{file} contains no certificate in PEM form") from error
+
+
+def _ends_at(files: TlsFiles) -> float:
+    """Return when the first certificate of the chain ends, in Unix seconds. Raises: TlsFileError."""
+    chain = _certificates(files.certificate, _read(files.certificate))
+    return min(one.not_valid_after_utc for one in chain).timestamp()
 
 
 def _private_key(file: Path, content: bytes) -> PrivateKeyTypes:

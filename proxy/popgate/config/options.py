@@ -231,6 +231,11 @@ class ServeOptions(SecurityOptions):
         DEFAULTS.metrics_groups_max,
         (1, quotas.METRICS_GROUPS_MAX),
     )
+    metrics_read_seconds: float = _seconds(
+        "minimum time between two readings of the backlogs for /metrics; many queues are read less often",
+        5.0,
+        (0.1, 3_600),
+    )
     replica_keeper: bool = _switch(
         "keep a minimum number of replicas of all quorum queues and streams; one keeper of each virtual host is active",
         default=False,

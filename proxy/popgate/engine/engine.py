@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
 
 from popgate.domain.errors import Conflict, PeerUnavailable, PopgateError, RetryLater
 from popgate.domain.message import Message
@@ -20,6 +20,7 @@ from popgate.engine.catalog.topics import Topics
 from popgate.engine.cluster.cluster_status import ClusterStatus, cluster_status
 from popgate.engine.cluster.hosting import Hosting
 from popgate.engine.cluster.peering import Peering
+from popgate.engine.cluster.proxy_gauges import ProxyGauges, proxy_gauges
 from popgate.engine.cluster.remote_pops import Forward, RemotePops
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.dead_letters.redriving import Redrive, RedriveOrder
@@ -28,17 +29,19 @@ from popgate.engine.lease_groups.lease_groups import LeaseGroups
 from popgate.engine.publish.deduplication import Deduplicator
 from popgate.engine.publish.publishing import NewMessage, Published, Publisher
 from popgate.engine.pull.pulling import Puller
-from popgate.engine.queue.buffered import MessageState
 from popgate.engine.settle.orders import SettleOrder, SettleResult, Verb
 from popgate.engine.settle.purging import PURGE_AT_OWNER_SECONDS, PURGE_SECONDS, PurgedGroup, purge
 from popgate.engine.settle.settling import Settler
-from popgate.engine.subscription.counting import SubscriptionStatus, ready_and_blocked, ready_here
+from popgate.engine.subscription.backlogs import Backlogs
+from popgate.engine.subscription.counting import SubscriptionStatus, ready_here
+from popgate.engine.subscription.gauges import SubscriptionGauges, subscription_gauges
 from popgate.engine.subscription.mode_status import ModeHere, ModeStanding, mode_here, mode_standing
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.broker import Capabilities
 from popgate.ports.peers import PurgeAtOwner, PurgeResult
 from popgate.runtime.deadlines import NEVER
 from popgate.runtime.faults import FaultPart
+from popgate.runtime.histogram import Histogram
 from popgate.runtime.in_turn import in_turn
 
 _log = logging.getLogger(__name__)
@@ -48,37 +51,6 @@ AnswerT = TypeVar("AnswerT")
 FOLLOW_SECONDS = 2.0
 COLLECT_SECONDS = 60.0
 RECORD_KEPT_SECONDS = 30 * 86_400.0
-
-
-class SubscriptionGauges(NamedTuple):
-    """Counts one subscription's parked pops on this proxy, and its messages in the queues that this proxy owns.
-
-    ``oldest_lease_age_seconds``: the seconds since the oldest lease was granted, even if it was extended since, or 0.0.
-    """
-
-    topic: TopicName
-    group: GroupName
-    ready_buffered: int
-    in_flight: int
-    delayed: int
-    blocked: int
-    buffer_bytes: int
-    parked_pops: int
-    stuck: int
-    oldest_lease_age_seconds: float
-
-    def with_other(self, other: "SubscriptionGauges") -> "SubscriptionGauges":
-        """Return the sums of these gauges and ``other``, with this topic and group, and the higher lease age."""
-        return self._replace(
-            ready_buffered=self.ready_buffered + other.ready_buffered,
-            in_flight=self.in_flight + other.in_flight,
-            delayed=self.delayed + other.delayed,
-            blocked=self.blocked + other.blocked,
-            buffer_bytes=self.buffer_bytes + other.buffer_bytes,
-            parked_pops=self.parked_pops + other.parked_pops,
-            stuck=self.stuck + other.stuck,
-            oldest_lease_age_seconds=max(self.oldest_lease_age_seconds, other.oldest_lease_age_seconds),
-        )
 
 
 class Engine:
@@ -97,6 +69,7 @@ class Engine:
         self._remote_pops = RemotePops(context)
         self.pulls = Puller(context, self.topics, self._settler, signer)
         self.hosting = Hosting(context, self.topics)
+        self.backlogs = Backlogs(context, lambda: self.topics.served)
         self.peering = Peering(self.topics, self._settler, self.lease_groups, self._remote_pops, self._purge_here)
         self._stopping = False
         self._collecting = False
@@ -159,6 +132,8 @@ class Engine:
         messages are released, and the result is empty.
         """
         subscription = await self._subscription_to_pop(topic, group, permit)
+        if self._context.router.cluster is None:  # otherwise another proxy has forwarded this pop, and counted it
+            subscription.polls += 1
         leased = await subscription.pops.pop(request, presence)
         return await self._unless_gone(subscription, request, presence, leased)
 
@@ -173,6 +148,7 @@ class Engine:
     ) -> list[Leased] | AnswerT:
         """Pop on this proxy, or with ``forward`` on another proxy, whose answer is then returned."""
         subscription = await self._subscription_to_pop(topic, group, permit)
+        subscription.polls += 1
         found = await self._remote_pops.pop(subscription, request, presence, forward)
         if not isinstance(found, list):
             return found
@@ -289,6 +265,10 @@ class Engine:
         """Return the message counts of a group. Raises: TopicNotFound, GroupNotFound, BrokerUnavailable."""
         return await self.topics.subscription(topic, group).status()
 
+    def other_members(self) -> list[InstanceId]:
+        """Return the other proxies of the cluster, as this proxy knows them."""
+        return self._context.router.other_members()
+
     def cluster_status(self) -> ClusterStatus:
         """Return the members of the cluster, the queues' owners, and planned moves, as this proxy knows them."""
         return cluster_status(self._context, self.topics)
@@ -328,24 +308,17 @@ class Engine:
 
     def gauges(self) -> list[SubscriptionGauges]:
         """Return the gauges of each subscription. This visits all buffered messages, so call it only for metrics."""
-        gauges: list[SubscriptionGauges] = []
-        now = self._context.clock.wall()
-        for (topic, group), served in self.topics.served.items():
-            ready = leased = waiting = blocked = 0
-            leased_since = now
-            for host in served.hosts:
-                leased += host.state.counts.all(MessageState.LEASED)
-                waiting += host.state.counts.all(MessageState.DELAYED)
-                ready += host.state.counts.heads(MessageState.READY)
-                blocked += ready_and_blocked(host.state.counts)[1]
-                for buffered in host.messages():
-                    if buffered.state is MessageState.LEASED:
-                        leased_since = min(leased_since, buffered.leased_at)
-            held_bytes = sum(host.state.flow.held_bytes for host in served.hosts)
-            stuck = sum(len(host.state.stuck) for host in served.hosts)
-            counts = (ready, leased, waiting, blocked, held_bytes, served.parked_pops, stuck)
-            gauges.append(SubscriptionGauges(topic, group, *counts, now - leased_since))
-        return gauges
+        return subscription_gauges(self.topics.served, self.backlogs, self._context.clock.wall())
+
+    @property
+    def peer_ask_seconds(self) -> Histogram | None:
+        """How long answered requests to other proxies took; None outside a cluster."""
+        router = self._context.router
+        return None if router.cluster is None else router.ask_seconds
+
+    def proxy_gauges(self) -> ProxyGauges:
+        """Return this proxy's queues, and what is available to it."""
+        return proxy_gauges(self._context, self.topics)
 
     async def _follow_catalog(self) -> None:
         """Apply other proxies' changes of the catalog, even if they were not announced. Never returns."""

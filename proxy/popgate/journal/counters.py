@@ -2,13 +2,15 @@
 
 The counts start at 0 when the process starts. The first groups, up to a maximum number, have their own counts. All
 other groups are counted together as ``OTHER``. The counts of deleted topics and groups are dropped. The events
-themselves are not stored.
+themselves are not stored. ``timings`` measures the times between them.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
 from popgate.domain.quotas import DEFAULTS
+from popgate.journal.timings import TIMED, GroupTimings
 from popgate.ports.journal import TOPIC_EVENTS, EventKind, Journal, JournalSubject
 
 OTHER = Subscription(TopicName("(other)"), GroupName("(other)"))
@@ -16,10 +18,16 @@ OTHER = Subscription(TopicName("(other)"), GroupName("(other)"))
 
 
 class EventCounters:
-    """A journal that counts the events of messages. At most ``named_max`` groups have their own counts."""
+    """A journal that counts the events of messages, and measures the times between them.
+
+    At most ``named_max`` groups have their own counts. ``queue_moves``: how often this proxy has claimed or released a
+    queue.
+    """
 
     def __init__(self, named_max: int = DEFAULTS.metrics_groups_max) -> None:
-        self.counts: dict[tuple[EventKind, Subscription], int] = {}
+        self.counts: defaultdict[tuple[EventKind, Subscription], int] = defaultdict(int)
+        self.timings: dict[Subscription, GroupTimings] = {}
+        self.queue_moves = dict.fromkeys((EventKind.QUEUE_CLAIMED, EventKind.QUEUE_RELEASED), 0)
         self._named_max = named_max
         self._named: dict[Subscription, None] = {}
 
@@ -47,8 +55,12 @@ class EventCounters:
         groups: Sequence[GroupName] = (),
     ) -> None:
         if subjects:
-            key = (kind, self.named(subscription))
-            self.counts[key] = self.counts.get(key, 0) + len(subjects)
+            name = subscription if subscription in self._named else self.named(subscription)
+            self.counts[kind, name] += len(subjects)
+            if kind in TIMED:
+                if name not in self.timings:
+                    self.timings[name] = GroupTimings()
+                self.timings[name].note(kind, subjects, at)
 
     def note(
         self,
@@ -60,7 +72,8 @@ class EventCounters:
         queue_index: int | None = None,
         detail: str = "",
     ) -> None:
-        pass
+        if kind in self.queue_moves:
+            self.queue_moves[kind] += 1
 
     def forget(self, subscription: Subscription) -> None:
         """Drop the counts of a deleted group, because /metrics would otherwise show them until the process ends.
@@ -71,6 +84,7 @@ class EventCounters:
         for kind, of in list(self.counts):
             if of == subscription and kind not in TOPIC_EVENTS:
                 del self.counts[kind, of]
+        self.timings.pop(subscription, None)
         if all(of != subscription for _, of in self.counts):
             self._named.pop(subscription, None)
 
@@ -82,6 +96,7 @@ class EventCounters:
         for of in list(self._named):
             if of.topic == topic:
                 del self._named[of]
+                self.timings.pop(of, None)
 
     def keep(self, topics: Collection[TopicName], groups: Collection[Subscription]) -> None:
         """Drop the counts of all topics and groups except ``topics`` and ``groups``.

@@ -28,6 +28,7 @@ from popgate.ports.broker import (
     QueueDepth,
     QueueFacts,
 )
+from popgate.runtime.histogram import Histogram
 
 
 class RabbitBroker:
@@ -57,6 +58,16 @@ class RabbitBroker:
         self._topology = Topology(self._consume.session)
         self._holds = Holds(self._consume.session, self._publish.session, chance=self._chance)
         self._publisher = Publisher(self._publish.session, options, keys)
+
+    @property
+    def confirm_seconds(self) -> Histogram:
+        """How long batches took from the publish until RabbitMQ had confirmed them."""
+        return self._publisher.confirm_seconds
+
+    @property
+    def call_seconds(self) -> Histogram:
+        """How long the other calls of RabbitMQ took on the connection that consumes."""
+        return self._consume.call_seconds
 
     async def start(self) -> None:
         try:

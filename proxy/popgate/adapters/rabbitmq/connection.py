@@ -25,6 +25,7 @@ from popgate.adapters.rabbitmq.partition_detector import CHECK_SECONDS, Partitio
 from popgate.adapters.rabbitmq.session import Session
 from popgate.adapters.rabbitmq.startup import address, check_urls, explain, explain_all, is_timeout
 from popgate.domain.errors import BrokerUnavailable, PopgateError, StartupError
+from popgate.runtime.histogram import Histogram
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class Connection:
         self._reason = "popgate has not connected to RabbitMQ yet"
         self._keeper: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
+        self.call_seconds = Histogram()
+        """How long the answered calls of all sessions took."""
 
     async def start(self) -> None:
         """Connect. Raises: StartupError, whose single line says what to check."""
@@ -209,7 +212,12 @@ class Connection:
 
     async def _open(self, url: URL, connect_seconds: float) -> Session:
         session = await Session.connect(
-            self._options, url, self._purpose, connect_seconds=connect_seconds, on_blocked=self._on_blocked
+            self._options,
+            url,
+            self._purpose,
+            connect_seconds=connect_seconds,
+            on_blocked=self._on_blocked,
+            call_seconds=self.call_seconds,
         )
         if self._prepare is not None:
             try:

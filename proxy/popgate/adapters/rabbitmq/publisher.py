@@ -17,6 +17,7 @@ as long as the channel exists (3.10). A new channel repeats the check.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 from popgate.adapters.rabbitmq.body_limit import BodyLimit
 from popgate.adapters.rabbitmq.channel_parser import CloseReason
@@ -29,6 +30,7 @@ from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError
 from popgate.domain.identity import IdentityKeys
 from popgate.domain.names import TopicName, exchange_name
 from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
+from popgate.runtime.histogram import Histogram
 
 WRITE_BYTES = 256 * 1024
 """Approximate number of bytes of frames that are collected before they are written."""
@@ -67,6 +69,8 @@ class Publisher:
         self._exchanges: set[TopicName] = set()
         self._exchanges_seen_by: Session | None = None
         self._levels = DelayLevels()
+        self.confirm_seconds = Histogram()
+        """How long batches took from the call until RabbitMQ had confirmed all their messages."""
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
         """Publish messages and return one outcome for each, in order.
@@ -104,7 +108,7 @@ class Publisher:
         return [_NO_LEVEL if outcome.status is PublishStatus.UNROUTED else outcome for outcome in outcomes]
 
     async def _publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
-        batch = Batch(messages)
+        batch, began = Batch(messages), perf_counter()
         limit = asyncio.timeout(self._options.confirm_timeout_seconds)
         try:
             async with limit:
@@ -114,6 +118,7 @@ class Publisher:
                 async with self._turn:
                     await self._send(batch)
                 await batch.done
+            self.confirm_seconds.add(perf_counter() - began)
         except TimeoutError:
             self._give_up(batch)
         finally:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Coroutine, Generator
+from time import perf_counter
 from typing import Any, TypeVar, cast
 
 import aio_pika
@@ -29,6 +30,7 @@ from popgate.adapters.rabbitmq.frame_interceptor import FRAME_OVERHEAD_BYTES, Fr
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.versions import Version, version_of
 from popgate.domain.errors import BrokerUnavailable
+from popgate.runtime.histogram import Histogram
 
 T = TypeVar("T")
 
@@ -65,16 +67,19 @@ class Session:
 
     `lost` is set when the connection has been lost or closed. `blocked` is the reason why the broker accepts no
     messages, or None if it accepts them. `server_version` is the version of the connection's node. It stays set after
-    the session has ended.
+    the session has ended. `call_seconds` counts how long answered calls took.
     """
 
-    def __init__(self, options: RabbitOptions, on_blocked: Callable[[str | None], None]) -> None:
+    def __init__(
+        self, options: RabbitOptions, on_blocked: Callable[[str | None], None], call_seconds: Histogram | None = None
+    ) -> None:
         self._options = options
         self._on_blocked = on_blocked
         self._connection: aio_pika.Connection | None = None
         self._numbers = ChannelNumbers()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
+        self.call_seconds = call_seconds or Histogram()
         self.server_version: Version = ()
         self.blocked: str | None = None
         self.lost = asyncio.Event()
@@ -89,13 +94,14 @@ class Session:
         *,
         connect_seconds: float,
         on_blocked: Callable[[str | None], None] = lambda _: None,
+        call_seconds: Histogram | None = None,
     ) -> "Session":
         """Open a connection to the node of `url`.
 
         Raises: ConnectionRefusedByBrokerError, or any error of aiormq and aio-pika. `startup.explain` translates these
         errors for an operator.
         """
-        session = cls(options, on_blocked)
+        session = cls(options, on_blocked, call_seconds)
         name = f"popgate {options.role} {socket.gethostname()}:{os.getpid()} ({purpose})"
         connection = aio_pika.Connection(
             url.update_query(heartbeat=options.heartbeat_seconds),
@@ -175,9 +181,12 @@ class Session:
         does not accept a published message; BrokerUnavailable.
         """
         task = self.spawn(call, "popgate amqp call")
+        began = perf_counter()
         try:
             async with asyncio.timeout(timeout or self._options.reply_timeout_seconds):
-                return await asyncio.shield(task)
+                answer = await asyncio.shield(task)
+            self.call_seconds.add(perf_counter() - began)
+            return answer
         except DeliveryError:
             raise
         except AMQPChannelError as error:

@@ -25,6 +25,7 @@ from popgate.adapters.redis.pipelined_connection import PipelinedConnection
 from popgate.adapters.redis.scripts import script
 from popgate.adapters.redis.texts import NOT_TEXT, read_pairs, read_text
 from popgate.domain.errors import StateUnavailable
+from popgate.runtime.histogram import Histogram
 from popgate.runtime.logs import OnceLogger
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,11 @@ class RedisConnection:
         self._unreadable = OnceLogger(_log, "an entry in Redis is not UTF-8; it is ignored")
         self._failure: str | None = None
         self._lost: list[Callable[[], None]] = []
+
+    @property
+    def exchange_seconds(self) -> Histogram:
+        """How long the exchanges with Redis took."""
+        return self._pipeline.exchange_seconds
 
     def failure(self) -> str | None:
         """Return why the latest call to Redis failed, or None if it succeeded."""

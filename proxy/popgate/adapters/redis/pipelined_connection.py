@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from redis.exceptions import MaxConnectionsError, ReadOnlyError, RedisError, ResponseError
 
 from popgate.adapters.redis.address import RedisAddress, close_pool, open_pool
+from popgate.runtime.histogram import Histogram
 
 Word = str | bytes | int
 
@@ -31,7 +33,10 @@ _Call = tuple[bytes, asyncio.Future[Any]]
 
 
 class PipelinedConnection:
-    """A connection to Redis that all calls share. The first call opens it. Use it within one event loop only."""
+    """A connection to Redis that all calls share. The first call opens it. Use it within one event loop only.
+
+    ``exchange_seconds``: how long the exchanges took in which Redis answered all calls.
+    """
 
     def __init__(self, address: RedisAddress) -> None:
         self._pool = open_pool(address)
@@ -40,6 +45,7 @@ class PipelinedConnection:
         self._sent: list[_Call] = []
         self._pump: asyncio.Task[None] | None = None
         self._is_closed = False
+        self.exchange_seconds = Histogram()
 
     async def call(self, *words: Word) -> Any:
         """Send a command and return Redis's answer. Texts in the answer are bytes.
@@ -97,7 +103,7 @@ class PipelinedConnection:
 
     async def _exchange(self, calls: list[_Call]) -> None:
         """Send ``calls`` together, and pass each answer to its caller."""
-        is_replica = False
+        is_replica, began = False, perf_counter()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 connection = await self._connected()
@@ -111,6 +117,7 @@ class PipelinedConnection:
                     else:
                         if not answered.done():
                             answered.set_result(answer)
+            self.exchange_seconds.add(perf_counter() - began)
         except (RedisError, OSError) as error:
             await self._disconnect()
             _fail(calls, error)

@@ -28,6 +28,7 @@ from popgate.adapters.sqlite.opening import note_closed, open_connection
 from popgate.adapters.sqlite.store_clock import StoreClock
 from popgate.domain.errors import RetryLater
 from popgate.ports.clock import Clock
+from popgate.runtime.histogram import Histogram
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +103,12 @@ class Database:
     def commit_count(self) -> int:
         """The number of transactions that have reached stable storage since ``open``."""
         return 0 if self._committer is None else self._committer.commit_count
+
+    @property
+    def commit_seconds(self) -> Histogram:
+        """How long these transactions took, from samples."""
+        assert self._committer is not None, "a store's transactions begin with open()"
+        return self._committer.commit_seconds
 
     def now(self) -> float:
         """Return the time of the store in Unix seconds. It never decreases, not even after a restart.

@@ -17,14 +17,18 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from popgate.adapters.sqlite.failures import StorageUnavailable, storage_failure
 from popgate.adapters.sqlite.store_clock import StoreClock
+from popgate.runtime.histogram import Histogram
 
 _log = logging.getLogger(__name__)
 
 LOG_INTERVAL_SECONDS = 60.0
+TIMED_EVERY = 8
+"""Of so many transactions, one is timed, and counts for all of them."""
 
 UNDECIDED = StorageUnavailable("popgate failed while it wrote to its store: the outcome of this write is unknown")
 """The error that a job has until its real outcome is known."""
@@ -100,8 +104,9 @@ class Committer:
     """Runs groups of jobs on ``connection``.
 
     ``failure`` is the reason why the store could not write the latest transaction, or None. ``commit_count`` is the
-    number of transactions that reached stable storage. After each rollback, the callbacks in ``on_rollback`` are called
-    on this thread. Each callback must clear the cache that it was registered for.
+    number of transactions that reached stable storage, and ``commit_seconds`` tells how long they took. After each
+    rollback, the callbacks in ``on_rollback`` are called on this thread. Each callback must clear the cache that it was
+    registered for.
     """
 
     def __init__(
@@ -114,9 +119,11 @@ class Committer:
         self._logged_at = -LOG_INTERVAL_SECONDS
         self.failure: StorageUnavailable | None = None
         self.commit_count = 0
+        self.commit_seconds = Histogram()
 
     def write(self, group: Sequence[PendingJob[Any]]) -> None:
         """Run and commit the jobs of ``group``. Store the result or the error of each job in its ``PendingJob``."""
+        began = 0.0 if self.commit_count % TIMED_EVERY else perf_counter()
         try:
             results, saved_at = self._transact(group)
         except Exception as error:
@@ -132,6 +139,8 @@ class Committer:
             self._clock.saved(saved_at)
         self.commit_count += 1
         self.failure = None
+        if began:
+            self.commit_seconds.add(perf_counter() - began, TIMED_EVERY)
 
     def read(self, group: Sequence[PendingJob[Any]]) -> None:
         """Run the jobs of ``group``, which only read.

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol, TypeVar
 
 from popgate.domain.errors import PeerUnavailable, PopgateError, RetryLater, StateUnavailable
@@ -19,6 +20,7 @@ from popgate.ports.claims import ClusterView
 from popgate.ports.limits import Limits
 from popgate.ports.peers import Available, Fetch, Follow, Learned, LearnedRecord, PeerMessage, Peers
 from popgate.runtime.background import Background
+from popgate.runtime.histogram import Histogram
 
 _log = logging.getLogger(__name__)
 
@@ -119,6 +121,8 @@ class Router:
         self.asked: Counter[InstanceId] = Counter()
         self.forwarded: Counter[InstanceId] = Counter()
         """Number of clients' requests that this proxy has forwarded to each other proxy."""
+        self.ask_seconds = Histogram()
+        """How long answered requests to other proxies took."""
         self._unsent: dict[InstanceId, _Unsent] = {}
         """The lease records that are to be sent to each member. A member has an entry while a task sends it records."""
 
@@ -157,6 +161,10 @@ class Router:
         found = dict.fromkeys(owners.get(queue) for queue in layout.queues)
         return [owner for owner in found if owner is not None and owner != self._cluster.me]
 
+    def other_members(self) -> list[InstanceId]:
+        """Return the other members of the cluster."""
+        return [] if self._cluster is None else [one for one in self._members() if one != self._cluster.me]
+
     def collects(self) -> bool:
         """Whether this proxy deletes old records in the store.
 
@@ -174,7 +182,10 @@ class Router:
         if self._cluster is None:
             raise PeerUnavailable(f"proxy {to} is unknown: this proxy is not in a cluster")
         self.asked[to] += 1
-        return await self._cluster.peers.ask(to, message)
+        began = perf_counter()
+        answer = await self._cluster.peers.ask(to, message)
+        self.ask_seconds.add(perf_counter() - began)
+        return answer
 
     async def announce(self, queues: Callable[[], Sequence[BrokerQueue]]) -> bool:
         """Announce to the other proxies that topics or groups have changed. Return whether all have applied the change.

@@ -104,6 +104,7 @@ class LeaseGroups:
         ``max_messages`` is 0 and the group does not exist.
         """
         served = await self._topics.subscription_to_pop(topic, group, permit)
+        served.polls += 1
         key = GroupKey(served.name, stream, epoch)
         if served.spec.mode is not ConsumeMode.POP:
             return await self._standing(served.spec, key)

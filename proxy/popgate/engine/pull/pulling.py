@@ -152,6 +152,7 @@ class Puller:
         BrokerUnavailable.
         """
         served = self._topics.subscription(topic, group)
+        served.polls += 1
         host = self._host(served, number)
         await self._lease(served, host, order.client_id, order.generation, is_pull=True)
         after = None if order.after is None else self._receipt(host, order.after, "after").copy_id

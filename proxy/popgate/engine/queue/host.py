@@ -28,6 +28,7 @@ from popgate.engine.queue.queue_channels import QueueChannels
 from popgate.engine.queue.record_loading import heard, learn_all
 from popgate.engine.queue.redelivery_order import RedeliveryOrder
 from popgate.engine.queue.state import QueueState
+from popgate.engine.queue.waiting_since import WaitingSince
 from popgate.ports.broker import Channel, Delivery, Listener
 from popgate.ports.leases import LoadedRecord
 from popgate.ports.peers import LearnedRecord
@@ -81,6 +82,7 @@ class QueueHost:
         self._order = RedeliveryOrder(context, self.broker_queue, self.state, self.prefetch, self._do)
         self._renewal = DeliveryRenewal(context, self.broker_queue, self.state, self._do)
         self._guard = DeliveryGuard(context.faults, self.broker_queue)
+        self.waiting_since = WaitingSince()
 
     # -- what is known of it ------------------------------------------------------------------------------------
 
@@ -189,6 +191,7 @@ class QueueHost:
 
     def _forget_all(self) -> None:
         self.claim.release()
+        self.waiting_since.at = None
         self._do(self.state.drop_all())
 
     # -- the channel --------------------------------------------------------------------------------------------
@@ -260,6 +263,7 @@ class QueueHost:
         self._unopened.add(self.queue.number)
         for part in (self.prefetch, self._renewal, self._order):
             part.ended()
+        self.waiting_since.returned(self.messages())
         self._do(self.state.end_channel(channel.settled_evidence() if channel is not None else 0))
         return channel
 

@@ -1,10 +1,12 @@
 """Counts the messages of a subscription by state, both at the owners of its queues and at the broker."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from popgate.domain.errors import PopgateError
 from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.dead_letters.dead_letters import DeadLetters
 from popgate.engine.lease.served_group import ServedGroup
 from popgate.engine.queue.buffered import Counts, MessageState
 from popgate.engine.queue.host import QueueHost
@@ -29,10 +31,24 @@ class QueueStatus(NamedTuple):
     owned: bool
 
 
+class Backlog(NamedTuple):
+    """Counts the messages in the queues of one subscription that this proxy owns. ``ready`` includes ``blocked``.
+
+    ``delayed``: the delayed messages that only the broker has. ``oldest_at``: since when the oldest message is known to
+    wait, in Unix seconds.
+    """
+
+    ready: int
+    delayed: int
+    blocked: int
+    dead: int
+    oldest_at: float | None
+
+
 class SubscriptionStatus(NamedTuple):
     """Message counts of one subscription. ``ready`` includes ``blocked``.
 
-    ``oldest_age_seconds`` is None if the owners of the queues have no message with a publish time in memory.
+    ``oldest_age_seconds`` is None if the owners of the queues know no waiting message and its publish time.
     """
 
     mode: str
@@ -110,12 +126,46 @@ async def ready_here(context: EngineContext, group: ServedGroup) -> tuple[int, i
     return ready, ready - sum(one.blocked for one in owned)
 
 
+async def backlog_here(context: EngineContext, group: ServedGroup, dead_letters: DeadLetters) -> Backlog | None:
+    """Count the messages in the queues that this proxy owns. Return None if it owns none.
+
+    Only the owner of the first queue counts the dead letters, so that the sum over all proxies is right. Raises:
+    BrokerUnavailable.
+    """
+    hosts = [host for host in group.hosts if is_counted(host)]
+    if not hosts:
+        return None
+    has_dead = hosts[0].queue.number == 0
+    queues = [host.broker_queue for host in hosts]
+    depths = await context.broker.depth([*queues, group.layout.dead] if has_dead else queues)
+    now, ready, delayed, blocked, oldest_at = context.clock.wall(), 0, 0, 0, inf
+    for host, depth in zip(hosts, depths, strict=False):
+        if not is_counted(host):
+            continue  # it was handed over in the meantime
+        known = _counts(host, 0)
+        if host.channel is None:
+            host.waiting_since.counted(max(0, (depth.ready or 0) - known.at_broker), now)
+            known = known._replace(oldest_at=_oldest_at(host))
+        status = _status(host, known, depth)
+        ready += status.ready or 0
+        delayed += depth.delayed
+        blocked += 0 if group.is_pulled else status.blocked
+        oldest_at = min(oldest_at, known.oldest_at or inf)
+    dead = (depths[-1].ready or 0) + dead_letters.held_count if has_dead else 0
+    return Backlog(ready, delayed, blocked, dead, None if oldest_at == inf else oldest_at)
+
+
+def is_counted(host: QueueHost) -> bool:
+    """Whether this proxy owns the queue, and its records are loaded."""
+    return host.is_owned and bool(host.epoch or host.claim.is_lost)
+
+
 def queue_counts(group: ServedGroup, dead_held: int = 0) -> list[QueueCounts]:
     """Count the messages of each queue that this proxy owns and whose records are loaded.
 
     Visits all buffered messages.
     """
-    return [_counts(host, dead_held) for host in group.hosts if host.is_owned and (host.epoch or host.claim.is_lost)]
+    return [_counts(host, dead_held) for host in group.hosts if is_counted(host)]
 
 
 def ready_and_blocked(counts: Counts) -> tuple[int, int]:
@@ -127,7 +177,6 @@ def ready_and_blocked(counts: Counts) -> tuple[int, int]:
 def _counts(host: QueueHost, dead_held: int) -> QueueCounts:
     ready, blocked = ready_and_blocked(host.state.counts)
     at_broker = sum(buffered.tag is None for buffered in host.messages()) + len(host.state.evidence.detached)
-    waiting_since = (buffered.message.waiting_since for buffered in host.messages() if buffered.message is not None)
     return QueueCounts(
         number=host.queue.number,
         ready=ready,
@@ -138,8 +187,16 @@ def _counts(host: QueueHost, dead_held: int) -> QueueCounts:
         dead_held=dead_held if host.queue.number == 0 else 0,
         is_paused=host.state.flow.is_paused,
         is_open=host.channel is not None,
-        oldest_at=min((since for since in waiting_since if since), default=None),  # 0.0: the publisher set no time
+        oldest_at=_oldest_at(host),
     )
+
+
+def _oldest_at(host: QueueHost) -> float | None:
+    """Return since when the oldest message of a queue waits, as far as it is known."""
+    times = [one.message.waiting_since for one in host.messages() if one.message is not None]
+    if host.channel is None and host.waiting_since.at is not None:
+        times.append(host.waiting_since.at)
+    return min((since for since in times if since), default=None)  # 0.0: the publisher set no time
 
 
 def _queues(group: ServedGroup, counts: Mapping[int, QueueCounts], depths: Sequence[QueueDepth]) -> list[QueueStatus]:
@@ -150,13 +207,16 @@ def _queues(group: ServedGroup, counts: Mapping[int, QueueCounts], depths: Seque
         if known is None:
             queues.append(QueueStatus(number, host.broker_queue, depth.ready, 0, depth.delayed, 0, owned=False))
             continue
-        unseen = 0 if depth.ready is None else max(0, depth.ready - known.at_broker)
-        blocked = known.blocked
-        if blocked and blocked == known.ready and known.is_paused:
-            blocked += unseen  # the broker pushes nothing before one of the messages in front ends
-        total = None if depth.ready is None else unseen + known.ready
-        delayed = known.waiting + depth.delayed
-        queues.append(
-            QueueStatus(number, host.broker_queue, total, known.in_flight, delayed, blocked, owned=known.is_open)
-        )
+        queues.append(_status(host, known, depth))
     return queues
+
+
+def _status(host: QueueHost, known: QueueCounts, depth: QueueDepth) -> QueueStatus:
+    """Combine the owner's counts of a queue with the broker's."""
+    unseen = 0 if depth.ready is None else max(0, depth.ready - known.at_broker)
+    blocked = known.blocked
+    if blocked and blocked == known.ready and known.is_paused:
+        blocked += unseen  # the broker pushes nothing before one of the messages in front ends
+    total = None if depth.ready is None else unseen + known.ready
+    delayed = known.waiting + depth.delayed
+    return QueueStatus(known.number, host.broker_queue, total, known.in_flight, delayed, blocked, owned=known.is_open)

@@ -56,6 +56,8 @@ class ServedSubscription:
         lacking = LackingQueues(context.buffer)
         hosts = [QueueHost(context, layout, queue, self, sequence, lacking) for queue in layout.queue_ids()]
         self.timer = NEVER
+        self.polls = 0
+        """Number of pops and pulls that clients have sent to this proxy."""
         self.group = group = ServedGroup(spec, layout, hosts, lacking)
         self.mover = Mover(context, group)
         self.stale_leases = StaleLeases(context, group)

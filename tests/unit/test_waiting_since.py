@@ -1,0 +1,44 @@
+"""What a proxy remembers of the age of messages that only the broker has is never too old."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from popgate.engine.queue.buffered import MessageState
+from popgate.engine.queue.waiting_since import WaitingSince
+
+
+def buffered(state: MessageState, since: float | None) -> Any:
+    message = None if since is None else SimpleNamespace(waiting_since=since)
+    return SimpleNamespace(state=state, message=message)
+
+
+def test_a_queue_without_consumers_waits_since_it_was_first_seen_with_messages() -> None:
+    waiting, seen = WaitingSince(), list[float | None]()
+    for count, now in ((0, 5.0), (3, 10.0), (7, 20.0), (0, 30.0)):
+        waiting.counted(count, now)
+        seen.append(waiting.at)
+    assert seen == [None, 10.0, 10.0, None]
+
+
+def test_the_oldest_message_that_returns_to_the_broker_is_remembered() -> None:
+    waiting = WaitingSince()
+    waiting.returned(
+        [buffered(MessageState.LEASED, 1.0), buffered(MessageState.READY, 3.0), buffered(MessageState.READY, 2.0)]
+    )
+    waiting.counted(2, 50.0)
+    assert waiting.at == 2.0
+
+
+def test_messages_behind_leased_ones_are_younger_than_these() -> None:
+    waiting = WaitingSince()
+    waiting.counted(1, 1.0)
+    waiting.returned([buffered(MessageState.LEASED, 4.0), buffered(MessageState.DELAYED, 3.0)])
+    assert waiting.at == 4.0
+
+
+def test_messages_without_a_publish_time_wait_since_they_were_seen() -> None:
+    waiting = WaitingSince()
+    waiting.returned([buffered(MessageState.READY, 0.0), buffered(MessageState.READY, None)])
+    seen = [waiting.at]
+    waiting.counted(2, 7.0)
+    assert [*seen, waiting.at] == [None, 7.0]
