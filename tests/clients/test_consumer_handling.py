@@ -225,8 +225,14 @@ def test_a_failed_message_comes_back_after_growing_delays(
         assert gap >= delay
     assert (consumer.counters.failed, consumer.counters.released, consumer.counters.handled) == (3, 3, 1)
     failures = [record for record in caplog.records if record.name == "popgate_client.working"]
-    assert [record.getMessage() for record in failures] == ["the handler failed"] * 3
+    (message_id,) = {vars(record)["message_id"] for record in failures}
+    assert [record.getMessage() for record in failures] == [
+        f"the handler failed: topic={topic} group=default url={shared_proxy.url}/ message_id={message_id} "
+        f"delivery_count={count} cause=ValueError"
+        for count in (1, 2, 3)
+    ]
     assert vars(failures[0])["delivery_count"] == 1
+    assert failures[0].exc_info is not None
 
 
 def test_retry_says_when_the_message_comes_back(

@@ -100,8 +100,11 @@ class AsyncClient(AsyncPullCalls):
         self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max)
         self._leased = partial(AsyncLeasedMessage, client=self)
         arguments = connection(base_url, token, ssl_context, transport)
-        arguments["event_hooks"] = {"response": [refuse_compressed_async]}
-        self._http = httpx.AsyncClient(**arguments)
+        self._http = httpx.AsyncClient(**{**arguments, "event_hooks": {"response": [refuse_compressed_async]}})
+
+    @property
+    def base_url(self) -> str:
+        return str(self._http.base_url)
 
     async def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
         """Publish messages, and return a result for each; check them. `Client.publish` says when a publish is repeated

@@ -6,18 +6,18 @@ and `on_loss` come late.
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Literal, Protocol, TypeAlias
 
 from popgate_client.errors import LockLost, LockNotFound, PopgateError, RetryLater
 from popgate_client.exchange import Exchange, Exchanges
+from popgate_client.facts import FactLogger, cause_of
 from popgate_client.lock_terms import term_clock
 from popgate_client.locks import RELEASE_SECONDS_MAX, LockExchanges, LockGrant, default_holder
 from popgate_client.wire import T
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 OnAsyncLoss: TypeAlias = Literal["cancel"] | Callable[["AsyncHeldLock"], object]
 """What happens when the lock is lost. `cancel`: the block's task is cancelled, and its `async with` raises LockLost. A
@@ -106,7 +106,7 @@ class AsyncHeldLock:
             )
             self._loss = self._loss or found
         except Exception as error:  # the lock expires anyway; the block's own error matters more
-            logger.warning("a lock could not be released", extra={"lock": self.name, "error": repr(error)})
+            logger.warning("a lock could not be released", extra={"lock": self.name, "cause": cause_of(error)})
         return self._loss
 
     async def _keep(self) -> None:
@@ -126,7 +126,7 @@ class AsyncHeldLock:
         if self.lost.is_set():
             return
         self.lost.set()
-        logger.info("a lock was lost", extra={"lock": self.name, "error": repr(loss)})
+        logger.info("a lock was lost", extra={"lock": self.name, "cause": str(loss)})
         if callable(self._on_loss):
             try:
                 self._on_loss(self)
@@ -139,7 +139,7 @@ class AsyncHeldLock:
             await self._client.perform(self._exchanges.renew(self._grant, seconds))
         except Exception as error:  # only the end of the term may end the renewals
             if not isinstance(error, LockLost | LockNotFound):
-                logger.warning("a lock could not be renewed", extra={"lock": self.name, "error": repr(error)})
+                logger.warning("a lock could not be renewed", extra={"lock": self.name, "cause": cause_of(error)})
             failure = error if isinstance(error, PopgateError) else PopgateError("failed", repr(error))
             self._term.failed(failure, term_clock())
         else:

@@ -20,7 +20,6 @@ everything, extensions included. A handler that blocks must be a plain function,
 
 import asyncio
 import contextlib
-import logging
 import random
 import ssl
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from popgate_client.async_client import AsyncClient
 from popgate_client.calling import Handler
 from popgate_client.counters import Counters
 from popgate_client.errors import PopgateError
+from popgate_client.facts import FactLogger, about
 from popgate_client.following import Follower
 from popgate_client.handling import RetryDelays, give_back
 from popgate_client.leases import Extender, LeaseBook
@@ -44,7 +44,7 @@ from popgate_client.tokens import AsyncTokenSource
 from popgate_client.wire import HeaderFilter
 from popgate_client.working import HandlerPool
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 FLUSH_SECONDS = 5.0
 """Seconds that a stop waits for the answers to the last settlements."""
@@ -200,12 +200,13 @@ class Consumer:
         self._main = asyncio.current_task()
         refusal: PopgateError | None = None
         try:
-            async with self._client, asyncio.TaskGroup() as services:
-                self._settling = services.create_task(self._settler.run(), name="popgate-settler")
-                try:
-                    refusal = await self._consume()
-                finally:
-                    await self._give_back(self._settling)
+            with about(topic=self._topic, group=self._group, url=self._client.base_url):
+                async with self._client, asyncio.TaskGroup() as services:
+                    self._settling = services.create_task(self._settler.run(), name="popgate-settler")
+                    try:
+                        refusal = await self._consume()
+                    finally:
+                        await self._give_back(self._settling)
         except asyncio.CancelledError:
             if not self._stopping_now or self._main is None:
                 raise
@@ -249,7 +250,7 @@ class Consumer:
                 self._consuming.cancel()
             await asyncio.wait([self._consuming])
             self._stopping = True
-            logger.info("the consumer is draining", extra={"topic": self._topic, "group": self._group})
+            logger.info("the consumer is draining")
             self._handlers.give_back_waiting()
             await self._reclaim()
             await asyncio.gather(self._handlers.finish(self._drain_seconds), self._puller.finish(self._drain_seconds))

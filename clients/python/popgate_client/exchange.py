@@ -26,6 +26,7 @@ from typing import TypeAlias
 import httpx
 
 from popgate_client.errors import PopgateError, RetryLater, ServerUnreachable
+from popgate_client.facts import FactLogger, cause_of
 from popgate_client.message import OutgoingMessage, PublishResult, SettleEntry, SettleResult, Verb
 from popgate_client.retrying import Patience
 from popgate_client.wire import (
@@ -53,6 +54,8 @@ from popgate_client.wire import (
     settle_request,
     subscription_path,
 )
+
+logger = FactLogger(__name__)
 
 RETRY_SECONDS_MAX = 30.0
 UNAVAILABLE = SettleResult(status="unavailable")
@@ -285,7 +288,7 @@ class Exchanges:
         *,
         delay_seconds: float = 0.0,
     ) -> Exchange[httpx.Response]:
-        patience = patience or self.patience()
+        patience, attempt = patience or self.patience(), 0
         while True:
             reply = yield Attempt(request, delay_seconds)
             try:
@@ -297,7 +300,10 @@ class Exchanges:
                 pause = patience.pause_seconds(asked_for)
                 if pause is None:
                     raise
-                delay_seconds = pause
+                delay_seconds, attempt = pause, attempt + 1
+                facts = {"method": request.method, "path": request.path, "attempt": attempt}
+                facts |= {"again_in_seconds": round(pause, 2), "cause": cause_of(error)}
+                logger.info("a call failed and will be repeated", extra=facts)
 
     def patience(self, seconds_max: float = math.inf) -> Patience:
         """Return the patience for one call: at most `seconds_max`."""

@@ -15,7 +15,6 @@ handlers of the other have ended, or were abandoned after `drain_seconds`.
 """
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
@@ -31,11 +30,12 @@ from popgate_client.errors import (
     TopicNotFound,
     WrongMode,
 )
+from popgate_client.facts import FactLogger, cause_of
 from popgate_client.popping import Popper
 from popgate_client.pulling import Puller
 from popgate_client.retrying import Backoff
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 POP, PULL = SUPPORTS
 LOOK_SECONDS_MAX = 1.0
@@ -89,7 +89,7 @@ class Follower:
             error = await (self._popper.run(self) if told is None else puller.run(told, supports))
             if error is not None and not self.is_elsewhere(error):
                 logger.error(
-                    "the server rejected the consumer", extra={"error": repr(error), "client_id": self._client_id}
+                    "the server rejected the consumer", extra={"cause": cause_of(error), "client_id": self._client_id}
                 )
                 return error
             if isinstance(error, WrongMode):
@@ -148,7 +148,7 @@ class Follower:
             self.noted(error.mode)
         else:
             self._counters.calls_failed += 1
-            logger.warning("the consume mode could not be read", extra={"error": repr(error)})
+            logger.warning("the consume mode could not be read", extra={"cause": cause_of(error)})
         await asyncio.sleep(self._pause_seconds(error))
 
     def _pause_seconds(self, error: PopgateError | None) -> float:

@@ -61,10 +61,11 @@ class GroupPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """A verb and the entry that goes with it."""
+    """A verb and the entry that goes with it. `message_id`: of the message, for the log."""
 
     verb: Verb
     entry: SettleEntry
+    message_id: str | None = None
 
 
 def settlement_for(message: Message, error: BaseException | None, delays: RetryDelays | None) -> Settlement:
@@ -73,22 +74,22 @@ def settlement_for(message: Message, error: BaseException | None, delays: RetryD
 
     The reason of a failure is only the exception's type, because its text may contain parts of the body.
     """
-    handle = message.receipt_handle
+    handle, message_id = message.receipt_handle, message.message_id
     match error:
         case None:
-            return Settlement(Verb.ACK, SettleEntry(receipt_handle=handle))
+            return Settlement(Verb.ACK, SettleEntry(receipt_handle=handle), message_id)
         case Reject():
-            return Settlement(Verb.REJECT, SettleEntry(receipt_handle=handle, reason=_reason(error.reason)))
+            return Settlement(Verb.REJECT, SettleEntry(receipt_handle=handle, reason=_reason(error.reason)), message_id)
         case Retry():
             entry = SettleEntry(receipt_handle=handle, delay_seconds=error.delay_seconds, reason=_reason(error.reason))
-            return Settlement(Verb.RELEASE, entry)
+            return Settlement(Verb.RELEASE, entry, message_id)
         case _:
             entry = SettleEntry(
                 receipt_handle=handle,
                 delay_seconds=delays.delay_seconds(message.delivery_count) if delays else None,
                 reason=_reason(type(error).__name__),
             )
-            return Settlement(Verb.RELEASE, entry)
+            return Settlement(Verb.RELEASE, entry, message_id)
 
 
 def settlement_in_place(
@@ -108,7 +109,8 @@ def settlement_in_place(
 def give_back(message: Message) -> Settlement:
     """Return a release without delay, for a message whose handler has not started or may not end."""
     # The delay is explicit, because a release without one gets the group's retry back-off.
-    return Settlement(Verb.RELEASE, SettleEntry(receipt_handle=message.receipt_handle, delay_seconds=0.0))
+    entry = SettleEntry(receipt_handle=message.receipt_handle, delay_seconds=0.0)
+    return Settlement(Verb.RELEASE, entry, message.message_id)
 
 
 def _reason(text: str) -> str | None:

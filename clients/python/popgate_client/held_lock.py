@@ -5,7 +5,6 @@ Each held lock has two threads. One renews it, and may hang as long as the netwo
 clock, so that it notices the end in time. Both are daemon threads: a process that ends does not wait for them.
 """
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Generator
@@ -14,11 +13,12 @@ from typing import Protocol, TypeAlias
 
 from popgate_client.errors import LockLost, LockNotFound, PopgateError, RetryLater
 from popgate_client.exchange import Exchange, Exchanges
+from popgate_client.facts import FactLogger, cause_of
 from popgate_client.lock_terms import term_clock
 from popgate_client.locks import RELEASE_SECONDS_MAX, LockExchanges, LockGrant, default_holder
 from popgate_client.wire import T
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 ON_LOSS_SECONDS_MAX = 5.0
 
@@ -102,7 +102,7 @@ class HeldLock:
             found = self._client.perform(self._exchanges.release(self._grant, retry_seconds_max=retry_seconds_max))
             loss = loss or found
         except Exception as error:  # the lock expires anyway; the block's own error matters more
-            logger.warning("a lock could not be released", extra={"lock": self.name, "error": repr(error)})
+            logger.warning("a lock could not be released", extra={"lock": self.name, "cause": cause_of(error)})
         if self._watcher.ident is not None:
             self._watcher.join(ON_LOSS_SECONDS_MAX)
         return loss
@@ -134,7 +134,7 @@ class HeldLock:
                 self._changed.wait(max(0.0, self._term.ends_at - term_clock()))
         if not self.lost.is_set():
             return
-        logger.info("a lock was lost", extra={"lock": self.name, "error": repr(self._loss())})
+        logger.info("a lock was lost", extra={"lock": self.name, "cause": str(self._loss())})
         if self._on_loss is not None:
             try:
                 self._on_loss(self)
@@ -148,7 +148,7 @@ class HeldLock:
                 self._client.perform(self._exchanges.renew(self._grant, self._term.answer_seconds(asked_at)))
             except Exception as error:  # only the end of the term may end the renewals
                 if not self._ended and not isinstance(error, LockLost | LockNotFound):
-                    logger.warning("a lock could not be renewed", extra={"lock": self.name, "error": repr(error)})
+                    logger.warning("a lock could not be renewed", extra={"lock": self.name, "cause": cause_of(error)})
                 self._fail(error if isinstance(error, PopgateError) else PopgateError("failed", repr(error)))
             else:
                 with self._changed:

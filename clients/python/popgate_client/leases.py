@@ -11,7 +11,6 @@ restart, and a late ack gets a true answer.
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,12 @@ from typing import TypeAlias
 
 from popgate_client.counters import Counters
 from popgate_client.errors import PopgateError, RetryLater
+from popgate_client.facts import FactLogger, cause_of
 from popgate_client.lengths import LeaseLength
 from popgate_client.message import Message, SettleEntry, SettleResult, Verb
 from popgate_client.retrying import Backoff
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 SettleCall: TypeAlias = Callable[[Verb, Sequence[SettleEntry]], Awaitable[list[SettleResult]]]
 """Applies one verb to leases of the consumer's subscription; raises PopgateError."""
@@ -89,13 +89,13 @@ class LeaseBook:
             held.extend_at = asked_at + held.seconds / 3
             held.ends_at = asked_at + held.seconds
 
-    def lost(self, receipt_handle: str) -> bool:
-        """Set the message's `lease_lost` and forget the lease; False if its handler has ended."""
+    def lost(self, receipt_handle: str) -> Message | None:
+        """Set the message's `lease_lost` and forget the lease. Return the message; None if its handler has ended."""
         held = self._held.pop(receipt_handle, None)
         if held is None:
-            return False
+            return None
         held.message.lease_lost.set()
-        return True
+        return held.message
 
     def rest_seconds(self, now: float, lease_seconds: float) -> float:
         """Return the time until something is due: at most a third of a lease, because new leases are due later."""
@@ -152,7 +152,7 @@ class Extender:
                 results = await self._call(Verb.EXTEND, entries)
         except (PopgateError, TimeoutError) as error:
             self._counters.calls_failed += 1
-            logger.warning("leases could not be extended", extra={"count": len(due), "error": repr(error)})
+            logger.warning("leases could not be extended", extra={"count": len(due), "cause": cause_of(error)})
             if isinstance(error, RetryLater) and error.retry_after_seconds:
                 await asyncio.sleep(min(error.retry_after_seconds, shortest / 6))
             return False
@@ -165,6 +165,8 @@ class Extender:
         return all(result.status != "unavailable" for result in results)
 
     def _lose(self, handle: str, cause: str) -> None:
-        if self._book.lost(handle):
+        message = self._book.lost(handle)
+        if message is not None:
             self._counters.leases_lost += 1
-            logger.warning("a lease was lost during its handler", extra={"cause": cause})
+            facts = {"message_id": message.message_id, "delivery_count": message.delivery_count, "cause": cause}
+            logger.warning("a lease was lost during its handler", extra=facts)

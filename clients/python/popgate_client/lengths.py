@@ -11,13 +11,13 @@ then leases may end during their handlers, which is reported and counted as usua
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from popgate_client.errors import PopgateError
+from popgate_client.facts import FactLogger, cause_of
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 POLICY_SECONDS = 30.0
 """Seconds for which a read policy is used before it is read again."""
@@ -52,6 +52,6 @@ class LeaseLength:
             self.seconds = await self._read()
             self._is_known = True
         except PopgateError as error:
-            logger.warning("the group's policy could not be read", extra={"error": repr(error)})
+            logger.warning("the group's policy could not be read", extra={"cause": cause_of(error)})
         self._read_again_at = clock() + (POLICY_SECONDS if self._is_known else UNKNOWN_SECONDS)
         return True

@@ -4,7 +4,6 @@ Owns the one pop that is under way. `working` handles the messages.
 """
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +12,14 @@ from typing import NamedTuple, Protocol, TypeAlias
 from popgate_client.counters import Counters
 from popgate_client.errors import GroupNotFound, PopgateError, RetryLater, ServerFault, TopicNotFound, WrongMode
 from popgate_client.exchange import new_attempt_id
+from popgate_client.facts import FactLogger, cause_of
 from popgate_client.lengths import LeaseLength
 from popgate_client.message import Message, SettleResult
 from popgate_client.retrying import Backoff
 from popgate_client.wire import ENTRIES_MAX
 from popgate_client.working import HandlerPool
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 RECLAIM_SECONDS = 3.0
 """Seconds that a stop waits for the messages that an interrupted pop may have leased."""
@@ -38,6 +38,8 @@ class PendingPop:
     """Receipt handles that the server acks before the pop."""
     attempt_id: str = field(default_factory=new_attempt_id)
     repeated: bool = False
+    attempts: int = 0
+    """Number of failed attempts."""
 
 
 class Popped(NamedTuple):
@@ -136,7 +138,7 @@ class Popper:
             async with asyncio.timeout(RECLAIM_SECONDS):
                 return await self._repeat(pending)
         except (PopgateError, TimeoutError) as error:
-            logger.info("an interrupted pop could not be repeated", extra={"error": repr(error)})
+            logger.info("an interrupted pop could not be repeated", extra={"cause": cause_of(error)})
             self._leave_acks(pending)
             return []
 
@@ -171,9 +173,12 @@ class Popper:
             await asyncio.sleep(self._backoff.next_seconds(lease_seconds=SWITCH_SECONDS * 6))
             return
         self._counters.calls_failed += 1
-        logger.warning("a pop failed and will be repeated", extra={"error": repr(error)})
         asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
-        await asyncio.sleep(self._backoff.next_seconds(asked_for, lease_seconds=self._length.seconds))
+        pause = self._backoff.next_seconds(asked_for, lease_seconds=self._length.seconds)
+        pending.attempts += 1
+        facts = {"attempt": pending.attempts, "again_in_seconds": round(pause, 2), "cause": cause_of(error)}
+        logger.warning("a pop failed and will be repeated", extra=facts)
+        await asyncio.sleep(pause)
 
 
 def _passes(error: PopgateError) -> bool:

@@ -16,7 +16,6 @@ client leaves, so that others get its queues, and registers again when the handl
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -25,12 +24,13 @@ from popgate_client.assignments import Assignment
 from popgate_client.calling import Handler, HandlerCalls
 from popgate_client.counters import Counters
 from popgate_client.errors import GroupNotFound, PopgateError, RetryLater, ServerFault, TopicNotFound, WrongMode
+from popgate_client.facts import FactLogger, cause_of
 from popgate_client.handling import GroupPolicy, RetryDelays
 from popgate_client.message import Message, SettleEntry
 from popgate_client.queue_worker import QueueWorker, WorkerContext
 from popgate_client.retrying import Backoff
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 PULLS_MAX = 64
 """Maximum number of pulls that wait at once. With more queues they take turns, and each waits only `TURN_SECONDS`."""
@@ -200,7 +200,7 @@ class Puller:
             self._follow(error.mode)
             return 1.0
         self._counters.calls_failed += 1
-        logger.warning("a heartbeat failed and will be repeated", extra={"error": repr(error)})
+        logger.warning("a heartbeat failed and will be repeated", extra={"cause": cause_of(error)})
         asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
         return self._backoff.next_seconds(asked_for, lease_seconds=self._session_seconds)
 
@@ -238,7 +238,7 @@ class Puller:
             async with asyncio.timeout(LEAVE_SECONDS):
                 await self._calls.leave()
         except (PopgateError, TimeoutError) as error:  # the session then ends without heartbeats
-            logger.info("the client could not leave", extra={"error": repr(error)})
+            logger.info("the client could not leave", extra={"cause": cause_of(error)})
 
     async def _rest(self, seconds: float) -> None:
         """Wait until the next heartbeat, until a worker has ended, or until all must end."""

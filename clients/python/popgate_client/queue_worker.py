@@ -12,7 +12,6 @@ so far. Uncommitted messages go to the queue's next owner.
 """
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
@@ -22,11 +21,12 @@ from typing import Protocol
 from popgate_client.calling import HandlerCalls
 from popgate_client.counters import Counters
 from popgate_client.errors import Fenced, PopgateError, RetryLater, ServerFault, WrongMode
+from popgate_client.facts import FactLogger, cause_of
 from popgate_client.handling import GroupPolicy, Reject, Retry, RetryDelays, Settlement, settlement_in_place
 from popgate_client.message import LeaseFlag, Message, SettleEntry
 from popgate_client.retrying import Backoff
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 BATCH_COUNT_MAX = 64
 """Maximum messages of one pull. The first pulls of a queue are small, because after a crash all pulled messages count
@@ -149,12 +149,12 @@ class QueueWorker:
         if isinstance(error, Fenced | WrongMode) or not isinstance(error, RetryLater | ServerFault):
             logger.info(
                 "the server rejected a call of a queue: releasing the queue",
-                extra={"queue": self.queue, "error": repr(error)},
+                extra={"queue": self.queue, "cause": cause_of(error)},
             )
             self.was_refused = self._leaving = True  # handled messages may still be committed
             return
         self._context.counters.calls_failed += 1
-        logger.warning("a call of a queue failed", extra={"queue": self.queue, "error": repr(error)})
+        logger.warning("a call of a queue failed", extra={"queue": self.queue, "cause": cause_of(error)})
         asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
         await asyncio.sleep(self._backoff.next_seconds(asked_for, lease_seconds=PAUSE_SECONDS_MAX * 6))
 
@@ -214,6 +214,7 @@ class QueueWorker:
                     "queue": message.queue,
                     "message_id": message.message_id,
                     "delivery_count": message.delivery_count,
+                    "cause": type(error).__name__,
                 },
             )
         return error
@@ -223,7 +224,7 @@ class QueueWorker:
         try:
             return await self._context.calls.policy()
         except PopgateError as error:
-            logger.warning("the group's policy could not be read", extra={"error": repr(error)})
+            logger.warning("the group's policy could not be read", extra={"cause": cause_of(error)})
             return GroupPolicy()
 
     async def _reject(self, entry: SettleEntry) -> bool:
@@ -265,11 +266,11 @@ class QueueWorker:
             except PopgateError as error:
                 if isinstance(error, RetryLater | ServerFault):
                     self._context.counters.calls_failed += 1
-                    logger.warning("a commit failed", extra={"queue": self.queue, "error": repr(error)})
+                    logger.warning("a commit failed", extra={"queue": self.queue, "cause": cause_of(error)})
                     asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
                     await asyncio.sleep(backoff.next_seconds(asked_for, lease_seconds=PAUSE_SECONDS_MAX * 6))
                     continue
-                logger.warning("messages were handled, but can't be committed", extra={"error": repr(error)})
+                logger.warning("messages were handled, but can't be committed", extra={"cause": cause_of(error)})
                 self.lose()
                 continue
             backoff.reset()

@@ -8,7 +8,6 @@ the message.
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from itertools import islice
 from popgate_client.counters import Counters
 from popgate_client.errors import PopgateError, RetryLater
 from popgate_client.exchange import UNAVAILABLE
+from popgate_client.facts import FactLogger, cause_of
 from popgate_client.handling import Settlement
 from popgate_client.leases import SettleCall
 from popgate_client.lengths import LeaseLength
@@ -24,7 +24,7 @@ from popgate_client.message import SettleResult, Verb
 from popgate_client.retrying import Backoff
 from popgate_client.wire import ENTRIES_MAX
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 ALONG_SECONDS = 0.05
 """Seconds for which settlements wait for a pop that can take them along."""
@@ -161,9 +161,8 @@ class Settler:
             results = await self._call(verb, [pending.settlement.entry for pending in batch])
         except PopgateError as error:
             self._counters.calls_failed += 1
-            logger.warning(
-                "settlements could not be delivered", extra={"verb": verb, "count": len(batch), "error": repr(error)}
-            )
+            facts = {"verb": verb.value, "count": len(batch), "message_id": batch[0].settlement.message_id}
+            logger.warning("settlements could not be delivered", extra={**facts, "cause": cause_of(error)})
             results = [UNAVAILABLE] * len(batch)
             asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
         finally:
@@ -186,7 +185,7 @@ class Settler:
             else:
                 self._forget(pending)
                 self._counters.settlements_abandoned += 1
-                logger.warning("a settlement was abandoned: its lease has ended", extra={"verb": verb})
+                logger.warning("a settlement was abandoned: its lease has ended", extra=_facts(pending))
 
     def _conclude(self, pending: _Pending, result: SettleResult) -> None:
         self._forget(pending)
@@ -194,7 +193,7 @@ class Settler:
             self._counters.leases_lost += 1
             logger.warning(
                 "a lease had ended before it was settled",
-                extra={"verb": pending.settlement.verb, "status": result.status},
+                extra={**_facts(pending), "status": result.status},
             )
             return
         match pending.settlement.verb:
@@ -207,3 +206,7 @@ class Settler:
 
     def _forget(self, pending: _Pending) -> None:
         del self._pending[pending.settlement.entry.receipt_handle]
+
+
+def _facts(pending: _Pending) -> dict[str, str | None]:
+    return {"verb": pending.settlement.verb.value, "message_id": pending.settlement.message_id}

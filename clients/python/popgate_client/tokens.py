@@ -5,7 +5,6 @@ the function then returns another token, the request is sent once more with this
 """
 
 import inspect
-import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from ipaddress import ip_address
@@ -15,8 +14,9 @@ from typing import TypeAlias
 import httpx
 
 from popgate_client.errors import RequestInvalid, RetryLater
+from popgate_client.facts import FactLogger
 
-_log = logging.getLogger(__name__)
+_log = FactLogger(__name__)
 
 TOKEN_VARIABLE = "POPGATE_TOKEN"
 TOKEN_FILE_VARIABLE = "POPGATE_TOKEN_FILE"

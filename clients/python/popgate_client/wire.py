@@ -216,7 +216,7 @@ def accepted(reply: Reply) -> httpx.Response:
     Raises: the PopgateError of any other answer; ServerUnreachable if there is none.
     """
     if isinstance(reply, httpx.RequestError):
-        error = ServerUnreachable("server_unreachable", f"no answer: {reply!r}")
+        error = ServerUnreachable("server_unreachable", f"no answer{_from(reply)}: {reply!r}")
         error.sent = error.outcome_unknown = not isinstance(reply, _UNSENT)
         raise error from reply
     if reply.is_success:
@@ -230,6 +230,15 @@ def accepted(reply: Reply) -> httpx.Response:
                 f"http_{status}", f"a server that is not popgate answered: {problem.get('detail')}", status
             )
     raise error_from(problem, status=status, retry_after_seconds=retry_after_seconds(reply))
+
+
+def _from(error: httpx.RequestError) -> str:
+    """Return the place at which there was no answer, or an empty text if the error does not know it."""
+    try:
+        url = error.request.url
+    except RuntimeError:
+        return ""
+    return f" from {url.copy_with(userinfo=b'', query=None)}"
 
 
 def retry_after_seconds(answer: httpx.Response) -> float:

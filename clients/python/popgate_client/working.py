@@ -9,19 +9,19 @@ key that wait here are released too: the server delivers them again after it.
 
 import asyncio
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from popgate_client.calling import Handler, HandlerCalls
 from popgate_client.counters import Counters
+from popgate_client.facts import FactLogger
 from popgate_client.handling import Reject, Retry, RetryDelays, Settlement, give_back, settlement_for
 from popgate_client.leases import Extender, LeaseBook
 from popgate_client.message import Message, Verb
 from popgate_client.settling import Settler
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 FULL_PAUSE_SECONDS = 0.5
 
@@ -185,6 +185,7 @@ class HandlerPool:
                     "group": message.group,
                     "message_id": message.message_id,
                     "delivery_count": message.delivery_count,
+                    "cause": type(error).__name__,
                 },
             )
 

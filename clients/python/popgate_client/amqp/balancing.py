@@ -7,7 +7,6 @@ active consumer per queue in any case. The member does not act on a view that do
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections.abc import Mapping
 
@@ -20,8 +19,9 @@ from popgate_client.amqp.roster import GroupView, Order, Spot
 from popgate_client.amqp.session import ChannelRefused, Session
 from popgate_client.amqp.working import Work
 from popgate_client.errors import BrokerUnavailable, Conflict
+from popgate_client.facts import FactLogger
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 LOOK_SECONDS = 5.0
 """Seconds between two looks while nothing changes, +-20 %."""
@@ -108,7 +108,7 @@ class Balancer:
             try:
                 await self._presence.run()
             except (ChannelRefused, BrokerUnavailable) as error:
-                logger.warning("this member can't announce itself to the others", extra={"why": str(error)})
+                logger.warning("this member can't announce itself to the others", extra={"cause": str(error)})
             await asyncio.sleep(TELL_AGAIN_SECONDS)
 
     async def _balance(self) -> None:
@@ -118,7 +118,7 @@ class Balancer:
             try:
                 is_settled = await self._round(asyncio.get_running_loop().time())
             except BrokerUnavailable as error:
-                logger.info("a step of the balance failed", extra={"why": str(error)})
+                logger.info("a step of the balance failed", extra={"cause": str(error)})
             soon = _SOON_SECONDS.get(self.source or "", BEGIN_SECONDS) * self._chance.uniform(0.6, 1.0)
             await asyncio.sleep(soon)
             if is_settled:
@@ -161,9 +161,11 @@ class Balancer:
                 group_view = await self._management.look(self.me, self.group.queues)
             except ManagementClosed as error:
                 self._closed_until = now + CLOSED_SECONDS
-                logger.warning("the management interface rejects this user: using presence", extra={"why": str(error)})
+                logger.warning(
+                    "the management interface rejects this user: using presence", extra={"cause": str(error)}
+                )
             except ManagementUnreachable as error:
-                logger.info("the management interface did not answer", extra={"why": str(error)})
+                logger.info("the management interface did not answer", extra={"cause": str(error)})
             else:
                 self.source = "management"
                 return group_view
@@ -291,7 +293,9 @@ class Balancer:
                 if place.refusal is not None:
                     self._aside_until[queue] = now + ASIDE_SECONDS
                     if queue not in self.problems:
-                        logger.warning("a queue is not used for now", extra={"queue": queue, "why": str(place.refusal)})
+                        logger.warning(
+                            "a queue is not used for now", extra={"queue": queue, "cause": str(place.refusal)}
+                        )
                     self.problems[queue] = place.refusal.detail
             elif place.is_handling:
                 self.problems.pop(queue, None)

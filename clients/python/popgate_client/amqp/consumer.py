@@ -6,7 +6,6 @@ which queue; `place` handles the messages.
 
 import asyncio
 import contextlib
-import logging
 import os
 import random
 import re
@@ -27,11 +26,12 @@ from popgate_client.amqp.working import Work
 from popgate_client.calling import Handler, HandlerCalls
 from popgate_client.counters import Counters
 from popgate_client.errors import BrokerUnavailable, RequestInvalid
+from popgate_client.facts import FactLogger
 from popgate_client.handling import RetryDelays
 from popgate_client.retrying import Backoff
 from popgate_client.signals import signals_to
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 URL_VARIABLE = "POPGATE_AMQP_URL"
 URL_DEFAULT = "amqp://guest:guest@127.0.0.1:5672/"
@@ -226,11 +226,11 @@ class AmqpConsumer:
                         settled_before = settled
                         backoff.reset()
                 if not self._stop.is_set():
-                    logger.warning("the connection to RabbitMQ was lost", extra={"why": session.reason})
+                    logger.warning("the connection to RabbitMQ was lost", extra={"cause": session.reason})
             except (BrokerUnavailable, RequestInvalid) as error:
                 if isinstance(error, RequestInvalid) and not is_known:
                     raise
-                logger.warning("RabbitMQ can't be consumed now", extra={"why": str(error)})
+                logger.warning("RabbitMQ can't be consumed now", extra={"cause": str(error)})
             await self._until_stopped(asyncio.sleep(backoff.next_seconds()))
 
     async def _share(self, session: Session, group: Group, url: URL) -> None:

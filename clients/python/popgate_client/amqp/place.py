@@ -13,7 +13,6 @@ behind it wait.
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
@@ -29,9 +28,10 @@ from popgate_client.amqp.holding import PATIENCE_SECONDS, TAKEN_PATIENCE_SECONDS
 from popgate_client.amqp.session import ChannelRefused, Session
 from popgate_client.amqp.working import DeadLetterCause, Work, again, call_handler, is_worth_handling, judge
 from popgate_client.errors import BrokerUnavailable, Conflict, PopgateError
+from popgate_client.facts import FactLogger
 from popgate_client.message import Message
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 
 class Place:
@@ -173,7 +173,7 @@ class Place:
                     await self._arrived.wait()
                 await self._handle(self._undone.popleft())
         except BrokerUnavailable as error:  # the channel is lost, or about to be
-            logger.info("the handling of a queue has stopped", extra={"queue": self.queue, "why": str(error)})
+            logger.info("the handling of a queue has stopped", extra={"queue": self.queue, "cause": str(error)})
 
     async def _handle(self, delivered: DeliveredMessage) -> None:
         if not is_worth_handling(delivered):
@@ -206,7 +206,7 @@ class Place:
                         self._session, self._group, delivered, message, verdict.cause, verdict.reason
                     )
                 except BrokerUnavailable as error:
-                    logger.warning("a message could not be dead-lettered", extra={"why": str(error)})
+                    logger.warning("a message could not be dead-lettered", extra={"cause": str(error)})
                     return self._work.delays.delay_seconds(message.delivery_count)
             await self._ack(delivered)
             if isinstance(verdict, DeadLetterCause):
@@ -223,7 +223,7 @@ class Place:
         try:
             await self._channel.basic_ack(delivered.delivery_tag or 0, wait=False)
         except Exception as error:  # aiormq raises RuntimeError or errors of its own
-            logger.info("an ack came too late", extra={"queue": self.queue, "why": str(error)})
+            logger.info("an ack came too late", extra={"queue": self.queue, "cause": str(error)})
 
     # ------------------------------------------------------------ leaving
 

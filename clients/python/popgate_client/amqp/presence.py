@@ -10,7 +10,6 @@ long as RabbitMQ keeps its consumers.
 import asyncio
 import contextlib
 import json
-import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -22,8 +21,9 @@ from pamqp.commands import Basic
 from popgate_client.amqp.roster import GroupView, Roster, Spot, Statement
 from popgate_client.amqp.session import ChannelRefused, Session
 from popgate_client.errors import BrokerUnavailable
+from popgate_client.facts import FactLogger, cause_of
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 ALL = "all"
 BEAT_SECONDS = 2.0
@@ -178,7 +178,7 @@ class Presence:
             said = cast("dict[str, Any]", json.loads(delivered.body))
             self._take_in(said, asyncio.get_running_loop().time())
         except (ValueError, KeyError, TypeError) as error:
-            logger.warning("a member's statement can't be read", extra={"error": repr(error)})
+            logger.warning("a member's statement can't be read", extra={"cause": cause_of(error)})
 
     def _take_in(self, said: Mapping[str, Any], now: float) -> None:
         if (asker := said.get("ask")) is not None:

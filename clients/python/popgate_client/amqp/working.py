@@ -4,7 +4,6 @@ Owns no channel: `place` passes deliveries in and acks them.
 """
 
 import asyncio
-import logging
 from dataclasses import dataclass, replace
 
 from aiormq.abc import DeliveredMessage
@@ -12,10 +11,11 @@ from aiormq.abc import DeliveredMessage
 from popgate_client.amqp import delivered as deliveries
 from popgate_client.calling import HandlerCalls
 from popgate_client.counters import Counters
+from popgate_client.facts import FactLogger
 from popgate_client.handling import Reject, Retry, RetryDelays, Settlement, settlement_for
 from popgate_client.message import Message, Verb
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 MAX_DELIVERIES = "max_deliveries"
 
@@ -83,7 +83,13 @@ async def call_handler(work: Work, message: Message) -> BaseException | None:
         logger.error(
             "the handler failed",
             exc_info=error,
-            extra={"topic": message.topic, "group": message.group, "message_id": message.message_id},
+            extra={
+                "topic": message.topic,
+                "group": message.group,
+                "message_id": message.message_id,
+                "delivery_count": message.delivery_count,
+                "cause": type(error).__name__,
+            },
         )
     return error
 

@@ -1,0 +1,83 @@
+"""The text of a client's log message contains its facts, whatever formatter a program uses."""
+
+import asyncio
+import logging
+
+import httpx
+import pytest
+
+from popgate_client import Client, ServerUnreachable
+from popgate_client.facts import TEXT_LENGTH_MAX, FactLogger, about, cause_of
+
+logger = FactLogger("popgate_client.of_a_test")
+
+
+@pytest.fixture(autouse=True)
+def _level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "popgate_client")
+
+
+def test_the_facts_are_in_the_text_and_in_the_record(caplog: pytest.LogCaptureFixture) -> None:
+    logger.warning(
+        "it was so", extra={"topic": "orders", "count": 3, "cause": "two words", "empty": "", "line": "a\nb"}
+    )
+    (record,) = caplog.records
+    assert record.getMessage() == "it was so: topic=orders count=3 cause='two words' empty='' line='a\\nb'"
+    assert record.msg == "it was so: %s"
+    assert (record.__dict__["topic"], record.__dict__["count"]) == ("orders", 3)
+    assert (record.module, record.funcName) == (
+        "test_client_facts",
+        "test_the_facts_are_in_the_text_and_in_the_record",
+    )
+
+
+def test_a_message_without_facts_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    logger.warning("at 100 % of it")
+    logger.debug("not shown", extra={"topic": "orders"})
+    assert caplog.messages == ["at 100 % of it"]
+
+
+def test_a_long_fact_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    logger.warning("it was so", extra={"cause": "x" * 10_000})
+    assert len(caplog.messages[0]) < TEXT_LENGTH_MAX + 100
+
+
+async def test_what_a_task_is_about_is_in_the_messages_of_its_tasks(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        logger.info("inside", extra={"queue": 1})
+
+    with about(topic="orders", group="billing"):
+        await asyncio.create_task(work())
+    logger.info("outside")
+    assert caplog.messages == ["inside: topic=orders group=billing queue=1", "outside"]
+
+
+def test_a_cause_is_a_type_and_a_text() -> None:
+    assert (cause_of(ValueError("no")), cause_of(TimeoutError())) == ("ValueError: no", "TimeoutError")
+
+
+def test_a_repeated_call_is_logged_with_its_place_and_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    errors = [httpx.ConnectError("refused")]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if errors:
+            raise errors.pop()
+        return httpx.Response(200, json={"topics": []})
+
+    with Client("http://user:secret@popgate:8080", transport=httpx.MockTransport(answer)) as client:
+        assert client.list_topics() == []
+    (told,) = caplog.messages
+    assert told.startswith("a call failed and will be repeated: method=GET path=/v1/admin/topics attempt=1 ")
+    assert 'cause="ServerUnreachable: no answer from http://popgate:8080/v1/admin/topics: ' in told
+    assert "secret" not in caplog.text
+
+
+def test_an_error_names_the_server_that_did_not_answer() -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with (
+        Client("http://popgate:8080", transport=httpx.MockTransport(refuse), retry_seconds_max=0) as client,
+        pytest.raises(ServerUnreachable, match="no answer from http://popgate:8080/v1/admin/topics"),
+    ):
+        client.list_topics()
