@@ -14,6 +14,7 @@ from popgate.config.values import HostPort
 from popgate.domain.errors import StartupError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.domain.replica_wanted import ReplicaPolicy
+from popgate.runtime.logs import LogFormat
 
 SECRET = "0123456789abcdef"
 
@@ -425,6 +426,9 @@ GOOD = [
     ("journal_rotate_events", "1000", 1_000),
     ("features", "pull , locks", frozenset({Feature.PULL, Feature.LOCKS})),
     ("log_level", "WARNING", "warning"),
+    ("log_format", "JSON", LogFormat.JSON),
+    ("slow_request_seconds", "0.5", 0.5),
+    ("slow_request_seconds", 0, 0.0),
 ]
 BAD = [
     ("host", ""),
@@ -617,6 +621,8 @@ BAD = [
     ("features", "pull,popp"),
     ("features", "pull,"),
     ("log_level", "verbose"),
+    ("log_format", "logfmt"),
+    ("slow_request_seconds", "-1"),
 ]
 
 

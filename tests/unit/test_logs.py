@@ -1,16 +1,23 @@
 """The log on standard error."""
 
+import asyncio
 import fcntl
+import json
 import logging
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from popgate.runtime.logs import KeyValueFormatter, StandardErrorHandler
+from popgate.domain.names import GroupName, Subscription, TopicName
+from popgate.domain.topics import ConsumeMode
+from popgate.runtime.current_request import current_request_id, serving_request
+from popgate.runtime.logs import JsonFormatter, KeyValueFormatter, StandardErrorHandler
 
 PIPE_BYTES = 8192
 
@@ -96,3 +103,79 @@ def test_a_terminal_that_shows_nothing_more_stops_nobody() -> None:
         os.close(terminal)
         os.close(end)
     assert done.stdout == b"done\n"
+
+
+def in_json(formatter: JsonFormatter | None = None, **given: Any) -> Any:
+    record = logging.makeLogRecord({"name": "popgate.part", "levelname": "WARNING", "msg": "it was so", **given})
+    line = (formatter or JsonFormatter()).format(record)
+    assert "\n" not in line
+    return json.loads(line)
+
+
+def test_a_line_of_json_has_the_time_the_level_the_logger_the_message_and_the_extras() -> None:
+    at = datetime(2026, 11, 27, 8, 30, 0, 123_000, tzinfo=UTC)
+    found = in_json(JsonFormatter(worker=2), created=at.timestamp(), queue="q", count=3, why=None)
+    assert found == {
+        "time": "2026-11-27T08:30:00.123Z",
+        "level": "warning",
+        "logger": "popgate.part",
+        "message": "it was so",
+        "worker": 2,
+        "queue": "q",
+        "count": 3,
+        "why": None,
+    }
+
+
+def test_any_extra_can_be_written_as_json() -> None:
+    found = in_json(
+        subscription=Subscription(TopicName("t"), GroupName("g")),
+        mode=ConsumeMode.PULL,
+        queues={"b", "a"},
+        by_name={TopicName("t"): 1},
+        error=OSError("no"),
+        raw=b"\xff",
+        text="a\nb\u2028c\udc80",
+        message_=1,
+        level="an extra, not the level of the line",
+    )
+    assert found["subscription"] == ["t", "g"]
+    assert (found["mode"], found["queues"], found["by_name"]) == ("pull", ["a", "b"], {"t": 1})
+    assert (found["error"], found["raw"], found["text"]) == ("no", "b'\\xff'", "a\nb\u2028c\udc80")
+    assert (found["level"], found["level_"]) == ("warning", "an extra, not the level of the line")
+
+
+def test_a_traceback_is_a_field_of_the_line() -> None:
+    try:
+        raise ValueError("a reason")
+    except ValueError:
+        found = in_json(exc_info=sys.exc_info())
+    assert found["exception"].startswith("Traceback")
+    assert found["exception"].endswith("ValueError: a reason")
+
+
+def test_a_text_line_shows_an_enum_as_its_value() -> None:
+    line = KeyValueFormatter("%(message)s").format(logging.makeLogRecord({"msg": "switched", "mode": ConsumeMode.POP}))
+    assert line == "switched mode='pop'"
+
+
+async def test_only_the_lines_of_the_task_that_serves_a_request_have_its_id() -> None:
+    seen: dict[str, object] = {}
+
+    async def later() -> None:
+        seen["started task"] = current_request_id()
+
+    with serving_request("r-1"):
+        seen["json"] = in_json()["request_id"]
+        seen["text"] = KeyValueFormatter("%(message)s").format(logging.makeLogRecord({"msg": "here"}))
+        seen["given"] = in_json(request_id="of another request")["request_id"]
+        seen["thread"] = await asyncio.to_thread(current_request_id)
+        await asyncio.create_task(later())
+    assert seen == {
+        "json": "r-1",
+        "text": "here request_id='r-1'",
+        "given": "of another request",
+        "thread": None,
+        "started task": None,
+    }
+    assert "request_id" not in in_json()

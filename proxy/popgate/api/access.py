@@ -114,6 +114,8 @@ def _rows() -> Iterator[tuple[str, str, Access]]:
 
     for path, operation in (("cluster", "cluster"), ("replicas", "replicas"), ("replicas/groups", "replica_groups")):
         yield row("GET", f"/v1/admin/{path}", operation, Action.INSPECT, _server)
+    yield row("GET", "/v1/admin/log-level", "log_level_get", Action.INSPECT, _server)
+    yield row("PUT", "/v1/admin/log-level", "log_level_put", Action.ADMIN, _server, is_change=True)
 
 
 TABLE: Mapping[tuple[str, str], Access] = MappingProxyType({(method, path): access for method, path, access in _rows()})

@@ -54,6 +54,7 @@ from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
 from popgate.ports.peers import ForwardedAnswer, Peers
 from popgate.replicas.view import CachedReplicaView
+from popgate.runtime.log_levels import LogLevels
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class PopgateApp:
         requests: RequestCounts | None = None,
         access: AccessFigures | None = None,
         process: ProcessFigures | None = None,
+        levels: LogLevels | None = None,
     ) -> None:
         self._requests = requests or RequestCounts()
         peers = None if cluster is None else cluster.peers
@@ -134,6 +136,7 @@ class PopgateApp:
             replicas=replicas,
             access=access,
             process=process,
+            levels=levels,
         )
         self._limit = options.request_bytes_max
         self._browser_guard = BrowserGuard(options.allowed_hosts)
@@ -277,6 +280,7 @@ def build_app(
     requests: RequestCounts | None = None,
     access: AccessFigures | None = None,
     process: ProcessFigures | None = None,
+    levels: LogLevels | None = None,
 ) -> ASGIApp:
     """Build the application. ``counters`` must receive the engine's journal events; /metrics shows its counts.
 
@@ -284,12 +288,23 @@ def build_app(
     features that clients may use. ``journal`` returns the journal's figures for /metrics, or is None if no journal is
     written. ``replicas`` is None for a proxy without a replica keeper. ``requests`` counts the answered requests. The
     server may use the same object to count requests that it refuses before they reach the application. ``access`` and
-    ``process`` are shown by /metrics.
+    ``process`` are shown by /metrics. ``levels`` is the level of the process' log, which a request may change.
 
     Serve the application with ``server.server_config``. With another configuration of the server, the application does
     not notice that a client has disconnected.
     """
     app = PopgateApp(
-        engine, locks, counters, options or ApiOptions(), cluster, offered, journal, replicas, requests, access, process
+        engine,
+        locks,
+        counters,
+        options or ApiOptions(),
+        cluster,
+        offered,
+        journal,
+        replicas,
+        requests,
+        access,
+        process,
+        levels,
     )
     return app if set(ALL_FEATURES) <= set(offered) else FeatureFilter(app, offered)

@@ -26,6 +26,7 @@ from popgate.api.consume_mode import consume_mode_router
 from popgate.api.dead_letters import dead_letters_router
 from popgate.api.documentation import add_documentation
 from popgate.api.formats import JSON, MSGPACK_TYPES, check_json, media_type
+from popgate.api.log_level import log_level_router
 from popgate.api.metrics import OPEN_METRICS, AccessFigures, Metrics, metrics_proxy
 from popgate.api.openapi import DESCRIPTION, allowed_methods, complete
 from popgate.api.openapi_errors import problem_responses
@@ -50,6 +51,7 @@ from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
 from popgate.ports.peers import Peers
 from popgate.replicas.view import CachedReplicaView
+from popgate.runtime.log_levels import LogLevels
 
 REQUEST_BYTES_MAX = 1024 * 1024
 PROTOCOL_MIN = PROTOCOL_MAX = 1
@@ -96,6 +98,7 @@ class ControlPlane:
         replicas: CachedReplicaView | None = None,
         access: AccessFigures | None = None,
         process: ProcessFigures | None = None,
+        levels: LogLevels | None = None,
     ) -> None:
         self._requests = requests
         framework = _Framework()
@@ -105,6 +108,7 @@ class ControlPlane:
         framework.include_router(dead_letters_router(engine))
         framework.include_router(cluster_router(engine))
         framework.include_router(replicas_router(engine, replicas))
+        framework.include_router(log_level_router(engine, peers, levels or LogLevels("info")))
         keeper = None if replicas is None else replicas.keeper
         metrics = Metrics(engine, locks, counters, requests, journal, keeper, access, process)
         _add_small_routes(framework, engine, readiness or Readiness(engine), metrics, offered)

@@ -31,8 +31,9 @@ from popgate.api.scope_keys import CALLER, FORWARDING, PROVE_CALLER, VISIT
 from popgate.api.usage import Usage, Usages
 from popgate.api.visit import Visit
 from popgate.api.whole_answers import send_answer
-from popgate.auth.audit_log import AuditEvent, AuditEventKind, AuditLog
+from popgate.auth.audit_log import AuditEvent, AuditEventKind
 from popgate.auth.credentials import Credentials
+from popgate.auth.denial_log import AuditSink
 from popgate.domain.errors import Forbidden, PopgateError, Unauthenticated
 from popgate.domain.permissions import SERVER, Action, Caller, Resource, forbidden
 
@@ -73,7 +74,7 @@ class Gate:
         *,
         topics: Callable[[], Iterable[str]],
         count: Callable[[str, int], None] = lambda _operation, _status: None,
-        audit: AuditLog | None = None,
+        audit: AuditSink | None = None,
     ) -> None:
         self._app = app
         self._credentials = credentials

@@ -7,13 +7,17 @@ and choosing the format of the answer.
 A head is learned only from the parser, after it has read exactly one whole request, which was the whole data of one
 read. Its body must have the length that the head announces. So equal bytes at the beginning of a later request mean the
 same to the parser. A head that changes how the connection is used is not learned: one with ``Expect``, ``Upgrade``,
-``Transfer-Encoding`` or ``Connection: close``, or of HTTP/1.0. All other requests are parsed.
+``Transfer-Encoding`` or ``Connection: close``, or of HTTP/1.0. A head with the id of a request or of a trace is not
+learned either, because it is different each time. All other requests are parsed.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
+
+from popgate.api.request_ids import REQUEST_ID
 
 KNOWN_HEAD = "popgate.known_head"
 """The key in the scope of a request under which its ``KnownHead`` is found, if it has one."""
@@ -27,7 +31,7 @@ UNCOUNTED_BYTES_MAX = 16 << 10
 """Maximum size of a body, or of data behind a request in progress, that the limiter does not count as memory if it
 arrives in one read. The head of a request with a larger body is not learned."""
 _END = b"\r\n\r\n"
-_NOT_LEARNED = frozenset({b"expect", b"upgrade", b"transfer-encoding"})
+_NOT_LEARNED = frozenset({b"expect", b"upgrade", b"transfer-encoding", REQUEST_ID, b"traceparent"})
 
 
 class KnownHead:
@@ -81,8 +85,23 @@ class KnownHeads:
 
 
 class HttpConfig(uvicorn.Config):
-    """uvicorn's configuration for one socket, and the heads that its connections share."""
+    """uvicorn's configuration for one socket, and the heads that its connections share.
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
+    ``observed_app`` serves the requests that have an id, and all others while ``observe`` says so. If it is None, one
+    application serves all requests.
+    """
+
+    def __init__(self, *arguments: Any, observed_app: ASGIApp | None = None, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.known_heads = KnownHeads()
+        self.observed_app = observed_app
+        self._plain_app: Any = None
+
+    def observe(self, *, everything: bool) -> None:
+        """From now on, the observed application serves all requests of new connections, or only those with an id."""
+        if not self.loaded:
+            self.load()
+        if self._plain_app is None:
+            self._plain_app = self.loaded_app
+        if self.observed_app is not None:
+            self.loaded_app = self.observed_app if everything else self._plain_app

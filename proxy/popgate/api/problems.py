@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 from msgspec import UNSET, Struct, UnsetType
 
+from popgate.api.request_ids import REQUEST_ID, new_request_id
 from popgate.domain.errors import (
     BrokerUnavailable,
     Conflict,
@@ -44,6 +45,7 @@ from popgate.domain.errors import (
     Unauthenticated,
     WrongMode,
 )
+from popgate.runtime.current_request import current_request_id
 from popgate.wire.admission import NOT_A_PEER, REFUSALS, WRONG_INSTANCE
 
 _log = logging.getLogger(__name__)
@@ -251,9 +253,17 @@ def problem_answer(error: PopgateError) -> ProblemAnswer:
 
 
 def internal_problem(error: BaseException, *, operation: str) -> ProblemAnswer:
-    """Log a bug of popgate with its traceback, and return the answer to the client, which contains no details."""
-    _log.error("a request failed unexpectedly", exc_info=error, extra={"operation": operation})
-    return problem_answer(InternalError())
+    """Log a bug of popgate with its traceback, and return the answer to the client, which contains no details, but the
+    id of the request in the log."""
+    given = current_request_id()
+    request_id = given or new_request_id()
+    _log.error(
+        "a request failed unexpectedly", exc_info=error, extra={"operation": operation, "request_id": request_id}
+    )
+    answer = problem_answer(InternalError())
+    if given is None:  # otherwise every answer to the request has its id
+        answer = answer._replace(headers=[*answer.headers, (REQUEST_ID, request_id.encode())])
+    return answer
 
 
 def _encode(document: dict[str, Any]) -> bytes:

@@ -5,16 +5,18 @@ from starlette.types import ASGIApp
 from popgate.api.connection_limiter import KEEP_ALIVE_SECONDS
 from popgate.api.known_heads import HttpConfig
 from popgate.api.protocol import WatchedProtocol
+from popgate.api.request_log import ObservedRequests
 
 
 def server_config(app: ASGIApp, *, host: str, port: int, shutdown_seconds: int = 1) -> HttpConfig:
     """Return uvicorn's configuration for ``app``. It selects asyncio's own event loop, whose transports report when a
     peer disconnects.
 
-    The process configures logging, not uvicorn. Requests are not logged, but counted (/metrics).
+    The process configures logging, not uvicorn. Requests are counted (/metrics), and logged by ``ObservedRequests``.
     """
     return HttpConfig(
         app,
+        observed_app=ObservedRequests(app),
         host=host,
         port=port,
         http=WatchedProtocol,

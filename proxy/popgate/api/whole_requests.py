@@ -1,6 +1,7 @@
 """Begins requests that have arrived as a whole, with a head that is known, without parsing them.
 
-They have the same effects on uvicorn's state as requests that its parser has read.
+They have the same effects on uvicorn's state as requests that its parser has read. Of the others, those that name an id
+are served by the observed application.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from uvicorn.server import ServerState
 
 from popgate.api.known_heads import KNOWN_HEAD, WHOLE_BODY, HttpConfig, KnownHead, KnownHeads
 from popgate.api.rare_waits import RareEvent
+from popgate.api.request_ids import REQUEST_ID
 
 
 class WholeRequestProtocol(HttpToolsProtocol):
@@ -22,7 +24,7 @@ class WholeRequestProtocol(HttpToolsProtocol):
     logger: Any
     access_logger: Any
 
-    __slots__ = ("begun_count", "known_heads")
+    __slots__ = ("begun_count", "known_heads", "observed_app")
 
     def __init__(
         self,
@@ -33,12 +35,20 @@ class WholeRequestProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.known_heads = config.known_heads if isinstance(config, HttpConfig) else KnownHeads()
+        self.observed_app = config.observed_app if isinstance(config, HttpConfig) else None
         self.begun_count = 0
         """Number of requests that the parser has begun to read. Set it to 0 to count those in the next data."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.begun_count += 1
+
+    def on_headers_complete(self) -> None:
+        usual = self.app
+        if self.observed_app is not None and REQUEST_ID in dict(self.headers):
+            self.app = self.observed_app
+        super().on_headers_complete()
+        self.app = usual
 
     def learn(self, data: bytes, body_bytes: int) -> None:
         """Remember the head of the request that the parser has read from ``data``, if this was one whole request with a

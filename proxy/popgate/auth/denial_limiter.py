@@ -1,4 +1,4 @@
-"""Limits how many refusals the audit log records, for each caller or address and altogether."""
+"""Limits how many refusals a log records, for each caller or address and altogether."""
 
 import threading
 
@@ -13,9 +13,18 @@ OTHERS = "others"
 
 
 class DenialLimiter:
-    """Counts refusals in periods of one second. Thread-safe."""
+    """Counts refusals in periods, of one second by default. Thread-safe.
 
-    def __init__(self) -> None:
+    In a period, it admits ``each_max`` refusals of one source, ``all_max`` of all known ones, and as many of others.
+    """
+
+    def __init__(
+        self,
+        each_max: int = DENIALS_PER_SECOND,
+        all_max: int = DENIALS_PER_SECOND_ALL,
+        period_seconds: float = 1.0,
+    ) -> None:
+        self._each_max, self._all_max, self._period_seconds = each_max, all_max, period_seconds
         self._lock = threading.Lock()  # held for a few dict operations only
         self._period = float("-inf")
         self._admitted: dict[str, int] = {}
@@ -26,12 +35,12 @@ class DenialLimiter:
         """Return whether to record a refusal of ``source`` at the monotonic time ``now``. ``is_known``: the source is a
         principal, whose refusals strangers must not keep out of the log."""
         with self._lock:
-            if now - self._period >= 1.0:
+            if now - self._period >= self._period_seconds:
                 self._period = now
                 self._admitted.clear()
                 self._admitted_all = {True: 0, False: 0}
             count = self._admitted.get(source, 0)
-            if count < DENIALS_PER_SECOND and self._admitted_all[is_known] < DENIALS_PER_SECOND_ALL:
+            if count < self._each_max and self._admitted_all[is_known] < self._all_max:
                 self._admitted[source] = count + 1  # not more entries than refusals are admitted altogether
                 self._admitted_all[is_known] += 1
                 return True

@@ -29,7 +29,7 @@ from popgate.bootstrap.credential_warnings import warn_of_credentials
 from popgate.bootstrap.descriptors import raise_limit, within
 from popgate.bootstrap.endings import end_in_time, ending_on_signals, stop_in_time
 from popgate.bootstrap.http import GRACE_SECONDS, http_server
-from popgate.bootstrap.journal import started_journal
+from popgate.bootstrap.journal import combined, started_journal
 from popgate.bootstrap.listening import is_open, listening_for_clients
 from popgate.bootstrap.policies import watch_policies
 from popgate.bootstrap.state import State, redis_state, sqlite_state
@@ -48,7 +48,6 @@ from popgate.domain.topics import ConsumeMode
 from popgate.engine.catalog.replica_groups import ServedReplicaGroups
 from popgate.engine.context.engine_context import EngineContext, EngineOptions, make_context
 from popgate.engine.engine import Engine
-from popgate.journal.combined import CombinedJournal
 from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
 from popgate.locks.arbiter import Arbiter
@@ -130,7 +129,7 @@ async def started(
         await _bind(options, state, broker, bound)
         instance, counters = secrets.token_hex(5), EventCounters(options.metrics_groups_max)
         written = await started_journal(options, instance, clock, stack)
-        journal = CombinedJournal(faults, counters, *([] if written is None else [written]))
+        journal = combined(faults, counters, written)
         context = _made_context(options, state, broker, own_secrets, instance, journal, clock, background, faults)
         engine = Engine(context)
         locks = _locks(options, state, context)
@@ -322,7 +321,7 @@ def _why_not_bound(options: ServeOptions, place: str, bound: str | None) -> str:
 
 async def serve(options: ServeOptions, worker: "Worker | None" = None) -> int:
     """Run a proxy until it is stopped, alone or as one of several workers. Return the exit code."""
-    configure_logging(options.log_level, worker=None if worker is None else worker.number)
+    configure_logging(options.log_level, worker=None if worker is None else worker.number, form=options.log_format)
     give_back_large_blocks()
     # If RabbitMQ can't be reached, the adapter logs the reason in one line. aiormq would log the reason again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)

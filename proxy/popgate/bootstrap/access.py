@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from popgate.api.metrics import AccessFigures
 from popgate.auth.audit_log import AuditEvent, AuditEventKind, AuditLog
 from popgate.auth.credentials import Credentials
+from popgate.auth.denial_log import DenialLog
 from popgate.auth.watched_keys import KeyChanges, WatchedKeys
 from popgate.bootstrap.endings import stop_in_time
 from popgate.bootstrap.openid import token_verifier
@@ -21,17 +22,18 @@ class AccessControl:
     """What proves who callers are, and records their changes.
 
     ``credentials`` is None if the proxy does not authenticate callers. ``keys`` and ``audit`` are None if there is no
-    keys file, and no audit log, respectively.
+    keys file, and no audit log, respectively. ``denials`` logs refusals, and passes all events to ``audit``.
     """
 
     credentials: Credentials | None
     keys: WatchedKeys | None
     audit: AuditLog | None
+    denials: DenialLog
 
     def untrusted(self, error: ssl.SSLError, address: str) -> None:
         """Record a client whose TLS handshake has failed, if the reason is its certificate."""
-        if self.audit is not None and isinstance(error, ssl.SSLCertVerificationError):
-            self.audit.note(
+        if isinstance(error, ssl.SSLCertVerificationError):
+            self.denials.note(
                 AuditEvent(
                     event=AuditEventKind.DENIED,
                     operation="tls_handshake",
@@ -77,4 +79,4 @@ async def access_control(
             background.keep(keys.run, name="watch the keys file")
         tokens = token_verifier(options, background)
         credentials = None if keys is None and tokens is None else Credentials(keys, tokens)
-        yield AccessControl(credentials=credentials, keys=keys, audit=audit)
+        yield AccessControl(credentials=credentials, keys=keys, audit=audit, denials=DenialLog(audit))

@@ -14,9 +14,12 @@ from starlette.types import ASGIApp
 from popgate.api.app import ApiOptions, build_app
 from popgate.api.connection_limiter import KEEP_ALIVE_SECONDS, ConnectionLimiter, HttpLimits
 from popgate.api.gate import Gate
+from popgate.api.known_heads import HttpConfig
 from popgate.api.peers import PeerApp
 from popgate.api.request_counts import RequestCounts
+from popgate.api.request_log import is_logged
 from popgate.api.server import server_config
+from popgate.api.slow_requests import SlowRequests
 from popgate.bootstrap.acceptor import Acceptor
 from popgate.bootstrap.cluster import UntrustedPeers
 from popgate.bootstrap.tls import server_tls
@@ -25,6 +28,7 @@ from popgate.config import ServeOptions
 from popgate.replicas.view import CachedReplicaView
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
+from popgate.runtime.log_levels import LogLevels
 
 if TYPE_CHECKING:
     from popgate.bootstrap import Proxy
@@ -66,6 +70,7 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS))
         limits = _limits(options)
+        self._configs = [self.config]
         self.limiter = ConnectionLimiter(limits, count)
         self._context, self._untrusted = context, untrusted
         self._peers_acceptor = None if peers is None else self._acceptor_of(peers, limits, count)
@@ -78,11 +83,20 @@ class Server(uvicorn.Server):
     def _acceptor_of(self, peers: PeersSocket, limits: HttpLimits, count: Callable[[int], None]) -> Acceptor:
         config = server_config(peers.app, host="", port=0)
         config.load()
+        self._configs.append(config)
         limiter = ConnectionLimiter(_for_peers(limits, peers.connections_max), count)
         context = peers.context
         return Acceptor(
             peers.listener, self, limiter, config=config, context=lambda: context, untrusted=UntrustedPeers()
         )
+
+    def observe_requests(self, *, everything: bool) -> None:
+        """From now on, log all requests, or none."""
+        for config in self._configs:
+            if isinstance(config, HttpConfig):
+                config.observe(everything=everything)
+        for connection in self.server_state.connections:
+            connection.app = connection.config.loaded_app  # type: ignore[union-attr]  # of its kinds, we have one
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -109,7 +123,7 @@ def http_server(
     tls = server_tls(options)
     if tls is not None:
         background.keep(tls.run, name="watch the TLS files")
-    place, requests = proxy.membership, RequestCounts()
+    place, requests, levels = proxy.membership, RequestCounts(), LogLevels(options.log_level)
     access = proxy.access
     app = build_app(
         proxy.engine,
@@ -123,10 +137,11 @@ def http_server(
         replicas=None if proxy.replicas is None else CachedReplicaView(proxy.replicas, SystemClock()),
         access=access.figures(tls, is_insecure=is_insecure),
         process=proxy.process,
+        levels=levels,
     )
     if access.credentials is not None:
         topics = proxy.engine.topics
-        app = Gate(app, access.credentials, topics=lambda: topics.specs, count=requests.count, audit=access.audit)
+        app = Gate(app, access.credentials, topics=lambda: topics.specs, count=requests.count, audit=access.denials)
         background.keep(app.run, name="end requests of revoked callers")
     peers: PeersSocket | None = None
     if place is not None:
@@ -136,6 +151,10 @@ def http_server(
     context = None if tls is None else tls.context
     server = Server(app, options, partial(requests.count, "refused"), peers, context, access.untrusted)
     requests.connections = lambda: server.limiter.present
+    levels.watch(lambda: server.observe_requests(everything=is_logged()))
+    if options.slow_request_seconds:
+        slow = SlowRequests(lambda: server.server_state.connections, options.slow_request_seconds)
+        background.keep(slow.run, name="look for slow requests")
     return server
 
 

@@ -1,4 +1,4 @@
-"""Starts the journal if the settings request one."""
+"""Starts the journal if the settings request one, and combines it with the counters and the log."""
 
 import contextlib
 from functools import partial
@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 from popgate.bootstrap.endings import stop_in_time
 from popgate.config import ServeOptions
 from popgate.domain.errors import StartupError
+from popgate.journal.combined import CombinedJournal
+from popgate.journal.counters import EventCounters
+from popgate.journal.event_log import EventLog
 from popgate.ports.clock import Clock
+from popgate.runtime.faults import Faults
 
 if TYPE_CHECKING:
     from popgate.adapters.journal_parquet.journal import ParquetJournal
@@ -43,3 +47,9 @@ async def started_journal(
     await journal.start()
     stack.push_async_callback(stop_in_time, "journal", journal.stop, seconds=TAIL_SECONDS)
     return journal
+
+
+def combined(faults: Faults, counters: EventCounters, written: "ParquetJournal | None") -> CombinedJournal:
+    """Return the journal of the engine: it counts the events, writes them if ``written`` is a journal, and logs those
+    that are not about messages."""
+    return CombinedJournal(faults, counters, *([] if written is None else [written]), noting=[EventLog()])

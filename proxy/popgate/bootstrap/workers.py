@@ -60,7 +60,7 @@ SAID_BYTES_MAX = 4_096
 
 def supervise(options: ServeOptions) -> int:
     """Run ``options.workers`` proxies until SIGINT or SIGTERM, and return the exit code. Raises: StartupError."""
-    configure_logging(options.log_level)
+    configure_logging(options.log_level, form=options.log_format)
     with listening_for_clients(options) as listener:
         parent = _Parent(options, listener)
         for module in LOADED_LATE:

@@ -11,6 +11,7 @@ from popgate.cli import (
     keys,
     lease_groups,
     locks,
+    log_level,
     mode,
     pop,
     prove,
@@ -37,6 +38,7 @@ def add_parsers(commands: Commands) -> None:
     tail.add_parser(commands)
     stats.add_parser(commands)
     cluster.add_parser(commands)
+    log_level.add_parser(commands)
     topics.add_parser(commands)
     groups.add_parser(commands)
     mode.add_parser(commands)

@@ -366,9 +366,6 @@ class ServeOptions(SecurityOptions):
         default_text="all",
     )
     """Features that clients may use. Clients can't use a feature that is not in this set."""
-    log_level: str = setting(
-        "debug, info, warning or error", values.one_of("debug", "info", "warning", "error"), "info", "LEVEL"
-    )
 
     @property
     def quotas(self) -> Quotas:
@@ -376,7 +373,7 @@ class ServeOptions(SecurityOptions):
 
 
 def _settings() -> Sequence[Setting]:
-    """Return the settings in the order in which the help shows them: those that concern security are the last."""
+    """Return the settings in the order in which the help shows them: those of the log and of security are the last."""
     later = {field.name for field in fields(SecurityOptions)}
     ordered = sorted(fields(ServeOptions), key=lambda field: field.name in later)
     return tuple(Setting.of(field) for field in ordered if field.metadata)

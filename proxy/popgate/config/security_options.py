@@ -4,12 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from popgate.config import security_values, values
+from popgate.config.log_options import LogOptions
 from popgate.config.security_values import ScopeAliases
 from popgate.config.setting import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecurityOptions:
+class SecurityOptions(LogOptions):
     """The options of ``popgate serve`` that concern security."""
 
     secret: str | None = setting(

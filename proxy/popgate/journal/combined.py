@@ -12,11 +12,15 @@ from popgate.runtime.faults import Faults
 
 
 class CombinedJournal:
-    """A journal that passes every event to ``journals``. ``faults`` counts the calls in which one of them failed."""
+    """A journal that passes every event to ``journals``. ``faults`` counts the calls in which one of them failed.
 
-    def __init__(self, faults: Faults, *journals: Journal) -> None:
+    ``noting`` only get the events that are not about messages (``note``).
+    """
+
+    def __init__(self, faults: Faults, *journals: Journal, noting: Sequence[Journal] = ()) -> None:
         self._faults = faults
         self._journals = journals
+        self._noting = (*journals, *noting)
 
     def record(
         self,
@@ -47,7 +51,7 @@ class CombinedJournal:
         queue_index: int | None = None,
         detail: str = "",
     ) -> None:
-        for journal in self._journals:
+        for journal in self._noting:
             try:
                 journal.note(kind, topic, at, group=group, queue_index=queue_index, detail=detail)
             except Exception as error:

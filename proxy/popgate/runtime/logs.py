@@ -1,17 +1,24 @@
-"""Configures the logging of the process: one line per event on standard error, with the extras as key=value.
+"""Configures the logging of the process: one line per event on standard error, as text or as JSON.
 
-This module defines the format. Log messages are constant texts, and the values are in ``extra``. Message bodies and
-credentials are never logged.
+This module defines the formats. Log messages are constant texts, and the values are in ``extra``. Message bodies and
+credentials are never logged. A line that is logged while a request is served contains the request's id, if it has one.
 
 The event loop logs, so a program that does not read standard error must not stop it. A line that standard error can't
 take is dropped and counted.
 """
 
+import json
 import logging
 import os
 import select
 import stat
 import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, cast
+
+from popgate.runtime.current_request import current_request_id
 
 READER_SECONDS = 0.02
 """Maximum seconds to wait until standard error can take more, unless log lines have been dropped already."""
@@ -21,6 +28,25 @@ ENTRY_LENGTH_MAX, REASON_LENGTH_MAX = 200, 300
 """Maximum characters of a name and of a reason in such a warning."""
 _DROPPED = "log lines were dropped, because standard error was not read"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
+_REQUEST_ID = "request_id"
+
+
+class LogFormat(StrEnum):
+    """The form of the log's lines. Both contain the same facts."""
+
+    TEXT = "text"
+    """The time, the level, the logger and the message, then ``key=value`` pairs. A traceback takes further lines."""
+    JSON = "json"
+    """One JSON object in each line, also for an event with a traceback."""
+
+
+def _extras(record: logging.LogRecord, always: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the extra fields of a record, after the fields that all lines have, and the id of the request."""
+    given = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    request_id = current_request_id()
+    if request_id is not None:
+        given.setdefault(_REQUEST_ID, request_id)
+    return {**always, **given}
 
 
 class KeyValueFormatter(logging.Formatter):
@@ -32,12 +58,50 @@ class KeyValueFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        given = {key: value for key, value in vars(record).items() if key not in _STANDARD}
-        extras = [f"{key}={value!r}" for key, value in (self._always | given).items()]
+        extras = [f"{key}={_plain(value)!r}" for key, value in _extras(record, self._always).items()]
         if not extras:
             return line
         head, *rest = line.split("\n", 1)
         return "\n".join([f"{head} {' '.join(extras)}", *rest])
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a log record as one JSON object with the fields ``time``, ``level``, ``logger`` and ``message``, the extra
+    fields, and ``exception`` with the traceback, if there is one.
+
+    An extra field with one of these names gets an underscore behind its name.
+    """
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._always = {} if worker is None else {"worker": worker}
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {
+            "time": at.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        own = {*line, "exception"}
+        for key, value in _extras(record, self._always).items():
+            line[f"{key}_" if key in own else key] = _plain(value)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        # ASCII only, so that no line separator of Unicode can begin a new line
+        return json.dumps(line, default=str, separators=(",", ":"))
+
+
+def _plain(value: object) -> object:
+    """Return a value in a form that is shown without the name of its class: sets as sorted lists, enums as texts."""
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, cast("set[object]", value)))
+    if isinstance(value, Mapping):
+        return {str(key): one for key, one in cast("Mapping[object, object]", value).items()}
+    return value
 
 
 class StandardErrorHandler(logging.Handler):
@@ -82,10 +146,14 @@ class StandardErrorHandler(logging.Handler):
         return any(events & select.POLLOUT for _, events in self._poll.poll(seconds * 1000))
 
 
-def configure_logging(level: str, *, worker: int | None = None) -> None:
+def configure_logging(level: str, *, worker: int | None = None, form: LogFormat = LogFormat.TEXT) -> None:
     """Log messages of ``level`` and above to standard error. If ``worker`` is given, each line contains this number."""
     handler = _standard_error()
-    handler.setFormatter(KeyValueFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", worker))
+    handler.setFormatter(
+        JsonFormatter(worker)
+        if form is LogFormat.JSON
+        else KeyValueFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", worker)
+    )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for library in ("aio_pika", "aiormq", "asyncio", "httpx", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)

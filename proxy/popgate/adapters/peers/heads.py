@@ -42,7 +42,7 @@ _CREDENTIALS = frozenset({b"authorization", b"cookie"})
 """Headers that are not forwarded. The proxy that the client reached has already authenticated it."""
 _FORMS = frozenset({b"accept", b"content-type"})
 _NOT_ASKED_AGAIN = _HOP_BY_HOP | _ABOUT_BROWSERS | _CREDENTIALS | {b"content-length", b"expect", b"host"}
-_NOT_ANSWERED_AGAIN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
+_NOT_ANSWERED_AGAIN = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-request-id"}
 """Headers of a peer's answer that the client does not receive, because they describe the connection to the peer, or
 because this proxy's own HTTP server sets them."""
 

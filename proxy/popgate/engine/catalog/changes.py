@@ -1,5 +1,6 @@
 """Carries out the changes of topics and groups that administrators ask for, but deletions (``deletion``)."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,8 @@ from popgate.engine.catalog.topic_requests import asked_topic, check_adoption
 from popgate.engine.catalog.topics import PolicyChange, Topics, applied
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.subscription.subscription import ServedSubscription
+
+_log = logging.getLogger(__name__)
 
 
 class Changes:
@@ -132,9 +135,12 @@ class Changes:
         async with self._topics.change():
             permit(Action.ADMIN, Resource(topic, group))
             served = self._topics.subscription(topic, group)
+            was_paused = served.spec.policy.paused
             await self._topics.change_spec(
                 served, lambda spec: replace(spec, policy=replace(spec.policy, paused=paused))
             )
+            if was_paused != paused:
+                _log.info("a group was paused" if paused else "a group was resumed", extra=served.name._asdict())
             return served
 
     async def switch(
@@ -153,6 +159,9 @@ class Changes:
             await self._topics.change_spec(
                 served, lambda spec: switched(spec, mode, now=now, drain_seconds=drain_seconds)
             )
+            if (drain := served.spec.drain) is not None:
+                fields = {**served.name._asdict(), "mode": drain.to, "seconds": round(drain.ends_at - now, 1)}
+                _log.info("a group drains before its consume mode is switched", extra=fields)
             return served
 
     # -- the number of queues ---------------------------------------------------------------------------------

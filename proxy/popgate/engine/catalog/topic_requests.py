@@ -1,11 +1,14 @@
-"""Checks a request to create or change a topic, before anything is written."""
+"""Checks a request to create or change a topic before anything is written, and logs what was written."""
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from popgate.domain.errors import Conflict, InvalidRequest
 from popgate.domain.names import QUEUES_MAX, BrokerQueue, TopicName
 from popgate.domain.topics import TopicSpec
 from popgate.ports.broker import Broker
+
+_log = logging.getLogger(__name__)
 
 RESERVED = frozenset({"consumer", "guard", "presence"})
 """Names that no new topic may have: the topic's queues or its exchange could have the names of popgate's own ones, such
@@ -16,6 +19,16 @@ def check_new_topic(topic: TopicName) -> None:
     """Check the name of a topic that does not exist yet. Raises: InvalidRequest."""
     if topic in RESERVED:
         raise InvalidRequest(f"topic: popgate uses the name {topic!r} itself; use another one", field="topic")
+
+
+def log_topic(before: TopicSpec | None, spec: TopicSpec) -> None:
+    """Log that a topic was created (``before`` is None), or that the number of its queues was changed."""
+    fields = {"topic": spec.topic, "queues": spec.queue_count, **({"adopted": spec.adopted} if spec.adopted else {})}
+    if before is None:
+        _log.info("a topic was created", extra=fields)
+    elif before.queue_count != spec.queue_count:
+        fields["before"] = before.queue_count
+        _log.info("the number of queues of a topic was changed", extra=fields)
 
 
 def asked_topic(

@@ -22,7 +22,7 @@ from popgate.domain.quotas import Quota
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, TopicSpec
 from popgate.engine.catalog.served_groups import ServedGroups
-from popgate.engine.catalog.topic_requests import check_new_topic
+from popgate.engine.catalog.topic_requests import check_new_topic, log_topic
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.publish.publishing import PublisherGate
 from popgate.engine.subscription.subscription import ServedSubscription
@@ -308,6 +308,7 @@ class Topics:
             self._context.options.quotas.check(Quota.TOPICS, len(self.specs))
         await self.declare_topic(spec)
         self.written(await self._context.catalog.put_topic(spec, self.version))
+        log_topic(self.specs.get(spec.topic), spec)
         self.specs[spec.topic] = spec
         return spec
 
