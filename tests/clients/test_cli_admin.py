@@ -34,7 +34,16 @@ def test_a_topic_is_created_listed_and_deleted(popgate: CommandLine, topic: str)
 
 def test_a_groups_policy_is_set_shown_and_changed(popgate: CommandLine, topic: str) -> None:
     popgate("topics", "create", topic, "--queues", "1")
-    flags = ["--invisibility", "60", "--max-deliveries", "never", "--retry-initial", "1.5", "--retry-max", "90"]
+    flags = [
+        "--invisibility-seconds",
+        "60",
+        "--max-deliveries",
+        "never",
+        "--retry-initial-seconds",
+        "1.5",
+        "--retry-max-seconds",
+        "90",
+    ]
     (created,) = popgate("groups", "create", topic, "billing", *flags).rows
     retry = {"initial_seconds": 1.5, "multiplier": 2.0, "max_seconds": 90.0}
     assert created["policy"] == {"invisibility_seconds": 60.0, "max_deliveries": None, "retry": retry, **FREE}
@@ -45,7 +54,7 @@ def test_a_groups_policy_is_set_shown_and_changed(popgate: CommandLine, topic: s
     assert kept.rows[0]["policy"]["min_replicas"] == 5
     assert "warning: min_replicas is stored, but has no effect here" in kept.err
     assert popgate("groups", "policy", topic, "billing", "--min-replicas", "unset").rows == [changed]
-    (capped,) = popgate("groups", "policy", topic, "billing", "--max-lease", "3600").rows
+    (capped,) = popgate("groups", "policy", topic, "billing", "--max-lease-seconds", "3600").rows
     assert capped["policy"] == {**changed["policy"], "max_lease_seconds": 3_600.0}
     table = popgate("groups", "list", topic, "--output", "table").out.splitlines()
     assert table[1].split() == [
@@ -73,18 +82,18 @@ def test_a_group_is_bounded_paused_and_resumed(popgate: CommandLine, topic: str,
     client.publish(topic, "a", "b")
     (bounded,) = popgate("groups", "policy", topic, GROUP, "--max-in-flight", "1").rows
     assert bounded["policy"]["max_in_flight"] == 1
-    assert len(popgate("pop", topic, "--wait", "5").rows) == 1
-    refused = popgate("pop", topic, "--max", "2")
+    assert len(popgate("pop", topic, "--wait-seconds", "5").rows) == 1
+    refused = popgate("pop", topic, "--max-messages", "2")
     assert (refused.code, refused.out, "max_in_flight" in refused.err) == (1, "", True)
-    assert "--timeout" not in refused.err, "that would not help"
+    assert "--timeout-seconds" not in refused.err, "that would not help"
     assert (
         popgate("groups", "policy", topic, GROUP, "--max-in-flight", "any").rows[0]["policy"]["max_in_flight"] is None
     )
     (paused,) = popgate("groups", "pause", topic, GROUP).rows
     assert paused["policy"]["paused"] is True
-    assert popgate("pop", topic, "--wait", "0.5").rows == []
+    assert popgate("pop", topic, "--wait-seconds", "0.5").rows == []
     assert popgate("groups", "resume", topic, GROUP).rows[0]["policy"]["paused"] is False
-    assert len(popgate("pop", topic, "--wait", "5").rows) == 1
+    assert len(popgate("pop", topic, "--wait-seconds", "5").rows) == 1
 
 
 def test_changing_the_policy_of_a_misspelt_group_does_not_create_it(popgate: CommandLine, topic: str) -> None:
@@ -158,7 +167,7 @@ def test_stats_of_what_is_not_there_fail(popgate: CommandLine, topic: str) -> No
 
 def test_watching_goes_on_until_ctrl_c(popgate: CommandLine, topic: str, client: Client) -> None:
     client.publish(topic, "a")
-    with popgate.running("stats", topic, "--watch", "0.1") as process:
+    with popgate.running("stats", topic, "--interval-seconds", "0.1") as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
         process.send_signal(signal.SIGINT)
@@ -187,7 +196,7 @@ def wait_for_its_group(client: Client, topic: str) -> None:
 
 
 def test_tail_prints_what_comes_and_no_other_group_notices(popgate: CommandLine, tailed: str, client: Client) -> None:
-    with popgate.running("tail", tailed, "--max", "3") as process:
+    with popgate.running("tail", tailed, "--max-messages", "3") as process:
         wait_for_its_group(client, tailed)
         (temporary,) = set(groups(client, tailed)) - {GROUP}
         assert temporary.startswith("tail-")
@@ -239,7 +248,7 @@ def test_a_named_group_stays_and_a_later_tail_goes_on_where_it_ended(
         process.send_signal(signal.SIGTERM)
         assert ended(process).code == 143
     client.publish(tailed, "meanwhile")
-    later = popgate("tail", tailed, "--group", "mine", "--max", "1")
+    later = popgate("tail", tailed, "--group", "mine", "--max-messages", "1")
     assert (later.code, [row["body"] for row in later.rows]) == (0, ["meanwhile"])
     assert set(groups(client, tailed)) == {GROUP, "mine"}
 
@@ -248,7 +257,7 @@ def test_a_group_that_could_not_be_deleted_is_named(own_proxy: ProxyProcess) -> 
     popgate = CommandLine(own_proxy.url)
     with Client(own_proxy.url) as client:
         client.publish("orders", "a")
-        with popgate.running("tail", "orders", "--timeout", "0") as process:
+        with popgate.running("tail", "orders", "--timeout-seconds", "0") as process:
             wait_for_its_group(client, "orders")
             own_proxy.kill()
             done = ended(process)
@@ -279,9 +288,9 @@ def test_queues_are_adopted_drained_and_can_not_be_tailed(
     popgate = CommandLine(rabbit_proxy.url)
     (adopted,) = popgate("topics", "create", "orders", "--adopt", *foreign_queues).rows
     assert adopted["adopted"] == foreign_queues
-    popped = popgate("pop", "orders", "--max", "9", "--wait", "10", "--ack")
+    popped = popgate("pop", "orders", "--max-messages", "9", "--wait-seconds", "10", "--ack")
     while len(popped.rows) < len(foreign_queues):
-        popped = popped._replace(out=popped.out + popgate("pop", "orders", "--wait", "10", "--ack").out)
+        popped = popped._replace(out=popped.out + popgate("pop", "orders", "--wait-seconds", "10", "--ack").out)
     assert [row["body"] for row in popped.rows] == ["old", "old"]
     tail = popgate("tail", "orders")
     assert (tail.code, len(tail.err.splitlines())) == (1, 1)

@@ -161,7 +161,7 @@ def test_without_standard_output_no_key_is_added(keys: Keys, arguments: list[str
 def test_the_first_key_can_be_added_to_a_file_without_principals(keys: Keys, content: str) -> None:
     keys.file.write_text(content)
     keys.file.chmod(0o600)
-    for arguments in (["list"], ["rotate", "app"], ["revoke", "--all", "app"]):
+    for arguments in (["list"], ["rotate", "app"], ["revoke", "--principal", "app"]):
         assert "add one with: popgate keys add" in keys(*arguments).err
     assert keys.file.read_text() == content
     key = keys.add("app", *WORKER)
@@ -215,10 +215,10 @@ def test_a_revoked_key_is_unknown_and_others_stay(keys: Keys) -> None:
     assert f"revoked {id_of(first)}" in done.err
     assert (keys.principal_of(first), keys.principal_of(second)) == (None, "app")
     third = keys.add("app")
-    assert keys("revoke", "--all", "app").code == 0
+    assert keys("revoke", "--principal", "app").code == 0
     assert {keys.principal_of(key) for key in (first, second, third)} == {None}
     assert keys.principal_of(other) == "b"
-    assert "app has no keys" in keys("revoke", "--all", "app").err
+    assert "app has no keys" in keys("revoke", "--principal", "app").err
 
 
 def test_the_whole_key_names_it_for_a_revocation_and_is_not_shown(keys: Keys) -> None:
@@ -234,11 +234,11 @@ def test_the_whole_key_names_it_for_a_revocation_and_is_not_shown(keys: Keys) ->
     ("arguments", "code", "said"),
     [
         (["rotate", "none"], 1, "has no principal 'none'; see: popgate keys list"),
-        (["revoke", "--all", "none"], 1, "has no principal 'none'"),
+        (["revoke", "--principal", "none"], 1, "has no principal 'none'"),
         (["revoke", "abcdef"], 1, "has no key with the id abcdef; see: popgate keys list"),
         (["revoke"], 2, "name the keys by their ids"),
-        (["revoke", "abcdef", "--all", "app"], 2, "name the keys by their ids"),
-        (["frobnicate"], 2, "invalid choice"),
+        (["revoke", "abcdef", "--principal", "app"], 2, "name the keys by their ids"),
+        (["frobnicate"], 2, "unknown action 'frobnicate'"),
         ([], 2, "ACTION"),
     ],
 )
@@ -267,7 +267,7 @@ def test_a_file_must_be_named_and_a_flag_precedes_the_variable(keys: Keys, tmp_p
 def test_a_file_that_other_users_can_read_is_refused_with_the_remedy(keys: Keys) -> None:
     keys.add("app", *WORKER)
     keys.file.chmod(0o644)
-    for arguments in (["list"], ["add", "app"], ["rotate", "app"], ["revoke", "--all", "app"]):
+    for arguments in (["list"], ["add", "app"], ["rotate", "app"], ["revoke", "--principal", "app"]):
         done = keys(*arguments)
         assert (done.code, f"chmod 600 {keys.file}" in done.err) == (1, True)
 
@@ -292,7 +292,7 @@ def test_comments_and_links_survive_a_change(keys: Keys, tmp_path: Path) -> None
     target.write_text(target.read_text().replace("role =", "# the role of the shop\nrole ="))
     keys.add("other", "--role", "monitor")
     keys("rotate", "app")
-    keys("revoke", "--all", "other")
+    keys("revoke", "--principal", "other")
     assert keys.file.is_symlink()
     assert "# the role of the shop\n" in target.read_text()
     assert [path.name for path in target.parent.iterdir()] == ["keys.toml"]

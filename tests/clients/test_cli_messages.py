@@ -43,7 +43,9 @@ def test_publish_pop_and_ack_in_a_pipe(popgate: CommandLine, topic: str, stats: 
     published = popgate("publish", topic, "hello", "wörld", "--header", "a=1", "--header", "b=x=y")
     assert (published.code, published.out) == (0, "")
     assert f"published 2 to {topic}" in published.err
-    acked = popgate.shell(f"popgate pop {topic} {GROUP} --max 10 --wait 5 | popgate ack {topic} {GROUP}")
+    acked = popgate.shell(
+        f"popgate pop {topic} {GROUP} --max-messages 10 --wait-seconds 5 | popgate ack {topic} {GROUP}"
+    )
     assert (acked.code, acked.err) == (0, "")
     assert [row["status"] for row in acked.rows] == ["acked", "acked"]
     assert (stats()["ready"], stats()["in_flight"]) == (0, 0)
@@ -52,13 +54,13 @@ def test_publish_pop_and_ack_in_a_pipe(popgate: CommandLine, topic: str, stats: 
 def test_every_line_is_a_message_byte_for_byte(popgate: CommandLine, topic: str) -> None:
     lines = [b"one", b"", b" two \r", b"\xff\x00\xfe", "grüße".encode(), b"no newline at the end"]
     assert popgate("publish", topic, stdin=b"\n".join(lines)).code == 0
-    assert sorted(popgate("pop", topic, "--max", "100", "--ack").bodies) == sorted(lines)
+    assert sorted(popgate("pop", topic, "--max-messages", "100", "--ack").bodies) == sorted(lines)
 
 
 def test_a_whole_input_is_one_message(popgate: CommandLine, topic: str) -> None:
     data = bytes(range(256)) * 4_000 + b"\n\n"
     assert popgate("publish", topic, "--whole", "--message-id", "blob", stdin=data).code == 0
-    assert popgate("pop", topic, "--max", "2", "--ack").bodies == [data]
+    assert popgate("pop", topic, "--max-messages", "2", "--ack").bodies == [data]
 
 
 def test_bad_lines_are_named_and_all_others_are_published(popgate: CommandLine, topic: str) -> None:
@@ -79,7 +81,7 @@ def test_bad_lines_are_named_and_all_others_are_published(popgate: CommandLine, 
     }
     assert "published 2" in done.err
     assert "3 failed" in done.err
-    popped = popgate("pop", topic, "--max", "10", "--ack")
+    popped = popgate("pop", topic, "--max-messages", "10", "--ack")
     assert sorted(popped.bodies) == [b"one", b"\xff"]
     assert {"n": 1, "b": True} in [row["headers"] for row in popped.rows]
 
@@ -94,7 +96,7 @@ def test_a_dedup_id_is_published_once(popgate: CommandLine, topic: str) -> None:
     assert done.code == 0
     assert "published 3" in done.err
     assert "including 2 duplicates" in done.err
-    assert sorted(popgate("pop", topic, "--max", "10", "--ack").bodies) == [b"order 17", b"order-18"]
+    assert sorted(popgate("pop", topic, "--max-messages", "10", "--ack").bodies) == [b"order 17", b"order-18"]
 
 
 def test_a_delayed_message_comes_when_its_time_has_come(popgate: CommandLine, topic: str) -> None:
@@ -102,7 +104,7 @@ def test_a_delayed_message_comes_when_its_time_has_come(popgate: CommandLine, to
     before = time.time()
     assert popgate("publish", topic, "later", "--delay-seconds", "3").code == 0
     assert popgate("pop", topic).rows == []
-    assert popgate("pop", topic, "--max", "9", "--wait", "10", "--ack").bodies == [b"later"]
+    assert popgate("pop", topic, "--max-messages", "9", "--wait-seconds", "10", "--ack").bodies == [b"later"]
     assert before + 3 <= time.time() < before + 9
 
 
@@ -112,7 +114,7 @@ def test_a_message_whose_time_to_live_is_over_is_discarded(popgate: CommandLine,
     lines = '{"body":"short, too","ttl_seconds":0.5}\n{"body":"its own","ttl_seconds":3600}'
     assert popgate("publish", topic, "--json-lines", "--ttl-seconds", "0.5", stdin=lines).code == 0
     time.sleep(0.6)
-    assert sorted(popgate("pop", topic, "--max", "9", "--ack").bodies) == [b"its own", b"long"]
+    assert sorted(popgate("pop", topic, "--max-messages", "9", "--ack").bodies) == [b"its own", b"long"]
     refused = popgate("publish", topic, "a", "--ttl-seconds", "0")
     assert (refused.code, "ttl_seconds" in refused.out + refused.err) == (1, True)
 
@@ -126,7 +128,9 @@ def test_an_id_is_for_a_single_message(popgate: CommandLine, topic: str) -> None
 
 def test_what_was_popped_can_be_published_elsewhere(popgate: CommandLine, topic: str, client: Client) -> None:
     client.publish(topic, "a", b"\xff")
-    copied = popgate.shell(f"popgate pop {topic} --max 2 --wait 5 | popgate publish {topic}-copy --json-lines")
+    copied = popgate.shell(
+        f"popgate pop {topic} --max-messages 2 --wait-seconds 5 | popgate publish {topic}-copy --json-lines"
+    )
     assert (copied.code, copied.out) == (0, "")
     copies = client.pop(f"{topic}-copy", GROUP, max_messages=9, wait_seconds=5)
     assert sorted(copy.body for copy in copies) == [b"a", b"\xff"]
@@ -135,13 +139,13 @@ def test_what_was_popped_can_be_published_elsewhere(popgate: CommandLine, topic:
 def test_thousands_of_lines_arrive_once_each(popgate: CommandLine, topic: str) -> None:
     lines = [b"%d" % number for number in range(6_000)]
     assert popgate("publish", topic, stdin=b"\n".join(lines)).code == 0
-    assert sorted(popgate("pop", topic, "--max", "9000", "--ack").bodies) == sorted(lines)
+    assert sorted(popgate("pop", topic, "--max-messages", "9000", "--ack").bodies) == sorted(lines)
 
 
 def test_messages_with_an_ordering_key_keep_their_order(popgate: CommandLine, topic: str) -> None:
     lines = [b"%d" % number for number in range(1_000)]
     assert popgate("publish", topic, "--ordering-key", "k", stdin=b"\n".join(lines)).code == 0
-    assert popgate("pop", topic, "--max", "5000", "--ack").bodies == lines
+    assert popgate("pop", topic, "--max-messages", "5000", "--ack").bodies == lines
 
 
 def test_a_line_goes_at_once_though_standard_input_stays_open(popgate: CommandLine, topic: str, client: Client) -> None:
@@ -207,10 +211,10 @@ def test_release_extend_and_reject_do_what_they_say(
     popgate: CommandLine, topic: str, leased: Callable[[str], str], stats: Callable[[], dict[str, Any]]
 ) -> None:
     handle = leased("a")
-    (extended,) = popgate("extend", topic, GROUP, handle, "--invisibility", "600").rows
+    (extended,) = popgate("extend", topic, GROUP, handle, "--invisibility-seconds", "600").rows
     assert extended["status"] == "extended"
     assert 500 < extended["invisible_until"] - time.time() < 700
-    assert popgate("release", topic, GROUP, handle, "--delay", "3600").rows[0]["status"] == "released"
+    assert popgate("release", topic, GROUP, handle, "--delay-seconds", "3600").rows[0]["status"] == "released"
     assert stats()["delayed"] == 1
     assert popgate("reject", topic, GROUP, leased("b"), "--reason", "bad").rows[0]["status"] == "rejected"
     assert stats()["dead"] == 1
@@ -250,7 +254,7 @@ def test_a_name_that_can_not_be_is_wrong_usage(popgate: CommandLine) -> None:
 def test_a_server_that_is_not_there_is_exit_code_3(topic: str) -> None:
     popgate = CommandLine("http://127.0.0.1:1")
     for command in (["pop", topic], ["publish", topic, "x"], ["tail", topic]):
-        done = popgate(*command, "--timeout", "0")
+        done = popgate(*command, "--timeout-seconds", "0")
         assert done.code == 3
         last = done.err.splitlines()[-1]
         assert last.startswith("popgate: ")
@@ -260,15 +264,15 @@ def test_a_server_that_is_not_there_is_exit_code_3(topic: str) -> None:
 def test_a_server_that_is_away_for_a_while_is_waited_for(own_proxy: ProxyProcess) -> None:
     popgate = CommandLine(own_proxy.url)
     own_proxy.stop()
-    with popgate.running("publish", "orders", "patient", "--timeout", "30") as process:
+    with popgate.running("publish", "orders", "patient", "--timeout-seconds", "30") as process:
         own_proxy.start()
         assert ended(process).code == 0
-    assert popgate("pop", "orders", "--wait", "5", "--ack").bodies == [b"patient"]
+    assert popgate("pop", "orders", "--wait-seconds", "5", "--ack").bodies == [b"patient"]
 
 
 def test_when_the_server_goes_what_was_not_published_is_reported(own_proxy: ProxyProcess) -> None:
     popgate = CommandLine(own_proxy.url)
-    with popgate.running("publish", "orders", "--timeout", "0.2") as process:
+    with popgate.running("publish", "orders", "--timeout-seconds", "0.2") as process:
         assert process.stdin is not None
         process.stdin.write(b"first\n")
         with Client(own_proxy.url) as client:

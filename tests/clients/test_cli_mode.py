@@ -29,7 +29,7 @@ def test_a_mode_is_shown_previewed_and_switched(popgate: CommandLine, topic: str
     client.publish(topic, "a")
     (shown,) = popgate("mode", topic, GROUP).rows
     assert (shown["mode"], shown["generation"], shown["converged"]) == ("pop", 1, True)
-    preview = popgate("mode", topic, GROUP, "pull", "--drain-timeout", "7", "--dry-run")
+    preview = popgate("mode", topic, GROUP, "pull", "--drain-timeout-seconds", "7", "--dry-run")
     assert preview.rows[0]["preview"]["steps"] == ["draining", "pull"]
     table = popgate("mode", topic, GROUP, "pull", "--dry-run", "--output", "table").out.splitlines()
     assert table[0].split()[:2] == ["MODE", "THEN"]
@@ -44,7 +44,7 @@ def test_a_mode_is_shown_previewed_and_switched(popgate: CommandLine, topic: str
 def test_a_switch_waits_for_its_drain_and_ctrl_c_ends_only_the_wait(
     popgate: CommandLine, leased: str, client: Client
 ) -> None:
-    with popgate.running("mode", leased, GROUP, "pull", "--drain-timeout", "600") as process:
+    with popgate.running("mode", leased, GROUP, "pull", "--drain-timeout-seconds", "600") as process:
         wait_until(lambda: mode(client, leased) == "draining", timeout_seconds=10, what="the drain")
         process.send_signal(signal.SIGINT)
         done = ended(process)
@@ -54,7 +54,7 @@ def test_a_switch_waits_for_its_drain_and_ctrl_c_ends_only_the_wait(
     assert (going_on["mode"], going_on["drain"]["leases_left"]) == ("draining", 1)
     table = popgate("mode", leased, GROUP, "--output", "table").out.splitlines()
     assert table[1].split()[2:6] == ["draining", "pull", "2", "1"]
-    (cut,) = popgate("mode", leased, GROUP, "pull", "--drain-timeout", "0").rows
+    (cut,) = popgate("mode", leased, GROUP, "pull", "--drain-timeout-seconds", "0").rows
     assert (cut["mode"], cut["generation"]) == ("pull", 3)
 
 

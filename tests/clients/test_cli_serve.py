@@ -241,7 +241,9 @@ def test_on_rabbitmq_too_and_what_was_buffered_is_back(tmp_path: Path, amqp_url:
     with ProxyProcess(tmp_path / "proxy", "--amqp-url", amqp_url, "--auto-create", "true") as proxy:
         popgate = CommandLine(proxy.url)
         assert popgate("publish", "orders", *map(str, range(100))).code == 0
-        handle = popgate("pop", "orders", "--wait", "10", "--invisibility", "600").rows[0]["receipt_handle"]
+        handle = popgate("pop", "orders", "--wait-seconds", "10", "--invisibility-seconds", "600").rows[0][
+            "receipt_handle"
+        ]
         with parked_pops(proxy, 5) as answers:
             proxy.signal(signal.SIGTERM)
             assert ends(proxy) == 0
@@ -254,7 +256,7 @@ def test_on_rabbitmq_too_and_what_was_buffered_is_back(tmp_path: Path, amqp_url:
         wait_until(lambda: ready() == 100, timeout_seconds=10, what="all messages to be ready at RabbitMQ")
         proxy.start()  # the lease has lived on
         assert popgate("ack", "orders", "default", handle).rows == [{"receipt_handle": handle, "status": "acked"}]
-        assert len(popgate("pop", "orders", "--max", "200", "--wait", "10", "--ack").rows) == 99
+        assert len(popgate("pop", "orders", "--max-messages", "200", "--wait-seconds", "10", "--ack").rows) == 99
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -292,7 +294,7 @@ def test_a_rabbitmq_that_hangs_does_not_hold_it(tmp_path: Path, amqp_url: str, r
     with ProxyProcess(tmp_path / "proxy", "--amqp-url", amqp_url, "--auto-create", "true") as proxy:
         popgate = CommandLine(proxy.url)
         assert popgate("publish", "orders", "a", "b").code == 0
-        assert popgate("pop", "orders", "--wait", "10").code == 0
+        assert popgate("pop", "orders", "--wait-seconds", "10").code == 0
         try:
             with parked_pops(proxy, 2):
                 rabbitmq.pause()

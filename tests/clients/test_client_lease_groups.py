@@ -126,20 +126,20 @@ def test_a_stuck_stream_is_extended_acked_as_far_as_it_came_and_released(
     stream = client.lease_stream(topic, GROUP, STREAM)
     for epoch in (1, 2, 3):
         stream.lease(epoch, 1)
-    extended = popgate("lease-groups", "extend", topic, GROUP, STREAM, "--invisibility", "3600")
+    extended = popgate("lease-groups", "extend", topic, GROUP, STREAM, "--invisibility-seconds", "3600")
     assert (extended.code, [(row["epoch"], row["status"]) for row in extended.rows]) == (
         0,
         [(1, "extended"), (2, "extended"), (3, "extended")],
     )
     assert all(3_500 < listed["remaining_seconds"] <= 3_600 for listed in stream.groups())
 
-    ack = ("lease-groups", "ack", topic, GROUP, STREAM, "--through", "1")
+    ack = ("lease-groups", "ack", topic, GROUP, STREAM, "--through-epoch", "1")
     assert popgate(*ack) == (0, '{"acked":1,"already_acked":0,"lost":0}\n', "")
     assert popgate(*ack).rows == [{"acked": 0, "already_acked": 1, "lost": 0}], "a repeat is as good"
     table = popgate(*ack, "--output", "table").out.splitlines()
     assert [line.split() for line in table] == [["ACKED", "ALREADY", "ACKED", "LOST"], ["0", "1", "0"]]
 
-    release = ("lease-groups", "release", topic, GROUP, STREAM, "--after")
+    release = ("lease-groups", "release", topic, GROUP, STREAM, "--after-epoch")
     assert popgate(*release, "2") == (0, '{"released":1}\n', "")
     assert epochs(client, topic) == [2]
     assert popgate(*release, "-1").rows == [{"released": 1}]
@@ -152,9 +152,9 @@ def test_what_a_lease_group_has_lost_is_no_success(popgate: CommandLine, client:
     stream = client.lease_stream(topic, GROUP, STREAM)
     stream.lease(1, 100, invisibility_seconds=1)
     (taken,) = client.pop(topic, GROUP, wait_seconds=10)
-    expired = popgate("lease-groups", "extend", topic, GROUP, STREAM, "--invisibility", "60")
+    expired = popgate("lease-groups", "extend", topic, GROUP, STREAM, "--invisibility-seconds", "60")
     assert (expired.code, [row["status"] for row in expired.rows]) == (1, ["expired"])
-    acked = popgate("lease-groups", "ack", topic, GROUP, STREAM, "--through", "1")
+    acked = popgate("lease-groups", "ack", topic, GROUP, STREAM, "--through-epoch", "1")
     assert (acked.code, acked.rows) == (1, [{"acked": 1, "already_acked": 0, "lost": 1}])
     assert acked.err == "popgate: 1 messages had been leased by other clients and were not acked\n"
     taken.ack()
@@ -163,16 +163,16 @@ def test_what_a_lease_group_has_lost_is_no_success(popgate: CommandLine, client:
 def test_a_misspelt_stream_is_noticed(popgate: CommandLine, client: Client, topic: str) -> None:
     publish(client, topic, "a")
     client.lease_stream(topic, GROUP, STREAM).lease(1, 100)
-    acked = popgate("lease-groups", "ack", topic, GROUP, "nightley", "--through", "1")
+    acked = popgate("lease-groups", "ack", topic, GROUP, "nightley", "--through-epoch", "1")
     assert (acked.code, acked.err) == (0, "popgate: stream nightley had nothing to ack through epoch 1\n")
-    released = popgate("lease-groups", "release", topic, GROUP, "nightley", "--after", "0")
+    released = popgate("lease-groups", "release", topic, GROUP, "nightley", "--after-epoch", "0")
     assert (released.code, released.err) == (0, "popgate: stream nightley had nothing to release after epoch 0\n")
-    extended = popgate("lease-groups", "extend", topic, GROUP, "nightley", "--invisibility", "60")
+    extended = popgate("lease-groups", "extend", topic, GROUP, "nightley", "--invisibility-seconds", "60")
     assert extended == (1, "", "popgate: stream nightley has no lease group to extend\n")
     assert epochs(client, topic) == [1]
 
 
 def test_what_is_not_there_or_can_not_be_is_told_by_the_exit_code(popgate: CommandLine, topic: str) -> None:
     assert popgate("lease-groups", "list", topic, GROUP).code == 1
-    assert popgate("lease-groups", "ack", topic, GROUP, STREAM, "--through", "1").code == 1
-    assert popgate("lease-groups", "ack", topic, GROUP, "no such name!", "--through", "1").code == 2
+    assert popgate("lease-groups", "ack", topic, GROUP, STREAM, "--through-epoch", "1").code == 1
+    assert popgate("lease-groups", "ack", topic, GROUP, "no such name!", "--through-epoch", "1").code == 2

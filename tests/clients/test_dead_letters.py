@@ -130,7 +130,7 @@ def test_letters_are_listed_and_shown(popgate: CommandLine, topic: str, bury: Ca
     assert "\\x1b[2J" in table[2]
     assert popgate("dead-letters", "show", topic, GROUP, rows[0]["id"]).rows == [rows[0]]
     assert "dead_lettered_at" in popgate("dead-letters", "show", topic, GROUP, rows[0]["id"], "--output", "table").out
-    first = popgate("dead-letters", "list", topic, GROUP, "--max", "1", "--body-bytes", "1")
+    first = popgate("dead-letters", "list", topic, GROUP, "--max-messages", "1", "--body-bytes-max", "1")
     assert [row["body"] for row in first.rows] == ["o"]
     assert "there are 2 dead letters" in first.err
     unknown = popgate("dead-letters", "show", topic, GROUP, "nobody")
@@ -152,11 +152,11 @@ def test_letters_are_redriven_and_the_exit_code_tells(
     assert "1 of the ids" in missing.err
     client.put_topic(f"{topic}-repair", queues=1)
     client.put_group(f"{topic}-repair", GROUP)
-    assert popgate("dead-letters", "redrive", topic, GROUP, "--to", f"{topic}-repair").rows[0]["moved"] == 1
+    assert popgate("dead-letters", "redrive", topic, GROUP, "--target-topic", f"{topic}-repair").rows[0]["moved"] == 1
     assert [message.text for message in client.pop(f"{topic}-repair", GROUP)] == ["c"]
     assert popgate("dead-letters", "status", topic, GROUP).rows[0]["target_topic"] == f"{topic}-repair"
-    assert popgate("dead-letters", "redrive", topic, GROUP, "--to", "no-such").code == 1
-    assert popgate("dead-letters", "redrive", topic, GROUP, "--rate", "0").code == 2
+    assert popgate("dead-letters", "redrive", topic, GROUP, "--target-topic", "no-such").code == 1
+    assert popgate("dead-letters", "redrive", topic, GROUP, "--rate-per-second", "0").code == 2
     assert popgate("dead-letters", "redrive", topic, GROUP, "--id", "a", "--message-id", "b").code == 2
 
 
@@ -164,7 +164,7 @@ def test_ctrl_c_leaves_a_redrive_running_and_says_how_to_end_it(
     popgate: CommandLine, client: Client, topic: str, bury: Callable[..., None]
 ) -> None:
     bury("a", "b", "c")
-    with popgate.running("dead-letters", "redrive", topic, GROUP, "--rate", "0.2") as process:
+    with popgate.running("dead-letters", "redrive", topic, GROUP, "--rate-per-second", "0.2") as process:
         wait_until(lambda: client.stats(topic, GROUP)["dead"] < 3, timeout_seconds=20, what="the first to be moved")
         process.send_signal(signal.SIGINT)
         done = ended(process)
@@ -175,7 +175,7 @@ def test_ctrl_c_leaves_a_redrive_running_and_says_how_to_end_it(
     assert again.code == 1
     assert "is running" in again.err
     assert popgate("dead-letters", "cancel", topic, GROUP).rows[0]["state"] == "cancelled"
-    detached = popgate("dead-letters", "redrive", topic, GROUP, "--rate", "0.2", "--detach")
+    detached = popgate("dead-letters", "redrive", topic, GROUP, "--rate-per-second", "0.2", "--no-wait")
     assert (detached.code, detached.rows[0]["state"]) == (0, "running")
     client.cancel_redrive(topic, GROUP)
 
@@ -187,7 +187,9 @@ def test_purges_want_a_yes(popgate: CommandLine, client: Client, topic: str, bur
     assert popgate("dead-letters", "purge", topic, GROUP, "--id", first["id"], "--yes").rows == [
         {"purged": 1, "dead": 1}
     ]
-    assert popgate("dead-letters", "purge", topic, GROUP, "--older-than", "3600", "--yes").rows[0]["purged"] == 0
+    assert (
+        popgate("dead-letters", "purge", topic, GROUP, "--older-than-seconds", "3600", "--yes").rows[0]["purged"] == 0
+    )
     assert popgate("dead-letters", "purge", topic, GROUP, "--yes").rows == [{"purged": 1, "dead": 0}]
     client.publish(topic, "x", "y")
     assert popgate("purge", topic, GROUP).code == 2

@@ -362,7 +362,7 @@ def test_a_private_authority_and_a_clients_certificate(tmp_path: Path, monkeypat
             client.info()
 
         plain = {name: value for name, value in os.environ.items() if not name.startswith(("POPGATE_", "SSL_"))}
-        command = popgate_command("topics", "list", "--url", process.url, "--timeout", "0")
+        command = popgate_command("topics", "list", "--url", process.url, "--timeout-seconds", "0")
 
         def said(file: Path | None) -> str:
             named = {} if file is None else {"SSL_CERT_FILE": str(file)}

@@ -71,7 +71,7 @@ def prove(folder: Path, implementation: str, *flags: str) -> Proof:
     """Run the command to its end; ``flags`` come last."""
     file = folder / f"{secrets.token_hex(4)}.json"
     done = subprocess.run(
-        [*command(implementation), "--json", str(file), *flags],
+        [*command(implementation), "--report-file", str(file), *flags],
         capture_output=True,
         env=environment(),
         timeout=TIMEOUT_SECONDS,
@@ -83,7 +83,7 @@ def prove(folder: Path, implementation: str, *flags: str) -> Proof:
 
 
 def command(implementation: str) -> list[str]:
-    flags = ["--implementation", implementation, "--workers", "3", "--duration", BROKEN_SECONDS]
+    flags = ["--implementation", implementation, "--workers", "3", "--duration-seconds", BROKEN_SECONDS]
     return popgate_command("prove", "locks", *flags)
 
 
@@ -122,7 +122,7 @@ Proofs = Mapping[str, Future[Proof]]
 def proofs(url: str, http_urls: Sequence[str], seed: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proofs]:
     """Proofs of each broken lock, and of ours, by name. They run in parallel with other tests."""
     folder = tmp_path_factory.mktemp("proofs")
-    amqp, own = ["--amqp-url", url], ["--duration", OWN_SECONDS]
+    amqp, own = ["--amqp-url", url], ["--duration-seconds", OWN_SECONDS]
     work = [(broken.name, f"lock_proof.broken:{broken.name}", [*amqp, *broken.flags]) for broken in BROKEN]
     work += [(FORGOTTEN, f"lock_proof.broken:{FORGOTTEN}", [*over_http(http_urls), *UNDISTURBED])]
     work += [(kind, BUILT_IN, [*amqp, "--kind", kind, *own]) for kind in KINDS]
@@ -143,7 +143,18 @@ def proofs(url: str, http_urls: Sequence[str], seed: int, tmp_path_factory: pyte
 @pytest.mark.usefixtures("proofs")
 def test_ctrl_c_ends_it_with_a_verdict_on_what_was_seen(url: str, tmp_path: Path) -> None:
     file, errors = tmp_path / "report.json", tmp_path / "errors"
-    flags = ["--kind", "mutex", "--duration", "600", "--workers", "2", "--fault", "cut", "--json", str(file)]
+    flags = [
+        "--kind",
+        "mutex",
+        "--duration-seconds",
+        "600",
+        "--workers",
+        "2",
+        "--fault",
+        "cut",
+        "--report-file",
+        str(file),
+    ]
     with (
         errors.open("wb") as stderr,
         subprocess.Popen(

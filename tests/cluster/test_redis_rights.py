@@ -101,10 +101,10 @@ def use_everything(proxies: list[ProxyProcess]) -> None:
         wait_until(lambda: len(load.delivered) > LOAD_COUNT, timeout_seconds=BACK_SECONDS, what="a load")
     load.assert_kept()
     for verb in ("release", "reject", "reject"):
-        run("publish t body --delay 0.1 --ttl 600")
+        run("publish t body --delay-seconds 0.1 --ttl-seconds 600")
         pop = {"wait_seconds": 10, "invisibility_seconds": 60}
         (message,) = answer(second.post("/v1/topics/t/groups/g/pop", json=pop))["messages"]
-        run(f"extend t g --invisibility 90 {message['receipt_handle']}")
+        run(f"extend t g --invisibility-seconds 90 {message['receipt_handle']}")
         run(f"{verb} t g {message['receipt_handle']}")
     letters = run("dead-letters list t g")
     assert letters
@@ -113,9 +113,9 @@ def use_everything(proxies: list[ProxyProcess]) -> None:
     formed = "/v1/topics/t/groups/g/lease-groups/s/1"
     answer(second.put(formed, json={"max_messages": 10}))
     answer(first.get(f"{formed}/messages?slice=0"))
-    run("lease-groups extend t g s --invisibility 60")
-    run("lease-groups ack t g s --through 1")
-    run("mode t g pull --drain-timeout 0")
+    run("lease-groups extend t g s --invisibility-seconds 60")
+    run("lease-groups ack t g s --through-epoch 1")
+    run("mode t g pull --drain-timeout-seconds 0")
     run("mode t g pop")
     run("locks set l --kind semaphore --slots 2")
     given = answer(second.post("/v1/locks/l/acquire", json={"holder": "h", "ttl_seconds": 30}))

@@ -88,7 +88,7 @@ def doctor(run: Callable[..., Done], management_url: str) -> Doctor:
     """Run the doctor with the management API."""
 
     def told(*arguments: str) -> Told:
-        done = run("--json", *arguments, "--management-url", management_url)
+        done = run("-o", "json", *arguments, "--management-url", management_url)
         assert not done.err or done.code == 2, done.err
         return Told(done.code, json.loads(done.out))
 
@@ -215,7 +215,7 @@ def test_over_amqp_alone_a_queue_of_another_is_seen_but_not_mended(
 ) -> None:
     channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum", "x-delivery-limit": 7})
     channel.queue_declare("classic", durable=True)
-    done = run("--json", "--queue", "orders", "--queue", "classic", "--queue", "missing", "--fix")
+    done = run("-o", "json", "--queue", "orders", "--queue", "classic", "--queue", "missing", "--fix")
     told = Told(done.code, json.loads(done.out))
     expected = {"delivery-limit-low", "queue-missing"}
     assert told.codes == expected | ({"lost-node-timeout"} if rabbitmq.release.version >= (4, 3) else set())
@@ -244,7 +244,7 @@ def test_missing_permissions_are_found_and_added(
         rabbitmq.api("PUT", "permissions", vhost, user, body=few)
         url = amqp_url.replace("guest:guest@", f"{user}:secret@")
         if not with_api:
-            done = run("--json", "--amqp-url", url, "--queue", "orders")
+            done = run("-o", "json", "--amqp-url", url, "--queue", "orders")
             found = Told(done.code, json.loads(done.out)).finding("permissions")
             assert (done.code, found["fixable"]) == (1, False)
             assert "configure on popgate:..., orders" in found["found"]
@@ -339,7 +339,7 @@ def test_a_popgate_that_runs_is_found_healthy_and_its_adopted_queue_once_it_has_
     assert told.code == 1
     assert told.codes <= ADOPTED_QUORUM
     assert all(one["queues"] == ["orders"] for one in told.said["findings"] if one["severity"] != "info")
-    over_amqp = run("--json")
+    over_amqp = run("-o", "json")
     assert Told(over_amqp.code, json.loads(over_amqp.out)).codes == told.codes
     with ProxyProcess(tmp_path, "--amqp-url", amqp_url) as again:
         again.start()  # the folder was left unchanged

@@ -39,7 +39,7 @@ def main(flags: Sequence[str]) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="popgate-prove-")))
         complain(f"starting {NODES} nodes of RabbitMQ {find_release()}")
         cluster = stack.enter_context(RabbitCluster(folder, size=NODES))
-        duration = ["--duration", str(DURATION_SECONDS // len(ways))]
+        duration = ["--duration-seconds", str(DURATION_SECONDS // len(ways))]
         codes = [prove_way(way, folder / way, cluster, [*duration, *others]) for way in ways]
     return next((code for code in codes if code), 0)
 

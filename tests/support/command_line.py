@@ -37,7 +37,7 @@ class CommandLine:
 
     def __init__(self, url: str) -> None:
         own = {key: value for key, value in os.environ.items() if not key.startswith("POPGATE_")}
-        self.environment = {**own, "POPGATE_URL": url}
+        self.environment = {**own, "POPGATE_URL": url, "NO_COLOR": "1"}
 
     def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Done:
         """Run one command until it ends."""

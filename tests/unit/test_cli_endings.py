@@ -41,7 +41,7 @@ def test_no_password_of_a_url_is_printed(
     url: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("POPGATE_URL", url)
-    assert run(["topics", "--timeout", "0"]) == code
+    assert run(["topics", "--timeout-seconds", "0"]) == code
     said = capsys.readouterr().err
     assert "127.0.0.1" in said
     assert "hun" not in said

@@ -27,6 +27,7 @@ from popgate.cli.client_errors import code_of, explain
 from popgate.cli.connecting import url_of
 from popgate.cli.endings import CommandFailed
 from popgate.cli.flags import Commands
+from popgate.cli.known_names import suggested_name
 from popgate_client import PopgateError
 
 
@@ -57,5 +58,6 @@ def run_command(parsed: argparse.Namespace) -> int:
     try:
         code: int = parsed.run(parsed)
     except PopgateError as error:
-        raise CommandFailed(explain(error, url_of(parsed)), code_of(error)) from error
+        line = explain(error, url_of(parsed), suggested_name(error, parsed))
+        raise CommandFailed(line, code_of(error)) from error
     return code

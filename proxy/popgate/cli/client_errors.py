@@ -4,6 +4,7 @@ import re
 import ssl
 
 from popgate.cli.endings import ExitCode
+from popgate.cli.suggestions import did_you_mean
 from popgate_client import (
     Forbidden,
     PopgateError,
@@ -24,8 +25,9 @@ def code_of(error: PopgateError) -> ExitCode:
     return ExitCode.USAGE if error.code == "invalid_request" else ExitCode.FAILED
 
 
-def explain(error: PopgateError, url: str) -> str:
-    """Return one line that explains an error of the client library. ``url`` is the URL of the server."""
+def explain(error: PopgateError, url: str, suggestion: str | None = None) -> str:
+    """Return one line that explains an error of the client library. ``url`` is the URL of the server. ``suggestion`` is
+    the name that the user may have meant."""
     url = without_password(url)
     if isinstance(error, ServerUnreachable):
         return _unreachable(error, url)
@@ -35,11 +37,19 @@ def explain(error: PopgateError, url: str) -> str:
         return _forbidden(error)
     if isinstance(error, ServerFault):
         return f"the server at {url} has failed or is not popgate: {_line(error.detail)}"
-    if isinstance(error, RetryLater) and not isinstance(error, TooManyInFlight):  # --timeout does not limit it
-        return f"{_line(error.detail)} ({error.code}); try again later, or wait longer with --timeout"
+    if isinstance(error, RetryLater) and not isinstance(error, TooManyInFlight):  # --timeout-seconds does not limit it
+        return f"{_line(error.detail)} ({error.code}); try again later, or wait longer with --timeout-seconds"
     if isinstance(error, RequestInvalid):
-        return _on_the_command_line(_line(error.detail))
-    return _line(str(error))
+        return _with_suggestion(_on_the_command_line(_line(error.detail)), suggestion)
+    return _with_suggestion(_line(str(error)), suggestion)
+
+
+def _with_suggestion(line: str, suggestion: str | None) -> str:
+    """Put the suggestion before the advice to create what does not exist, because a misspelt name is more likely."""
+    if suggestion is None:
+        return line
+    what, semicolon, advice = line.partition("; ")
+    return f"{what}{did_you_mean(suggestion)}" + (f" Or {advice}" if semicolon else "")
 
 
 def _unreachable(error: ServerUnreachable, url: str) -> str:
@@ -50,7 +60,7 @@ def _unreachable(error: ServerUnreachable, url: str) -> str:
     if error.sent:
         return (
             f"no answer from {url}: the request may or may not have been carried out ({_cause(error)}); is the proxy "
-            "running? see --url and --timeout"
+            "running? see --url and --timeout-seconds"
         )
     return f"can't reach {url} ({_cause(error)}); start the proxy with 'popgate serve' or name another URL with --url"
 

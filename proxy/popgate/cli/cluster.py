@@ -5,17 +5,18 @@ import argparse
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import ExitCode
 from popgate.cli.flags import Commands, add_command
-from popgate.cli.printing import Column, JsonObject, Printer, complain, field, wants_table
+from popgate.cli.former_flags import add_former
+from popgate.cli.printing import Column, JsonObject, field, note, print_list
 
 EPILOG = """\
 Shows one row per proxy, as the asked proxy sees them: its address for the other proxies, the protocol versions that it
 supports (all use the highest version that every proxy supports), how many queues it owns, and what the asked proxy has
-sent it since its start: its own messages, and clients' requests that it passed on. --queues shows the queues with their
-owners, and the next owners of queues that move.
+sent it since its start: its own messages, and clients' requests that it passed on. --show queues shows the queues with
+their owners, and the next owners of queues that move.
 
 examples:
   popgate cluster
-  popgate cluster --queues
+  popgate cluster --show queues
 """
 
 
@@ -50,22 +51,26 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(
         commands, "cluster", cluster, help="show the proxies and the owners of the queues", epilog=EPILOG
     )
-    parser.add_argument("--queues", action="store_true", help="show the queues instead of the proxies")
+    parser.add_argument(
+        "--show", choices=("proxies", "queues"), default="proxies", help="what the rows are (default: proxies)"
+    )
+    add_former(parser, "--queues", "--show queues", value="queues")
 
 
 def cluster(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
         status = client.cluster()
     members: list[JsonObject] = status["members"]
-    if arguments.queues:
-        Printer(QUEUE_COLUMNS, as_table=wants_table(arguments)).print(status["queues"])
+    alone = f"proxy {status['instance']} runs alone, and owns all {len(status['queues'])} queues"
+    if arguments.show == "queues":
+        print_list(arguments, QUEUE_COLUMNS, status["queues"], nothing="no queues", name=field("broker_queue"))
         return ExitCode.OK
-    Printer(COLUMNS, as_table=wants_table(arguments)).print(members)
+    print_list(arguments, COLUMNS, members, nothing=alone)
     if not members:
-        complain(f"proxy {status['instance']} runs alone, and owns all {len(status['queues'])} queues")
-    elif status["moving"]:
-        complain(f"{status['moving']} queues are moving, or have no owner at the moment")
+        return ExitCode.OK
+    if status["moving"]:
+        note(arguments, f"{status['moving']} queues are moving, or have no owner at the moment")
     spoken = status["protocol"]
     if any(member["protocol"]["max"] > spoken for member in members):
-        complain(f"the proxies use protocol version {spoken} until all of them support a higher one")
+        note(arguments, f"the proxies use protocol version {spoken} until all of them support a higher one")
     return ExitCode.OK

@@ -14,16 +14,18 @@ from popgate import __version__
 from popgate.cli import serve
 from popgate.cli.endings import CommandFailed, ExitCode, Terminated
 from popgate.cli.flags import Parser
-from popgate.cli.printing import complain
+from popgate.cli.former_flags import former_notes
+from popgate.cli.printing import complain, note
 
 EPILOG = """\
-'popgate COMMAND --help' has examples. The first message:
+'popgate COMMAND --help' has examples, and docs/cli.md describes what all commands share. The first message:
 
   popgate serve &
   popgate publish hello 'Hello, world'
   popgate pop hello --ack
 
-Exit codes: 0 done, 1 failed fully or in part, 2 wrong usage, 3 the server can't be reached, 130 Ctrl-C.
+Exit codes: 0 done, 1 failed fully or in part, 2 wrong usage, 3 the server can't be reached, 130 Ctrl-C,
+141 the reader of the output has closed it, 143 SIGTERM.
 'popgate locks acquire' has the exit code of the command that it runs, 75 if others hold the lock, or 76 if it was lost.
 'popgate doctor' has exit code 2 if it could not check.
 """
@@ -52,8 +54,12 @@ def run(arguments: Sequence[str]) -> int:
     """Parse the command line and run the command. Return the exit code. If the usage is wrong, argparse exits with code
     2."""
     _prepare_streams()
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     serving = "serve" in arguments[:1]
     parsed = parser(serve_only=serving).parse_args(arguments)
+    for line in former_notes(parsed):
+        note(parsed, line)
     try:
         code = serve.serve(parsed) if serving else _run_client_command(parsed)
         sys.stdout.flush()

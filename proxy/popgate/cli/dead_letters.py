@@ -11,7 +11,22 @@ from typing import Any
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Commands, Parser, add_command, number, seconds
-from popgate.cli.printing import Column, JsonObject, Printer, clipped, complain, duration, field, wants_table
+from popgate.cli.former_flags import add_former
+from popgate.cli.printing import (
+    Column,
+    JsonObject,
+    Output,
+    Printer,
+    complain,
+    duration,
+    field,
+    is_quiet,
+    note,
+    output_of,
+    print_change,
+    visible,
+    wants_table,
+)
 from popgate.cli.progress import Progress
 from popgate_client import Client
 
@@ -25,35 +40,35 @@ EPILOG = """\
 examples:
   popgate dead-letters list orders billing
   popgate dead-letters show orders billing ID
-  popgate dead-letters redrive orders billing --rate 50
-  popgate dead-letters purge orders billing --older-than 604800 --yes
+  popgate dead-letters redrive orders billing --rate-per-second 50
+  popgate dead-letters purge orders billing --older-than-seconds 604800 --yes
 """
 LIST_EPILOG = """\
-Lists dead letters in the order in which they died. JSON lines have whole bodies unless --body-bytes limits them.
+Lists dead letters in the order in which they died. JSON lines have whole bodies unless --body-bytes-max limits them.
 
 examples:
   popgate dead-letters list orders billing
-  popgate dead-letters list orders billing --max 1000 --body-bytes 0 --output json | jq -r .reason | sort | uniq -c
+  popgate dead-letters list orders billing --max-messages 1000 --body-bytes-max 0 -o json | jq -r .reason | sort
 """
 SHOW_EPILOG = """\
 examples:
   popgate dead-letters show orders billing 01a201608cfbc163fe9c4f0000e8f0ce | jq .
 """
 REDRIVE_EPILOG = """\
-Moves dead letters of this group back to their original queues; with --to, publishes them to another topic. Without --id
-and --message-id, it moves all letters that exist when it starts. It runs in the proxy: Ctrl-C leaves it running, and
-'cancel' ends it. The exit code is 1 if some letters could not be moved.
+Moves dead letters of this group back to their original queues; with --target-topic, publishes them to another topic.
+Without --id and --message-id, it moves all letters that exist when it starts. It runs in the proxy: Ctrl-C leaves it
+running, and 'cancel' ends it. The exit code is 1 if some letters could not be moved.
 
 examples:
   popgate dead-letters redrive orders billing
-  popgate dead-letters redrive orders billing --max 1
-  popgate dead-letters redrive orders billing --message-id order-7 --to orders-repair
-  popgate dead-letters redrive orders billing --rate 50 --detach
+  popgate dead-letters redrive orders billing --max-messages 1
+  popgate dead-letters redrive orders billing --message-id order-7 --target-topic orders-repair
+  popgate dead-letters redrive orders billing --rate-per-second 50 --no-wait
 """
 PURGE_EPILOG = """\
 examples:
   popgate dead-letters purge orders billing --yes
-  popgate dead-letters purge orders billing --older-than 604800 --yes
+  popgate dead-letters purge orders billing --older-than-seconds 604800 --yes
 """
 PURGE_GROUP_EPILOG = """\
 Deletes the visible messages. Leased messages, and those that wait for their retry, stay.
@@ -67,7 +82,7 @@ def _body(row: JsonObject) -> str:
     text: str | None = row.get("body")
     if text is None:
         return f"(binary, {row['body_bytes']} B)"
-    return clipped(text + "..." if row.get("body_is_cut") else text)
+    return visible(text + "..." if row.get("body_is_cut") else text)
 
 
 def _ago(row: JsonObject) -> str:
@@ -81,8 +96,8 @@ COLUMNS = (
     Column("QUEUE", field("source_queue")),
     Column("COUNT", field("delivery_count")),
     Column("DEAD FOR", _ago),
-    Column("REASON", lambda row: clipped(str(row.get("reason", "-")))),
-    Column("BODY", _body),
+    Column("REASON", lambda row: visible(str(row.get("reason", "-"))), clips=True),
+    Column("BODY", _body, clips=True),
 )
 REDRIVE_COLUMNS = (
     Column("REDRIVE", field("id")),
@@ -102,26 +117,35 @@ def add_parsers(commands: Commands) -> None:
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
     listing = _of_group(actions, "list", list_letters, help="list dead letters", epilog=LIST_EPILOG)
     listing.add_argument(
-        "--max", type=number(1), default=LISTED_DEFAULT, metavar="N", help=f"at most N (default: {LISTED_DEFAULT})"
+        "--max-messages",
+        type=number(1),
+        default=LISTED_DEFAULT,
+        metavar="N",
+        help=f"at most N (default: {LISTED_DEFAULT})",
     )
-    listing.add_argument("--body-bytes", type=number(0), metavar="N", help="shorten bodies to N bytes; 0 omits them")
+    listing.add_argument(
+        "--body-bytes-max", type=number(0), metavar="N", help="shorten bodies to N bytes; 0 omits them"
+    )
+    add_former(listing, "--max", "--max-messages")
+    add_former(listing, "--body-bytes", "--body-bytes-max")
     show = _of_group(actions, "show", show_letter, help="show one dead letter with its whole body", epilog=SHOW_EPILOG)
     show.add_argument("id", metavar="ID", help="as list shows it")
     redrive = _of_group(
         actions, "redrive", redrive_letters, help="move dead letters back to their queues", epilog=REDRIVE_EPILOG
     )
     _add_choice(redrive)
-    redrive.add_argument("--max", type=number(1), metavar="N", help="move at most N, the oldest first")
-    redrive.add_argument("--to", metavar="TOPIC", dest="target", help="publish them to this topic instead")
-    redrive.add_argument("--rate", type=_rate, metavar="N", help="move at most N per second")
-    redrive.add_argument("--detach", action="store_true", help="start the redrive without waiting for its end")
+    _add_redrive_flags(redrive)
     _of_group(actions, "status", show_redrive, help="show the progress of the latest redrive", epilog=EPILOG)
     _of_group(actions, "cancel", cancel_redrive, help="cancel the running redrive", epilog=EPILOG)
     purge = _of_group(actions, "purge", purge_letters, help="delete dead letters for good", epilog=PURGE_EPILOG)
     _add_choice(purge)
     purge.add_argument(
-        "--older-than", type=seconds(0), metavar="SECONDS", help="only letters that were dead-lettered longer ago"
+        "--older-than-seconds",
+        type=seconds(0),
+        metavar="SECONDS",
+        help="only letters that were dead-lettered longer ago",
     )
+    add_former(purge, "--older-than", "--older-than-seconds")
     purge.add_argument("--yes", action="store_true", help="confirm: these messages are lost")
     group = _of_group(
         commands, "purge", purge_group, help="delete the visible messages of a group", epilog=PURGE_GROUP_EPILOG
@@ -148,6 +172,22 @@ def _add_choice(parser: Parser) -> None:
     )
 
 
+def _add_redrive_flags(parser: Parser) -> None:
+    parser.add_argument("--max-messages", type=number(1), metavar="N", help="move at most N, the oldest first")
+    parser.add_argument("--target-topic", metavar="TOPIC", help="publish them to this topic instead")
+    parser.add_argument("--rate-per-second", type=_rate, metavar="N", help="move at most N per second")
+    parser.add_argument(
+        "--wait",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="wait until the redrive has ended (default), or return as soon as it has begun",
+    )
+    add_former(parser, "--max", "--max-messages")
+    add_former(parser, "--to", "--target-topic")
+    add_former(parser, "--rate", "--rate-per-second")
+    add_former(parser, "--detach", "--no-wait")
+
+
 def _rate(text: str) -> float:
     try:
         rate = float(text)
@@ -163,21 +203,25 @@ def _no_action(arguments: argparse.Namespace) -> int:
 
 
 def list_letters(arguments: argparse.Namespace) -> int:
-    as_table = wants_table(arguments)
-    limit: int | None = arguments.body_bytes
-    printer = Printer(COLUMNS, as_table=as_table)
-    left: int = arguments.max
+    output = output_of(arguments)
+    limit: int | None = TABLE_BODY_BYTES if output is Output.TABLE else 0 if output is Output.NAME else None
+    if arguments.body_bytes_max is not None:
+        limit = arguments.body_bytes_max
+    printer = Printer(COLUMNS, output)
+    left: int = arguments.max_messages
     with open_client(arguments) as client:
-        for page in _pages(client, arguments, TABLE_BODY_BYTES if as_table and limit is None else limit):
+        for page in _pages(client, arguments, limit):
             printer.print(page["messages"])
             left -= len(page["messages"])
             if left <= 0 and "next" in page:
-                complain(f"there are {page['dead']} dead letters; see more with --max")
+                note(arguments, f"there are {page['dead']} dead letters; see more with --max-messages")
+    if not printer.count:
+        note(arguments, f"{arguments.group} of {arguments.topic} has no dead letters")
     return ExitCode.OK
 
 
 def _pages(client: Client, arguments: argparse.Namespace, limit: int | None) -> Iterator[JsonObject]:
-    left: int = arguments.max
+    left: int = arguments.max_messages
     after: str | None = None
     while left > 0:
         page = client.dead_letters(
@@ -194,7 +238,7 @@ def show_letter(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
         letter = client.get_dead_letter(arguments.topic, arguments.group, arguments.id)
     if not wants_table(arguments):
-        Printer(COLUMNS, as_table=False).print([letter])
+        Printer(COLUMNS, output_of(arguments)).print([letter])
         return ExitCode.OK
     rows = [{"name": name, "value": _shown(name, value)} for name, value in letter.items()]
     Printer((Column("FIELD", field("name")), Column("VALUE", field("value"))), as_table=True).print(rows)
@@ -211,7 +255,7 @@ def redrive_letters(arguments: argparse.Namespace) -> int:
     """Start a redrive, and wait until it ends unless --detach is given. The proxy continues the redrive even if this
     command ends earlier."""
     topic, group = arguments.topic, arguments.group
-    progress = Progress(sys.stderr, shown=None, verb="redriven")
+    progress = Progress(sys.stderr, shown=False if is_quiet(arguments) else None, verb="redriven")
     with open_client(arguments) as client:
         try:
             redrive = client.redrive(
@@ -219,13 +263,13 @@ def redrive_letters(arguments: argparse.Namespace) -> int:
                 group,
                 ids=arguments.id,
                 message_ids=arguments.message_id,
-                max_messages=arguments.max,
-                target_topic=arguments.target,
-                rate_per_second=arguments.rate,
-                wait_seconds=0.0 if arguments.detach else LOOK_SECONDS,
+                max_messages=arguments.max_messages,
+                target_topic=arguments.target_topic,
+                rate_per_second=arguments.rate_per_second,
+                wait_seconds=LOOK_SECONDS if arguments.wait else 0.0,
             )
             started: str = redrive["id"]
-            while not arguments.detach and redrive["state"] in _RUNNING and redrive["id"] == started:
+            while arguments.wait and redrive["state"] in _RUNNING and redrive["id"] == started:
                 progress.tell(redrive["moved"], redrive["failed"])
                 time.sleep(LOOK_SECONDS)
                 redrive = client.get_redrive(topic, group)
@@ -236,23 +280,26 @@ def redrive_letters(arguments: argparse.Namespace) -> int:
         progress.clear()
     if redrive["id"] != started:
         raise CommandFailed("another redrive was started meanwhile; this one has ended")
-    return _told(arguments, redrive)
+    print_change(arguments, REDRIVE_COLUMNS, [redrive])
+    return _code_of(redrive)
 
 
 def show_redrive(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
-        return _told(arguments, client.get_redrive(arguments.topic, arguments.group))
+        redrive = client.get_redrive(arguments.topic, arguments.group)
+    Printer(REDRIVE_COLUMNS, output_of(arguments)).print([redrive])
+    return _code_of(redrive)
 
 
 def cancel_redrive(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
         redrive = client.cancel_redrive(arguments.topic, arguments.group)
-    Printer(REDRIVE_COLUMNS, as_table=wants_table(arguments)).print([redrive])
+    print_change(arguments, REDRIVE_COLUMNS, [redrive])
     return ExitCode.OK
 
 
-def _told(arguments: argparse.Namespace, redrive: JsonObject) -> int:
-    Printer(REDRIVE_COLUMNS, as_table=wants_table(arguments)).print([redrive])
+def _code_of(redrive: JsonObject) -> int:
+    """Print what went wrong in a redrive, and return the exit code."""
     if redrive["trouble"]:
         complain(redrive["trouble"])
     if redrive["not_found"]:
@@ -274,7 +321,7 @@ def purge_letters(arguments: argparse.Namespace) -> int:
                 arguments.group,
                 ids=arguments.id,
                 message_ids=arguments.message_id,
-                older_than_seconds=arguments.older_than,
+                older_than_seconds=arguments.older_than_seconds,
             ),
         )
 
@@ -289,7 +336,7 @@ def purge_group(arguments: argparse.Namespace) -> int:
 
 def _purge(arguments: argparse.Namespace, ask: Callable[[], JsonObject]) -> int:
     """Repeat the purge request until the answer says that the purge is complete, and print the total."""
-    progress = Progress(sys.stderr, shown=None, verb="purged")
+    progress = Progress(sys.stderr, shown=False if is_quiet(arguments) else None, verb="purged")
     answer = ask()
     purged: int = answer["purged"]
     while not answer["complete"]:
@@ -298,5 +345,5 @@ def _purge(arguments: argparse.Namespace, ask: Callable[[], JsonObject]) -> int:
         purged += answer["purged"]
     progress.clear()
     rest = {name: value for name, value in answer.items() if name != "complete"}
-    Printer(PURGED_COLUMNS, as_table=wants_table(arguments)).print([{**rest, "purged": purged}])
+    print_change(arguments, PURGED_COLUMNS, [{**rest, "purged": purged}])
     return ExitCode.OK

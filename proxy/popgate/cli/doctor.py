@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from popgate.cli.configured import options_of
 from popgate.cli.endings import CommandFailed, ExitCode, Terminated
-from popgate.cli.flags import Commands
-from popgate.cli.printing import JsonObject, complain, json_line, visible
+from popgate.cli.flags import Commands, add_output_flags
+from popgate.cli.former_flags import add_former
+from popgate.cli.printing import JsonObject, Output, complain, is_quiet, json_line, output_of, visible
 from popgate.cli.serve import add_setting
 from popgate.config.options import SETTINGS
 from popgate.config.setting import Setting
@@ -59,7 +60,7 @@ examples:
   popgate doctor --amqp-url amqp://popgate:secret@rabbit-1/ --management-url http://admin:secret@rabbit-1:15672
   popgate doctor --amqp-url amqp://popgate:secret@rabbit-1/ --queue orders --queue invoices
   popgate doctor --fix
-  popgate doctor --json | jq '.findings[] | select(.severity != "info")'
+  popgate doctor -o json | jq '.findings[] | select(.severity != "info")'
 """
 
 
@@ -73,7 +74,8 @@ def add_parser(commands: Commands) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--fix", action="store_true", help="show and carry out the commands that fix the findings")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_output_flags(parser, default="text")
+    add_former(parser, "--json", "-o json", value="json")
     parser.add_argument(
         "--queue",
         action="append",
@@ -102,13 +104,14 @@ def run(arguments: argparse.Namespace) -> int:
     # If RabbitMQ can't be reached, the adapter logs the reason in one line. Its library would log the reason again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     options = options_of(arguments, _settings(), on_broker=True)
+    output = output_of(arguments) if "output" in arguments else Output.TABLE
 
     async def working() -> int:
         this = asyncio.current_task()
         assert this is not None, "asyncio.run runs it"
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
         async with doctor(options, rabbit_options(options), tuple(dict.fromkeys(arguments.queue))) as at_work:
-            return await _work(at_work, fixes=arguments.fix, as_json=arguments.json)
+            return await _work(at_work, fixes=arguments.fix, output=output, is_quiet=is_quiet(arguments))
 
     try:
         return asyncio.run(working())
@@ -118,20 +121,25 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandFailed(f"could not look: {error.detail}", COULD_NOT_LOOK) from error
 
 
-async def _work(doctor: "Doctor", *, fixes: bool, as_json: bool) -> int:
+async def _work(doctor: "Doctor", *, fixes: bool, output: Output, is_quiet: bool) -> int:
     found = await doctor.examine()
     results: list[FixResult] = []
     if fixes:
-        found = await _apply_fixes(doctor, found, results, as_json=as_json)
-    if as_json:
+        found = await _apply_fixes(doctor, found, results, is_shown=output.is_table)
+    if output is Output.JSON:
         print(json_line(_json(doctor.place, found, results)))
+    elif output is Output.NAME:
+        for finding in found.findings:
+            print(finding.code)
     else:
-        _print(doctor.place, found, was_fixed=bool(results))
+        _print(doctor.place, found)
+    if not is_quiet and output is not Output.JSON:
+        complain(_summary(found, was_fixed=bool(results)))
     return ExitCode.FAILED if found.to_fix else ExitCode.OK
 
 
 async def _apply_fixes(
-    doctor: "Doctor", found: "Examination", results: "list[FixResult]", *, as_json: bool
+    doctor: "Doctor", found: "Examination", results: "list[FixResult]", *, is_shown: bool
 ) -> "Examination":
     """Carry out every fix once, and return the result of the last examination. After each round of fixes, examine
     again, because a changed policy may reveal another finding."""
@@ -142,11 +150,11 @@ async def _apply_fixes(
             break
         for fix in fixes:
             tried.add(fix.command)
-            if not as_json:
+            if is_shown:
                 print(f"fix: {visible(fix.command)}", flush=True)
             done = await doctor.apply_fix(fix)
             results.append(done)
-            if not as_json and done.note:
+            if is_shown and done.note:
                 print(f"     {'done' if done.is_done else 'failed'}: {visible(done.note)}", flush=True)
         found = await doctor.examine()
     return found
@@ -173,7 +181,7 @@ def _json(place: str, found: "Examination", results: "Sequence[FixResult]") -> J
     }
 
 
-def _print(place: str, found: "Examination", *, was_fixed: bool) -> None:
+def _print(place: str, found: "Examination") -> None:
     print(visible(place) + f" (version {'.'.join(map(str, found.version)) or 'unknown'})")
     for finding in found.findings:
         _print_finding(finding)
@@ -181,11 +189,14 @@ def _print(place: str, found: "Examination", *, was_fixed: bool) -> None:
         print("\nNot looked at:")
         for one in found.unseen:
             print(f"  {visible(one.what)}\n    why:  {visible(one.why)}\n    flag: {visible(one.flag)}")
+
+
+def _summary(found: "Examination", *, was_fixed: bool) -> str:
     to_fix, notes = len(found.to_fix), len(found.findings) - len(found.to_fix)
     hint = f"; 'popgate doctor --fix' carries out {_count(len(found.fixes), 'command')}" if found.fixes else ""
     if was_fixed and found.fixes:
         hint = ""
-    complain(f"{_count(to_fix, 'finding')} to fix, {_count(notes, 'note')}{hint}")
+    return f"{_count(to_fix, 'finding')} to fix, {_count(notes, 'note')}{hint}"
 
 
 def _print_finding(finding: "Finding") -> None:

@@ -7,23 +7,24 @@ from typing import Any
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Commands, add_command, number, seconds
-from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
+from popgate.cli.former_flags import add_former
+from popgate.cli.printing import Column, JsonObject, complain, duration, field, note, print_change, print_list
 
 EPILOG = """\
 examples:
   popgate groups list orders
-  popgate groups create orders billing --invisibility 60 --max-deliveries 5
-  popgate groups policy orders billing --retry-initial 1 --retry-max 300
+  popgate groups create orders billing --invisibility-seconds 60 --max-deliveries 5
+  popgate groups policy orders billing --retry-initial-seconds 1 --retry-max-seconds 300
   popgate groups pause orders billing
   popgate groups delete orders billing --yes
 """
 POLICY_EPILOG = """\
 Settings that are not named keep their values, or get their defaults in a new group. A retry delays a message after its
-lease has expired, or after a release without a delay: by --retry-initial at first, then by --retry-multiplier times the
-previous delay each time.
+lease has expired, or after a release without a delay: by --retry-initial-seconds at first, then by --retry-multiplier
+times the previous delay each time.
 
 examples:
-  popgate groups create orders billing --invisibility 60
+  popgate groups create orders billing --invisibility-seconds 60
   popgate groups policy orders billing
   popgate groups policy orders billing --max-deliveries never
 """
@@ -90,8 +91,10 @@ def add_parser(commands: Commands) -> None:
 
 def _add_policy_flags(parser: argparse.ArgumentParser) -> None:
     policy = parser.add_argument_group("policy")
-    policy.add_argument("--invisibility", type=seconds(1), metavar="SECONDS", help="length of a lease")
-    policy.add_argument("--max-lease", type=seconds(1), metavar="SECONDS", help="maximum age of an extended lease")
+    policy.add_argument("--invisibility-seconds", type=seconds(1), metavar="SECONDS", help="length of a lease")
+    policy.add_argument(
+        "--max-lease-seconds", type=seconds(1), metavar="SECONDS", help="maximum age of an extended lease"
+    )
     policy.add_argument(
         "--max-deliveries",
         type=_count_or("never"),
@@ -107,9 +110,13 @@ def _add_policy_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N|unset",
         help="replicas of its queues for a replica keeper to maintain (RabbitMQ only)",
     )
-    policy.add_argument("--retry-initial", type=seconds(0), metavar="SECONDS", help="delay after the first delivery")
+    policy.add_argument(
+        "--retry-initial-seconds", type=seconds(0), metavar="SECONDS", help="delay after the first delivery"
+    )
     policy.add_argument("--retry-multiplier", type=seconds(1), metavar="FACTOR", help="factor by which the delay grows")
-    policy.add_argument("--retry-max", type=seconds(0), metavar="SECONDS", help="maximum delay")
+    policy.add_argument("--retry-max-seconds", type=seconds(0), metavar="SECONDS", help="maximum delay")
+    for former in ("--invisibility", "--max-lease", "--retry-initial", "--retry-max"):
+        add_former(policy, former, f"{former}-seconds")
 
 
 def _count_or(word: str, minimum: int = 1) -> Callable[[str], int | str]:
@@ -127,7 +134,8 @@ def list_groups(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
         names: list[str] = client.get_topic(arguments.topic)["groups"]
         rows = [client.get_group(arguments.topic, name) for name in names]
-    Printer(COLUMNS, as_table=wants_table(arguments)).print(rows)
+    nothing = f"{arguments.topic} has no groups; create one with: popgate groups create {arguments.topic} NAME"
+    print_list(arguments, COLUMNS, rows, nothing=nothing, name=field("group"))
     return ExitCode.OK
 
 
@@ -135,7 +143,7 @@ def put_group(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
         group = client.put_group(arguments.topic, arguments.group, **_policy_change(arguments))
     _warn(group)
-    Printer(COLUMNS, as_table=wants_table(arguments)).print([group])
+    print_change(arguments, COLUMNS, [group], name=field("group"))
     return ExitCode.OK
 
 
@@ -147,7 +155,10 @@ def show_or_change_policy(arguments: argparse.Namespace) -> int:
         if change := _policy_change(arguments):
             group = client.put_group(arguments.topic, arguments.group, **change)
             _warn(group)
-    Printer(COLUMNS, as_table=wants_table(arguments)).print([group])
+    if change:
+        print_change(arguments, COLUMNS, [group], name=field("group"))
+    else:
+        print_list(arguments, COLUMNS, [group], name=field("group"))
     return ExitCode.OK
 
 
@@ -160,14 +171,14 @@ def _warn(group: JsonObject) -> None:
 def pause_group(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
         group = client.pause_group(arguments.topic, arguments.group)
-    Printer(COLUMNS, as_table=wants_table(arguments)).print([group])
+    print_change(arguments, COLUMNS, [group], name=field("group"))
     return ExitCode.OK
 
 
 def resume_group(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
         group = client.resume_group(arguments.topic, arguments.group)
-    Printer(COLUMNS, as_table=wants_table(arguments)).print([group])
+    print_change(arguments, COLUMNS, [group], name=field("group"))
     return ExitCode.OK
 
 
@@ -177,17 +188,17 @@ def delete_group(arguments: argparse.Namespace) -> int:
         raise CommandFailed(f"deleting {name} also deletes its messages; confirm with --yes", ExitCode.USAGE)
     with open_client(arguments) as client:
         client.delete_group(arguments.topic, arguments.group)
-    complain(f"deleted {name}")
+    note(arguments, f"deleted {name}")
     return ExitCode.OK
 
 
 def _policy_change(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of the policy for which flags were given, in the form of the HTTP interface."""
     change: dict[str, Any] = {}
-    if arguments.invisibility is not None:
-        change["invisibility_seconds"] = arguments.invisibility
-    if arguments.max_lease is not None:
-        change["max_lease_seconds"] = arguments.max_lease
+    if arguments.invisibility_seconds is not None:
+        change["invisibility_seconds"] = arguments.invisibility_seconds
+    if arguments.max_lease_seconds is not None:
+        change["max_lease_seconds"] = arguments.max_lease_seconds
     if arguments.max_deliveries is not None:
         change["max_deliveries"] = None if arguments.max_deliveries == "never" else arguments.max_deliveries
     if arguments.max_in_flight is not None:
@@ -195,9 +206,9 @@ def _policy_change(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.min_replicas is not None:
         change["min_replicas"] = None if arguments.min_replicas == "unset" else arguments.min_replicas
     retry = {
-        "initial_seconds": arguments.retry_initial,
+        "initial_seconds": arguments.retry_initial_seconds,
         "multiplier": arguments.retry_multiplier,
-        "max_seconds": arguments.retry_max,
+        "max_seconds": arguments.retry_max_seconds,
     }
     if named := {name: value for name, value in retry.items() if value is not None}:
         change["retry"] = named

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from popgate import config
 from popgate.auth.keys import without_credentials
 from popgate.cli.endings import CommandFailed, ExitCode
-from popgate.cli.flags import Command, Commands, Parser, add_plain_command
-from popgate.cli.printing import Column, JsonObject, Printer, complain, field, json_line, wants_table
+from popgate.cli.flags import Command, Commands, Parser, add_output_flags, add_plain_command
+from popgate.cli.former_flags import add_former
+from popgate.cli.printing import Column, JsonObject, Printer, complain, field, note, output_of, print_list
 
 if TYPE_CHECKING:
     from popgate.auth.key_file import KnownPrincipal
@@ -57,7 +58,7 @@ a role applies only to the locks in --locks.
 examples:
   popgate keys add orders-app --role worker --topics 'orders.*' --groups billing
   popgate keys add shop --role publisher --topics orders,returns --expires 90d --note 'the shop in Frankfurt'
-  popgate keys add prometheus --role monitor --output json
+  popgate keys add prometheus --role monitor -o json
   popgate keys add alice --role administrator --file /etc/popgate/keys.toml
 """
 LIST_EPILOG = """\
@@ -65,7 +66,7 @@ Shows the ids of the keys, never the keys. A principal without keys is listed, t
 
 examples:
   popgate keys list
-  popgate keys list --output json --file /etc/popgate/keys.toml
+  popgate keys list -o json --file /etc/popgate/keys.toml
 """
 ROTATE_EPILOG = """\
 Adds a key and prints it. The principal's other keys expire after --keep-old, so that clients can change to the new key
@@ -81,7 +82,7 @@ principal can settle them.
 
 examples:
   popgate keys revoke k3v7mq2xaz
-  popgate keys revoke --all orders-app
+  popgate keys revoke --principal orders-app
 """
 COLUMNS = (
     Column("KEY", field("key")),
@@ -91,6 +92,12 @@ COLUMNS = (
     Column("EXPIRES", field("expires", "never")),
     Column("STATE", field("state")),
     Column("NOTE", field("note")),
+)
+ADDED_COLUMNS = (
+    Column("ID", field("id")),
+    Column("PRINCIPAL", field("principal")),
+    Column("EXPIRES", field("expires", "never")),
+    Column("KEY", field("key")),
 )
 
 
@@ -109,7 +116,7 @@ def add_parser(commands: Commands) -> None:
     _add_key_flags(one)
 
     one = _action(actions, "list", show, "show the principals and the ids of their keys", LIST_EPILOG)
-    one.add_argument("--output", choices=("json", "table"), help="JSON lines or a table (as for other commands)")
+    add_output_flags(one)
 
     one = _action(actions, "rotate", rotate, "add a key, and let the old ones expire", ROTATE_EPILOG)
     one.add_argument("name", metavar="NAME", help="name of the principal")
@@ -124,7 +131,9 @@ def add_parser(commands: Commands) -> None:
 
     one = _action(actions, "revoke", revoke, "remove keys", REVOKE_EPILOG)
     one.add_argument("ids", metavar="KEY_ID", nargs="*", help="id of a key, which 'popgate keys list' shows")
-    one.add_argument("--all", metavar="NAME", dest="principal", help="remove all keys of this principal")
+    one.add_argument("--principal", metavar="NAME", help="remove all keys of this principal")
+    add_former(one, "--all", "--principal")
+    add_output_flags(one)
 
 
 def _action(actions: Commands, name: str, run: Command, help: str, epilog: str) -> Parser:
@@ -142,7 +151,7 @@ def _add_key_flags(parser: Parser) -> None:
         help="how long the key is valid, such as 12h or 90d (default: always)",
     )
     parser.add_argument("--note", type=_note, metavar="TEXT", help="a remark, which 'popgate keys list' shows")
-    parser.add_argument("--output", choices=("json",), help="print a JSON object instead of the bare key")
+    add_output_flags(parser, default="the bare key")
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -205,7 +214,7 @@ def revoke(arguments: argparse.Namespace) -> int:
     from popgate.auth.key_file_edits import without_key_ids
 
     if bool(arguments.ids) == (arguments.principal is not None):
-        raise CommandFailed("name the keys by their ids, or the principal with --all", ExitCode.USAGE)
+        raise CommandFailed("name the keys by their ids, or the principal with --principal", ExitCode.USAGE)
     revoked: list[str] = []
 
     def change(content: bytes, known: "Sequence[KnownPrincipal]") -> bytes:
@@ -223,9 +232,9 @@ def revoke(arguments: argparse.Namespace) -> int:
 
     _change(arguments, change)
     if not revoked:
-        complain(f"{arguments.principal} has no keys")
+        note(arguments, f"{arguments.principal} has no keys")
         return ExitCode.OK
-    complain(f"revoked {', '.join(revoked)}; running proxies read the file within a second")
+    note(arguments, f"revoked {', '.join(revoked)}; running proxies read the file within a second")
     return ExitCode.OK
 
 
@@ -246,7 +255,7 @@ def show(arguments: argparse.Namespace) -> int:
             times = {"created": shown_time(key.created), "expires": expires}
             note = None if key.note is None else without_credentials(key.note)
             rows.append({"key": key.id, **head, **times, "state": state, "note": note})
-    Printer(COLUMNS, as_table=wants_table(arguments)).print(rows)
+    print_list(arguments, COLUMNS, rows, nothing="no principals; add one with: popgate keys add NAME --role ROLE")
     return ExitCode.OK
 
 
@@ -300,7 +309,7 @@ def _change(
     except KeyFileError as error:
         raise CommandFailed(_lines(f"{file} is not changed:", error.problems)) from error
     if is_new:
-        complain(f"created {file}; start the proxies with --keys-file {file}")
+        note(arguments, f"created {file}; start the proxies with --keys-file {file}")
 
 
 def _lines(first: str, problems: Sequence[str]) -> str:
@@ -333,11 +342,14 @@ def _print_key(arguments: argparse.Namespace, name: str, new: "KeyToAdd") -> int
     expires = None if new.expires is None else shown_time(new.expires)
     row = {"principal": name, "id": new.key.id, "key": new.key.text, "expires": expires}
     try:
-        print(json_line(row) if arguments.output == "json" else new.key.text, flush=True)
+        if "output" in arguments:
+            Printer(ADDED_COLUMNS, output_of(arguments)).print([row])
+        else:
+            print(new.key.text, flush=True)
     except OSError:
         complain(f"the key could not be printed; revoke it with: popgate keys revoke {new.key.id}")
         raise
-    complain(f"added the key {new.key.id} of {name}; running proxies read the file within a second")
+    note(arguments, f"added the key {new.key.id} of {name}; running proxies read the file within a second")
     return ExitCode.OK
 
 

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Command, Commands, Parser, add_command, number, seconds
+from popgate.cli.former_flags import add_former
 from popgate.cli.pop import INVISIBILITY_SECONDS_MAX
-from popgate.cli.printing import Column, Printer, complain, duration, field, wants_table
+from popgate.cli.printing import Column, JsonObject, complain, duration, field, note, print_change, print_list
 from popgate_client import Client, LeaseStream
 
 EPILOG = """\
@@ -17,8 +18,8 @@ finished, 'release' returns the others to other clients, and 'extend' keeps them
 
 examples:
   popgate lease-groups list orders billing
-  popgate lease-groups ack orders billing nightly-export --through 17
-  popgate lease-groups release orders billing nightly-export --after 17
+  popgate lease-groups ack orders billing nightly-export --through-epoch 17
+  popgate lease-groups release orders billing nightly-export --after-epoch 17
 """
 LIST_EPILOG = """\
 Shows one row per unacked lease group: its stream and epoch, whether its leases are valid (leased), have ended (expired)
@@ -35,22 +36,22 @@ the engine can't use these epochs again. The exit code is 1 if messages had been
 acked.
 
 examples:
-  popgate lease-groups ack orders billing nightly-export --through 17
+  popgate lease-groups ack orders billing nightly-export --through-epoch 17
 """
 EXTEND_EPILOG = """\
 Sets the end of the leases of all lease groups of the stream, within the server's --lease-group-seconds-max. The exit
 code is 1 if there was no lease group, or if leases had expired: only the engine can lease those again.
 
 examples:
-  popgate lease-groups extend orders billing nightly-export --invisibility 3600
+  popgate lease-groups extend orders billing nightly-export --invisibility-seconds 3600
 """
 RELEASE_EPILOG = """\
 Makes the messages of all later epochs visible again, and forgets these lease groups; -1 means all. An engine that comes
 back forms new ones. First ack the epochs that it has finished, or other clients process them again.
 
 examples:
-  popgate lease-groups release orders billing nightly-export --after 17
-  popgate lease-groups release orders billing nightly-export --after -1
+  popgate lease-groups release orders billing nightly-export --after-epoch 17
+  popgate lease-groups release orders billing nightly-export --after-epoch -1
 """
 COLUMNS = (
     Column("STREAM", field("stream")),
@@ -89,21 +90,28 @@ def add_parser(commands: Commands) -> None:
         actions, "ack", ack_groups, help="settle lease groups; their epochs can't be used again", epilog=ACK_EPILOG
     )
     ack.add_argument(
-        "--through", type=number(0), metavar="EPOCH", required=True, help="this epoch and all earlier ones"
+        "--through-epoch", type=number(0), metavar="EPOCH", required=True, help="this epoch and all earlier ones"
     )
+    add_former(ack, "--through", "--through-epoch")
     extend = _of_stream(
         actions, "extend", extend_groups, help="set the time from now after which leases end", epilog=EXTEND_EPILOG
     )
     limits = seconds(1, INVISIBILITY_SECONDS_MAX)
     extend.add_argument(
-        "--invisibility", type=limits, metavar="SECONDS", required=True, help="new length of the leases, from now"
+        "--invisibility-seconds",
+        type=limits,
+        metavar="SECONDS",
+        required=True,
+        help="new length of the leases, from now",
     )
+    add_former(extend, "--invisibility", "--invisibility-seconds")
     release = _of_stream(
         actions, "release", release_groups, help="return the messages of lease groups", epilog=RELEASE_EPILOG
     )
     release.add_argument(
-        "--after", type=number(-1), metavar="EPOCH", required=True, help="all epochs after this one; -1: all"
+        "--after-epoch", type=number(-1), metavar="EPOCH", required=True, help="all epochs after this one; -1: all"
     )
+    add_former(release, "--after", "--after-epoch")
 
 
 def _of_stream(actions: Commands, name: str, run: Command, *, help: str, epilog: str) -> Parser:
@@ -114,30 +122,33 @@ def _of_stream(actions: Commands, name: str, run: Command, *, help: str, epilog:
     return parser
 
 
+def _name(row: JsonObject) -> str:
+    return f"{row['stream']} {row['epoch']}"
+
+
 def _no_action(arguments: argparse.Namespace) -> int:
     raise AssertionError("argparse requires an action")
 
 
 def list_groups(arguments: argparse.Namespace) -> int:
-    printer = Printer(COLUMNS, as_table=wants_table(arguments))
+    topic, group, stream = arguments.topic, arguments.group, arguments.stream
     with open_client(arguments) as client:
-        if arguments.stream is None:
-            printer.print(client.lease_groups(arguments.topic, arguments.group))
-        else:
-            printer.print(_stream(client, arguments).groups())
+        rows = client.lease_groups(topic, group) if stream is None else _stream(client, arguments).groups()
+    nothing = f"{group} of {topic} has no lease groups{'' if stream is None else f' of stream {stream}'}"
+    print_list(arguments, COLUMNS, rows, nothing=nothing, name=_name)
     return ExitCode.OK
 
 
 def ack_groups(arguments: argparse.Namespace) -> int:
     """Acknowledge lease groups. The exit code is 1 if other clients had already leased some of the messages."""
     with open_client(arguments) as client:
-        acked = _stream(client, arguments).ack(arguments.through)
-    Printer(ACKED_COLUMNS, as_table=wants_table(arguments)).print([asdict(acked)])
+        acked = _stream(client, arguments).ack(arguments.through_epoch)
+    print_change(arguments, ACKED_COLUMNS, [asdict(acked)])
     if acked.lost:
         complain(f"{acked.lost} messages had been leased by other clients and were not acked")
         return ExitCode.FAILED
     if not acked.acked and not acked.already_acked:
-        complain(f"stream {arguments.stream} had nothing to ack through epoch {arguments.through}")
+        note(arguments, f"stream {arguments.stream} had nothing to ack through epoch {arguments.through_epoch}")
     return ExitCode.OK
 
 
@@ -145,19 +156,19 @@ def extend_groups(arguments: argparse.Namespace) -> int:
     """Extend the leases of a stream's lease groups. The exit code is 1 if the stream has no lease group, or if one has
     expired."""
     with open_client(arguments) as client:
-        extended = _stream(client, arguments).extend(arguments.invisibility)
+        extended = _stream(client, arguments).extend(arguments.invisibility_seconds)
     if not extended:
         raise CommandFailed(f"stream {arguments.stream} has no lease group to extend")
-    Printer(EXTENDED_COLUMNS, as_table=wants_table(arguments)).print(extended)
+    print_change(arguments, EXTENDED_COLUMNS, extended)
     return ExitCode.OK if all(one["status"] == "extended" for one in extended) else ExitCode.FAILED
 
 
 def release_groups(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
-        released = _stream(client, arguments).release(arguments.after)
-    Printer(RELEASED_COLUMNS, as_table=wants_table(arguments)).print([{"released": released}])
+        released = _stream(client, arguments).release(arguments.after_epoch)
+    print_change(arguments, RELEASED_COLUMNS, [{"released": released}])
     if not released:
-        complain(f"stream {arguments.stream} had nothing to release after epoch {arguments.after}")
+        note(arguments, f"stream {arguments.stream} had nothing to release after epoch {arguments.after_epoch}")
     return ExitCode.OK
 
 

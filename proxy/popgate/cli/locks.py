@@ -9,7 +9,20 @@ from popgate.cli.connecting import open_client
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Command, Commands, Parser, add_command, number, seconds
 from popgate.cli.guarded import GuardedCommand
-from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, visible, wants_table
+from popgate.cli.printing import (
+    Column,
+    JsonObject,
+    Output,
+    Printer,
+    duration,
+    field,
+    is_quiet,
+    note,
+    output_of,
+    print_change,
+    print_list,
+    visible,
+)
 from popgate_client import LockLost, LockNotAcquired
 
 TTL_SECONDS_MAX = 43_200.0
@@ -167,13 +180,16 @@ def _add_acquire(actions: Commands) -> None:
 
 def list_locks(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
-        Printer(COLUMNS, as_table=wants_table(arguments)).print(client.locks())
+        locks = client.locks()
+    print_list(
+        arguments, COLUMNS, locks, nothing="no locks; an acquire creates one, or: popgate locks set NAME --kind mutex"
+    )
     return ExitCode.OK
 
 
 def show_lock(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
-        _print(client.get_lock(arguments.name), as_table=wants_table(arguments))
+        _print(client.get_lock(arguments.name), output_of(arguments))
     return ExitCode.OK
 
 
@@ -182,7 +198,8 @@ def set_lock(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
         kind = arguments.kind or client.get_lock(arguments.name)["kind"]
         lock = client.put_lock(arguments.name, kind, arguments.slots, arguments.enabled)
-    _print(lock, as_table=wants_table(arguments))
+    if not is_quiet(arguments):
+        _print(lock, output_of(arguments))
     return ExitCode.OK
 
 
@@ -222,9 +239,9 @@ def release_lock(arguments: argparse.Namespace) -> int:
         raise CommandFailed("name the holders: --holder, --fencing-token, or --all", ExitCode.USAGE)
     with open_client(arguments) as client:
         released = client.force_release(arguments.name, holder=arguments.holder, fencing_token=arguments.fencing_token)
-    Printer(HOLDER_COLUMNS, as_table=wants_table(arguments)).print(released)
+    print_change(arguments, HOLDER_COLUMNS, released)
     if not released:
-        complain(f"lock {arguments.name} was not held{' by that holder' if some else ''}")
+        note(arguments, f"lock {arguments.name} was not held{' by that holder' if some else ''}")
     return ExitCode.OK
 
 
@@ -234,13 +251,13 @@ def delete_lock(arguments: argparse.Namespace) -> int:
             line = f"lock {arguments.name} is held by {visible(holders[0]['holder'])}; confirm with --yes"
             raise CommandFailed(line, ExitCode.USAGE)
         client.delete_lock(arguments.name)
-    complain(f"deleted {arguments.name}")
+    note(arguments, f"deleted {arguments.name}")
     return ExitCode.OK
 
 
-def _print(lock: JsonObject, *, as_table: bool) -> None:
+def _print(lock: JsonObject, output: Output) -> None:
     """Print the lock as one JSON line, or as two tables: the lock, and its holders if there are any."""
-    Printer(COLUMNS, as_table=as_table).print([lock])
-    if as_table and lock["holders"]:
+    Printer(COLUMNS, output).print([lock])
+    if output.is_table and lock["holders"]:
         print()
-        Printer(HOLDER_COLUMNS, as_table=True).print(lock["holders"])
+        Printer(HOLDER_COLUMNS, output).print(lock["holders"])

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from popgate.cli.printing import Column, JsonObject, clipped, duration, field
+from popgate.cli.printing import Column, JsonObject, duration, field, json_line, visible
 from popgate_client import Message, OutgoingMessage, RequestInvalid
 from popgate_client.wire import outgoing_entry
 
@@ -139,7 +139,7 @@ def _body_cell(row: JsonObject) -> str:
     body: str | None = row.get("body")
     if body is None:
         return f"(binary, {len(base64.b64decode(row['body_base64']))} B)"
-    return clipped(body)
+    return visible(body)
 
 
 def _age_cell(row: JsonObject) -> str:
@@ -150,8 +150,10 @@ def _age_cell(row: JsonObject) -> str:
 MESSAGE_COLUMNS = (
     Column("MESSAGE ID", field("message_id")),
     Column("QUEUE", field("queue")),
+    Column("ORDERING KEY", field("ordering_key"), is_wide=True),
+    Column("HEADERS", lambda row: visible(json_line(row["headers"])), is_wide=True),
     Column("COUNT", field("delivery_count")),
     Column("AGE", _age_cell),
-    Column("BODY", _body_cell),
+    Column("BODY", _body_cell, clips=True),
 )
 HANDLE_COLUMN = Column("RECEIPT HANDLE", field("receipt_handle"))

@@ -14,8 +14,9 @@ import httpx
 
 from popgate import config
 from popgate.cli.endings import CommandFailed, ExitCode
-from popgate.cli.flags import Commands, Parser, number, seconds
-from popgate.cli.printing import complain
+from popgate.cli.flags import Commands, Parser, add_output_flags, number, seconds
+from popgate.cli.former_flags import add_former
+from popgate.cli.printing import Output, complain, is_quiet, json_line, output_of
 from popgate.cli.progress import Progress
 from popgate.config.values import amqp_urls
 from popgate_client.tokens import bearer_auth
@@ -54,7 +55,7 @@ Exit codes: 0 nothing found, 1 violations or nothing proven, 2 wrong usage, 3 th
 examples:
   popgate prove locks --amqp-url amqp://guest:guest@localhost/
   popgate prove locks --http-url http://127.0.0.1:8080 --http-url http://127.0.0.1:8081
-  popgate prove locks --implementation my_locks:connect --kind mutex --duration 30 --json report.json
+  popgate prove locks --implementation my_locks:connect --kind mutex --duration-seconds 30 --report-file proof.json
 """
 OWN_EPILOG = """\
 examples:
@@ -102,7 +103,7 @@ def _add_flags(parser: Parser) -> None:
     )
     parser.add_argument("--seed", type=number(0, SEED_MAX), metavar="N", help="replay this seed (default: a new one)")
     parser.add_argument(
-        "--duration",
+        "--duration-seconds",
         type=seconds(1, 86_400),
         default=DURATION_SECONDS,
         metavar="SECONDS",
@@ -117,7 +118,10 @@ def _add_flags(parser: Parser) -> None:
     parser.add_argument(
         "--node-start", metavar="COMMAND", help="command that starts the node again, and ends when it serves clients"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write a report for programs")
+    parser.add_argument("--report-file", metavar="FILE", help="also write a report for programs to this file")
+    add_output_flags(parser, default="text")
+    add_former(parser, "--duration", "--duration-seconds")
+    add_former(parser, "--json", "--report-file")
 
 
 def prove_locks(arguments: argparse.Namespace, nodes: "Nodes | None" = None) -> int:
@@ -143,24 +147,27 @@ def prove_locks(arguments: argparse.Namespace, nodes: "Nodes | None" = None) -> 
         urls=urls,
         kinds=[LockKind(kind) for kind in dict.fromkeys(arguments.kind or KINDS)],
         seed=secrets.randbelow(SEED_MAX) if arguments.seed is None else arguments.seed,
-        duration_seconds=arguments.duration,
+        duration_seconds=arguments.duration_seconds,
         slots=arguments.slots,
         workers=arguments.workers,
         faults=frozenset(Fault(fault) for fault in arguments.fault or FAULTS),
         over_http=bool(arguments.http_url),
     )
     try:
-        report = asyncio.run(_prove(options, nodes))
+        report = asyncio.run(_prove(options, nodes, is_quiet=is_quiet(arguments)))
     except StartupError as error:
         raise CommandFailed(error.detail, ExitCode.USAGE) from error
     except BrokerMissing as error:
         raise CommandFailed(error.detail, ExitCode.UNREACHABLE) from error
     except ProverFailed as error:
         raise CommandFailed(error.detail) from error
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(as_json(report), indent=2) + "\n", encoding="utf-8")
-    for line in lines(report):
-        print(line)
+    if arguments.report_file:
+        Path(arguments.report_file).write_text(json.dumps(as_json(report), indent=2) + "\n", encoding="utf-8")
+    output = output_of(arguments) if "output" in arguments else Output.TABLE
+    if output is Output.JSON:
+        print(json_line(as_json(report)))
+    else:
+        print(report.verdict if output is Output.NAME else "\n".join(lines(report)))
     if report.verdict is Verdict.VIOLATIONS:
         return ExitCode.FAILED
     if report.was_interrupted:
@@ -200,7 +207,7 @@ def _nodes(arguments: argparse.Namespace, count: int) -> "Nodes | None":
     return CommandNodes(count, arguments.node_stop, arguments.node_start)
 
 
-async def _prove(options: "ProveOptions", nodes: "Nodes | None") -> "Report":
+async def _prove(options: "ProveOptions", nodes: "Nodes | None", *, is_quiet: bool) -> "Report":
     from popgate.prover.run import ProgressListener, prove
 
     stopping = asyncio.Event()
@@ -215,13 +222,14 @@ async def _prove(options: "ProveOptions", nodes: "Nodes | None") -> "Report":
 
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signal_number, stop)
-    progress = Progress(sys.stderr, shown=None, verb="operations")
+    progress = Progress(sys.stderr, shown=False if is_quiet else None, verb="operations")
 
     def round_ended(kind: "KindReport") -> None:
         from popgate.prover.report import round_line
 
         progress.clear()
-        print(round_line(kind), file=sys.stderr)
+        if not is_quiet:
+            print(round_line(kind), file=sys.stderr)
 
     listener = ProgressListener(counted=lambda count: progress.tell(count, 0), round_ended=round_ended)
     try:

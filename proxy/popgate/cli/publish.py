@@ -9,8 +9,9 @@ from functools import partial
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Commands, add_command, header, seconds
+from popgate.cli.former_flags import add_former
 from popgate.cli.intake import numbered_batches
-from popgate.cli.printing import Column, JsonObject, Printer, clipped, complain, wants_table
+from popgate.cli.printing import Column, JsonObject, Printer, is_quiet, note, output_of, visible
 from popgate.cli.printing import field as column_field
 from popgate.cli.progress import Progress
 from popgate.cli.sending import BatchResult, Numbered, Pipeline, Refusal, send
@@ -37,7 +38,7 @@ REFUSAL_COLUMNS = (
     Column("NUMBER", column_field("number")),
     Column("MESSAGE ID", column_field("message_id")),
     Column("CODE", lambda row: row["error"]["code"]),
-    Column("DETAIL", lambda row: clipped(row["error"]["detail"])),
+    Column("DETAIL", lambda row: visible(row["error"]["detail"]), clips=True),
 )
 
 
@@ -65,18 +66,18 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument(
         "--delay-seconds",
-        "--delay",
         type=seconds(0, DELAY_SECONDS_MAX),
-        metavar="S",
+        metavar="SECONDS",
         help="time until messages become visible (at most 30 days)",
     )
     parser.add_argument(
         "--ttl-seconds",
-        "--ttl",
         type=seconds(0, TTL_SECONDS_MAX),
-        metavar="S",
+        metavar="SECONDS",
         help="discard messages that are not leased within this time after they became visible (at most 365 days)",
     )
+    add_former(parser, "--delay", "--delay-seconds")
+    add_former(parser, "--ttl", "--ttl-seconds")
     parser.add_argument(
         "--progress",
         action=argparse.BooleanOptionalAction,
@@ -123,7 +124,8 @@ def publish(arguments: argparse.Namespace) -> int:
     topic: str = arguments.topic
     _check(arguments)
     report = Report(
-        Printer(REFUSAL_COLUMNS, as_table=wants_table(arguments)), Progress(sys.stderr, shown=arguments.progress)
+        Printer(REFUSAL_COLUMNS, output_of(arguments)),
+        Progress(sys.stderr, shown=False if is_quiet(arguments) else arguments.progress),
     )
     with open_client(arguments) as client:
         pipeline = Pipeline(partial(send, client.publish, topic))
@@ -135,7 +137,7 @@ def publish(arguments: argparse.Namespace) -> int:
             raise
         finally:
             report.progress.clear()
-            complain(report.summary(topic, pipeline.unanswered))
+            note(arguments, report.summary(topic, pipeline.unanswered))
     if report.error is not None:
         raise report.error
     return ExitCode.FAILED if report.refused else ExitCode.OK

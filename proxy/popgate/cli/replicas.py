@@ -7,13 +7,15 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from popgate.cli.configured import options_of
 from popgate.cli.endings import CommandFailed, ExitCode, Terminated
-from popgate.cli.flags import TOKEN_FILE_HELP, Command, Commands, Parser, add_plain_command
-from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, visible, wants_table
+from popgate.cli.flags import TOKEN_FILE_HELP, Command, Commands, Parser, add_output_flags, add_plain_command
+from popgate.cli.former_flags import add_former
+from popgate.cli.printing import Column, JsonObject, complain, duration, field, note, print_list, visible
 from popgate.cli.serve import add_setting
 from popgate.config.options import REPLICA_SETTINGS, SETTINGS
 from popgate.config.setting import Setting
@@ -48,11 +50,11 @@ examples:
   popgate replicas watch --amqp-url amqp://guest:guest@rabbit-1/,amqp://guest:guest@rabbit-2/
 """
 STATUS_EPILOG = """\
-Shows all queues, or with --nodes the nodes, and on standard error which keeper is active.
+Shows all queues, or with --show nodes the nodes, and on standard error which keeper is active.
 
 examples:
   popgate replicas status --amqp-url amqp://guest:guest@rabbit-1/
-  popgate replicas status --nodes --zones 'rabbit@one=a, rabbit@two=b'
+  popgate replicas status --show nodes --zones 'rabbit@one=a, rabbit@two=b'
 """
 PLAN_EPILOG = """\
 Shows what 'apply' would do now, and why, and which queues lack replicas although nothing can be done. Changes nothing.
@@ -112,7 +114,10 @@ def add_parser(commands: Commands) -> None:
     parser = add_plain_command(commands, "replicas", help_text, EPILOG)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     status = _action(actions, "status", status_of, "show the present and wanted replicas of each queue", STATUS_EPILOG)
-    status.add_argument("--nodes", action="store_true", help="show the nodes instead of the queues")
+    status.add_argument(
+        "--show", choices=("queues", "nodes"), default="queues", help="what the rows are (default: queues)"
+    )
+    add_former(status, "--nodes", "--show nodes", value="nodes")
     _action(actions, "plan", plan, "show the planned changes and their reasons", PLAN_EPILOG)
     _action(actions, "apply", apply, "make the planned changes now, once", APPLY_EPILOG)
     _action(actions, "watch", watch, "maintain the replicas until it is stopped", WATCH_EPILOG)
@@ -127,7 +132,7 @@ def _action(actions: Commands, name: str, run: Command, help: str, epilog: str) 
             add_setting(parser, setting.flag, setting, hidden=True)
     parser.add_argument("--token-file", metavar="FILE", help=f"for --groups-url: {TOKEN_FILE_HELP}")
     if name != "watch":
-        parser.add_argument("--output", choices=("json", "table"), help="JSON lines or a table (as for other commands)")
+        add_output_flags(parser)
     parser.set_defaults(run=run)
     return parser
 
@@ -144,11 +149,11 @@ def _flag(setting: Setting) -> str:
 def status_of(arguments: argparse.Namespace) -> int:
     from popgate.replicas.rows import node_rows, queue_rows
 
-    survey = _run(arguments, _status)
-    if arguments.nodes:
-        Printer(NODE_COLUMNS, as_table=wants_table(arguments)).print(node_rows(survey.seen))
+    survey = _run(arguments, partial(_status, arguments))
+    if arguments.show == "nodes":
+        print_list(arguments, NODE_COLUMNS, node_rows(survey.seen), nothing="no nodes")
     else:
-        Printer(COLUMNS, as_table=wants_table(arguments)).print(queue_rows(survey.plan))
+        print_list(arguments, COLUMNS, queue_rows(survey.plan), nothing="no quorum queues or streams")
     return ExitCode.OK
 
 
@@ -189,17 +194,16 @@ def watch(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-async def _status(keeper: "ReplicaKeeper") -> "Survey":
+async def _status(arguments: argparse.Namespace, keeper: "ReplicaKeeper") -> "Survey":
     survey, holder = await keeper.survey(), await keeper.at_work()
     capabilities = await keeper.capabilities()
-    complain(_ways(capabilities, keeper))
+    note(arguments, _ways(capabilities, keeper))
     if holder is None:
-        complain("no keeper is active")
+        note(arguments, "no keeper is active")
     else:
         since = "" if holder.since is None else f", for {duration(max(0.0, time.time() - holder.since))}"
-        complain(
-            f"the active keeper is {visible(holder.holder) or 'unknown'} (fencing token {holder.fencing_token}){since}"
-        )
+        known = f"{visible(holder.holder) or 'unknown'} (fencing token {holder.fencing_token}){since}"
+        note(arguments, f"the active keeper is {known}")
     return survey
 
 
@@ -218,8 +222,8 @@ def _print_unlike_wanted(survey: "Survey", arguments: argparse.Namespace) -> int
     from popgate.replicas.rows import queue_rows
 
     rows = [row for row in queue_rows(survey.plan) if row["verdict"] != "enough"]
-    Printer(COLUMNS, as_table=wants_table(arguments)).print(rows)
-    complain(f"{len(survey.plan.rows) - len(rows)} of {len(survey.plan.rows)} queues have the wanted replicas")
+    print_list(arguments, COLUMNS, rows, nothing="nothing to change")
+    note(arguments, f"{len(survey.plan.rows) - len(rows)} of {len(survey.plan.rows)} queues have the wanted replicas")
     return len(rows)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from popgate.cli.endings import CommandFailed
-from popgate.cli.flags import Commands, add_plain_command
-from popgate.cli.printing import Column, Printer, complain, field, wants_table
+from popgate.cli.flags import Commands, add_output_flags, add_plain_command
+from popgate.cli.printing import Column, field, note, print_list
 from popgate.config.security_values import SECRETS_MAX, secrets_in
 from popgate.domain.derived_keys import key_id
 from popgate.runtime.private_files import PrivateFileError, locked_private, read_private, replace_private
@@ -85,10 +85,7 @@ def add_parser(commands: Commands) -> None:
     ):
         action = add_plain_command(actions, name, help, epilog)
         action.add_argument("file", metavar="FILE", type=Path, help="file of secrets, one in each line")
-        if name == "list":
-            action.add_argument(
-                "--output", choices=("json", "table"), help="JSON lines or a table (as for other commands)"
-            )
+        add_output_flags(action)
         action.set_defaults(run=run)
 
 
@@ -102,7 +99,7 @@ def new(arguments: argparse.Namespace) -> int:
             replace_private(file, secret + b"\n")
     except PrivateFileError as error:
         raise CommandFailed(str(error)) from error
-    complain(f"{file} has the secret {_shown(secret)}")
+    note(arguments, f"{file} has the secret {_shown(secret)}")
     return 0
 
 
@@ -113,7 +110,7 @@ def add(arguments: argparse.Namespace) -> int:
         lines.append(_new_secret())
         return f"appended {_shown(lines[-1])}; {_shown(known[0])} still signs"
 
-    return _change(arguments.file, change)
+    return _change(arguments, change)
 
 
 def promote(arguments: argparse.Namespace) -> int:
@@ -124,7 +121,7 @@ def promote(arguments: argparse.Namespace) -> int:
         lines.insert(lines.index(known[0]), known[-1])
         return f"{_shown(known[-1])} signs now"
 
-    return _change(arguments.file, change)
+    return _change(arguments, change)
 
 
 def drop(arguments: argparse.Namespace) -> int:
@@ -134,21 +131,22 @@ def drop(arguments: argparse.Namespace) -> int:
         lines.remove(known[-1])
         return f"dropped {_shown(known[-1])}; {_shown(known[0])} signs"
 
-    return _change(arguments.file, change)
+    return _change(arguments, change)
 
 
 def show(arguments: argparse.Namespace) -> int:
     _, known = _read(arguments.file)
     rows = [{"id": _shown(secret), "signs": secret == known[0]} for secret in known]
-    Printer(COLUMNS, as_table=wants_table(arguments)).print(rows)
+    print_list(arguments, COLUMNS, rows)
     return 0
 
 
-def _change(file: Path, change: Callable[[list[bytes], Sequence[bytes]], str]) -> int:
+def _change(arguments: argparse.Namespace, change: Callable[[list[bytes], Sequence[bytes]], str]) -> int:
     """Let ``change`` modify the lines of a file, given its secrets. Replace the file, and print what has changed.
 
     Comments stay. Raises: CommandFailed.
     """
+    file: Path = arguments.file
     try:
         with locked_private(file):
             content, known = _read(file)
@@ -157,7 +155,7 @@ def _change(file: Path, change: Callable[[list[bytes], Sequence[bytes]], str]) -
             replace_private(file, b"\n".join([*lines, b""]))
     except PrivateFileError as error:
         raise CommandFailed(str(error)) from error
-    complain(done)
+    note(arguments, done)
     return 0
 
 

@@ -10,8 +10,9 @@ from typing import NamedTuple
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Commands, add_command, seconds
+from popgate.cli.former_flags import add_former
 from popgate.cli.pop import INVISIBILITY_SECONDS_MAX
-from popgate.cli.printing import Column, Printer, complain, field, wants_table
+from popgate.cli.printing import Column, Printer, complain, field, is_quiet, note, output_of
 from popgate.cli.reading import Line, LineSource, batches
 from popgate_client import SettleEntry, SettleResult, Verb
 
@@ -40,19 +41,25 @@ _COMMANDS = (
         Verb.ACK,
         "settle messages: never delivered again",
         "acked",
-        ("popgate ack orders billing AfT5...", "popgate pop orders billing --max 10 | popgate ack orders billing"),
+        (
+            "popgate ack orders billing AfT5...",
+            "popgate pop orders billing --max-messages 10 | popgate ack orders billing",
+        ),
     ),
     _Command(
         Verb.RELEASE,
         "release messages, so that they are visible again",
         "released",
-        ("popgate release orders billing AfT5...", "popgate release orders billing AfT5... --delay 60 --reason busy"),
+        (
+            "popgate release orders billing AfT5...",
+            "popgate release orders billing AfT5... --delay-seconds 60 --reason busy",
+        ),
     ),
     _Command(
         Verb.EXTEND,
         "set the time from now after which leases end",
         "extended",
-        ("popgate extend orders billing AfT5... --invisibility 600",),
+        ("popgate extend orders billing AfT5... --invisibility-seconds 600",),
     ),
     _Command(
         Verb.REJECT,
@@ -73,16 +80,18 @@ def add_parsers(commands: Commands) -> None:
         if verb is Verb.RELEASE:
             limits = seconds(0, INVISIBILITY_SECONDS_MAX)
             help = "time until the message is visible again (default: from the policy's retry)"
-            parser.add_argument("--delay", type=limits, metavar="SECONDS", help=help)
+            parser.add_argument("--delay-seconds", type=limits, metavar="SECONDS", help=help)
+            add_former(parser, "--delay", "--delay-seconds")
         if verb is Verb.EXTEND:
             limits = seconds(1, INVISIBILITY_SECONDS_MAX)
             parser.add_argument(
-                "--invisibility",
+                "--invisibility-seconds",
                 type=limits,
                 metavar="SECONDS",
                 required=True,
                 help="new length of the lease, from now",
             )
+            add_former(parser, "--invisibility", "--invisibility-seconds")
         if verb in (Verb.RELEASE, Verb.REJECT):
             parser.add_argument("--reason", metavar="TEXT", help="the reason, for later inspection")
 
@@ -90,23 +99,27 @@ def add_parsers(commands: Commands) -> None:
 def settle(verb: Verb, arguments: argparse.Namespace) -> int:
     """Settle leases, and print the results. The exit code is 1 if a lease was not settled as requested, or if a line of
     the input contains no receipt handle."""
-    printer = Printer(COLUMNS, as_table=wants_table(arguments))
-    all_done = True
+    printer = Printer(COLUMNS, output_of(arguments), name=field("receipt_handle"))
+    count, all_done = 0, True
     with open_client(arguments) as client:
         for handles in _batches(arguments):
             entries = [
                 SettleEntry(
                     receipt_handle=handle,
-                    delay_seconds=getattr(arguments, "delay", None),
-                    invisibility_seconds=getattr(arguments, "invisibility", None),
+                    delay_seconds=getattr(arguments, "delay_seconds", None),
+                    invisibility_seconds=getattr(arguments, "invisibility_seconds", None),
                     reason=getattr(arguments, "reason", None),
                 )
                 for handle in handles
                 if handle is not None
             ]
             results = client.settle(arguments.topic, arguments.group, verb, entries)
-            printer.print(map(_result_object, entries, results))
+            count += len(handles)
+            shown = zip(entries, results, strict=True)
+            printer.print(_result_object(*one) for one in shown if not (one[1].ok and is_quiet(arguments)))
             all_done &= all(result.ok for result in results) and None not in handles
+    if not count:
+        note(arguments, "standard input contained no receipt handles")
     return ExitCode.OK if all_done else ExitCode.FAILED
 
 

@@ -9,7 +9,8 @@ from popgate.cli.client_errors import explain
 from popgate.cli.connecting import open_client, url_of
 from popgate.cli.endings import ExitCode
 from popgate.cli.flags import Commands, add_command, seconds
-from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
+from popgate.cli.former_flags import add_former
+from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, note, output_of
 from popgate_client import Client, GroupNotFound, RetryLater, TopicNotFound
 
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
@@ -21,7 +22,7 @@ wait. For a single group, its queues follow.
 examples:
   popgate stats
   popgate stats orders
-  popgate stats orders billing --watch 2
+  popgate stats orders billing --interval-seconds 2
 """
 COLUMNS = (
     Column("TOPIC", field("topic")),
@@ -48,18 +49,22 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "stats", stats, help="show the state of subscriptions", epilog=EPILOG)
     parser.add_argument("topic", metavar="TOPIC", nargs="?", help="default: all topics")
     parser.add_argument("group", metavar="GROUP", nargs="?", help="default: all groups")
-    parser.add_argument("--watch", type=seconds(0.1, 86_400), metavar="SECONDS", help="repeat after this time")
+    parser.add_argument(
+        "--interval-seconds", type=seconds(0.1, 86_400), metavar="SECONDS", help="repeat after this time"
+    )
+    add_former(parser, "--watch", "--interval-seconds")
 
 
 def stats(arguments: argparse.Namespace) -> int:
-    """Print the state of subscriptions. With --watch, print it repeatedly until Ctrl-C, even if the server is
-    temporarily unreachable."""
-    printer = Printer(COLUMNS, as_table=wants_table(arguments))
+    """Print the state of subscriptions. With --interval-seconds, print it repeatedly until Ctrl-C, even if the
+    server is temporarily unreachable."""
+    printer = Printer(COLUMNS, output_of(arguments), name=_name)
+    every: float | None = arguments.interval_seconds
     clear = CLEAR_SCREEN if printer.as_table and sys.stdout.isatty() else ""
     with open_client(arguments) as client:
-        _show(client, printer, arguments, clear if arguments.watch else "")
-        while arguments.watch:
-            time.sleep(arguments.watch)
+        _show(client, printer, arguments, clear if every else "")
+        while every:
+            time.sleep(every)
             try:
                 _show(client, printer, arguments, clear)
             except RetryLater as error:
@@ -73,9 +78,15 @@ def _show(client: Client, printer: Printer, arguments: argparse.Namespace, clear
         print(clear, end="")
         printer.start_again()
     printer.print(rows)
+    if not rows:
+        note(arguments, "no subscriptions; a publish and a pop create one, or: popgate topics create NAME --queues 4")
     if printer.as_table and arguments.group is not None:
         print()
         Printer(QUEUE_COLUMNS, as_table=True).print(rows[0]["queues"])
+
+
+def _name(row: JsonObject) -> str:
+    return f"{row['topic']} {row['group']}"
 
 
 def _rows(client: Client, topic: str | None, group: str | None) -> Iterator[JsonObject]:

@@ -9,15 +9,17 @@ import argparse
 import contextlib
 import secrets
 import signal
+import sys
 from collections.abc import Generator
 from types import FrameType
 
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import ExitCode, Terminated
 from popgate.cli.flags import Commands, add_command, number
+from popgate.cli.former_flags import add_former
 from popgate.cli.messages import MESSAGE_COLUMNS
 from popgate.cli.pop import BATCH_COUNT_MAX, print_and_ack
-from popgate.cli.printing import Printer, complain, reader_gone, wants_table
+from popgate.cli.printing import Printer, complain, field, note, output_of, reader_gone
 from popgate_client import Client, Forbidden, GroupNotFound, PopgateError, TopicNotFound, Unauthorized
 
 LOOK_AROUND_SECONDS = 2.0
@@ -31,8 +33,8 @@ group, so it can't be followed.
 
 examples:
   popgate tail orders
-  popgate tail orders --output json | jq -r .body
-  popgate tail orders --max 10
+  popgate tail orders -o json | jq -r .body
+  popgate tail orders --max-messages 10
 """
 
 
@@ -40,15 +42,18 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "tail", tail, help="follow a topic without disturbing its groups", epilog=EPILOG)
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("--group", metavar="NAME", help="follow as this group, and keep the group")
-    parser.add_argument("--max", type=number(1), metavar="N", help="end after N messages")
+    parser.add_argument("--max-messages", type=number(1), metavar="N", help="end after N messages")
+    add_former(parser, "--max", "--max-messages")
 
 
 def tail(arguments: argparse.Namespace) -> int:
-    """Print the messages of a topic until a signal arrives, --max is reached, or the reader of the output has closed
-    it."""
-    printer = Printer(MESSAGE_COLUMNS, as_table=wants_table(arguments))
+    """Print the messages of a topic until a signal arrives, --max-messages is reached, or the reader of the output has
+    closed it."""
+    printer = Printer(MESSAGE_COLUMNS, output_of(arguments), name=field("receipt_handle"))
     with open_client(arguments) as client, _group(client, arguments) as group:
-        return _follow(client, printer, arguments.topic, group, arguments.max)
+        if sys.stdout.isatty():
+            note(arguments, f"following {arguments.topic} as group {group}; Ctrl-C ends")
+        return _follow(client, printer, arguments.topic, group, arguments.max_messages)
 
 
 def _follow(client: Client, printer: Printer, topic: str, group: str, count_max: int | None) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Commands, add_command, number
-from popgate.cli.printing import Column, JsonObject, Printer, clipped, complain, field, wants_table
+from popgate.cli.printing import Column, JsonObject, complain, field, note, print_change, print_list, visible
 
 EPILOG = """\
 examples:
@@ -32,18 +32,18 @@ examples:
 
 
 def _adopted(row: JsonObject) -> str:
-    return clipped(", ".join(row["adopted"])) or "-"
+    return visible(", ".join(row["adopted"])) or "-"
 
 
 def _groups(row: JsonObject) -> str:
-    return clipped(", ".join(row["groups"])) or "-"
+    return visible(", ".join(row["groups"])) or "-"
 
 
 COLUMNS = (
     Column("TOPIC", field("topic")),
     Column("QUEUES", field("queues")),
-    Column("ADOPTED", _adopted),
-    Column("GROUPS", _groups),
+    Column("ADOPTED", _adopted, clips=True),
+    Column("GROUPS", _groups, clips=True),
 )
 
 
@@ -66,7 +66,8 @@ def add_parser(commands: Commands) -> None:
 
 def list_topics(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
-        Printer(COLUMNS, as_table=wants_table(arguments)).print(client.list_topics())
+        topics = client.list_topics()
+    print_list(arguments, COLUMNS, topics, nothing="no topics; create one with: popgate topics create NAME --queues 4")
     return ExitCode.OK
 
 
@@ -83,7 +84,7 @@ def create_topic(arguments: argparse.Namespace) -> int:
     warnings: list[str] = topic["warnings"]
     for warning in warnings:
         complain(f"warning: {warning}")
-    Printer(COLUMNS, as_table=wants_table(arguments)).print([topic])
+    print_change(arguments, COLUMNS, [topic])
     return ExitCode.OK
 
 
@@ -92,5 +93,5 @@ def delete_topic(arguments: argparse.Namespace) -> int:
         raise CommandFailed(f"deleting {arguments.topic} also deletes its messages; confirm with --yes", ExitCode.USAGE)
     with open_client(arguments) as client:
         client.delete_topic(arguments.topic)
-    complain(f"deleted {arguments.topic}")
+    note(arguments, f"deleted {arguments.topic}")
     return ExitCode.OK
