@@ -3,7 +3,7 @@
 A queue that is missing there would never be opened or widened, and pops would wait although it has messages.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -38,7 +38,7 @@ def _flow(host: QueueHost) -> dict[str, Any]:
 
 
 @contextmanager
-def watched() -> Iterator[list[str]]:
+def watched() -> Generator[list[str]]:
     """Compare wherever popgate reads the lists. Return the faults, which grow until the context ends."""
     faults: list[str] = []
     constrained, open_queues = ServedGroup.constrained, ChannelOpener.open

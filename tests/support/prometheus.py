@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from prometheus_client.metrics_core import Metric
@@ -42,8 +42,7 @@ def promtool(*arguments: str, given: str | None = None) -> str:
 
 def read_open_metrics(text: str) -> list[Metric]:
     """Return the families of metrics in a text in the format OpenMetrics. Raises: ValueError if it is wrong."""
-    read: Any = parser.text_string_to_metric_families  # pyright: ignore[reportUnknownMemberType]  # it has no types
-    return list(read(text))
+    return list(cast(Any, parser).text_string_to_metric_families(text))  # it declares no types
 
 
 class Prometheus(Server):

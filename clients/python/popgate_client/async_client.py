@@ -100,7 +100,8 @@ class AsyncClient(AsyncPullCalls):
         self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max)
         self._leased = partial(AsyncLeasedMessage, client=self)
         arguments = connection(base_url, token, ssl_context, transport)
-        self._http = httpx.AsyncClient(**{**arguments, "event_hooks": {"response": [refuse_compressed_async]}})
+        arguments["event_hooks"] = {"response": [refuse_compressed_async]}
+        self._http = httpx.AsyncClient(**arguments)
 
     @property
     def base_url(self) -> str:

@@ -102,6 +102,6 @@ class HttpConfig(uvicorn.Config):
         if not self.loaded:
             self.load()
         if self._plain_app is None:
-            self._plain_app = self.loaded_app
+            self._plain_app = self.loaded_app  # pyright: ignore[reportUnknownMemberType]  # uvicorn declares no type
         if self.observed_app is not None:
             self.loaded_app = self.observed_app if everything else self._plain_app

@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -201,9 +202,7 @@ class Metrics:
         """
         families = _Families(list(self._registry.collect()), subscription_figures(self._engine, self._counters))
         is_open = OPEN_METRICS in accept.lower()
-        write: Callable[[Collector], bytes] = generate_latest
-        if is_open:
-            write = openmetrics.generate_latest  # pyright: ignore[reportUnknownMemberType]  # it declares no types
+        write: Callable[[Collector], bytes] = cast(Any, openmetrics).generate_latest if is_open else generate_latest
         text = await asyncio.to_thread(write, families)
         return text, openmetrics.CONTENT_TYPE_LATEST if is_open else CONTENT_TYPE_LATEST
 

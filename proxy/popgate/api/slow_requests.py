@@ -104,7 +104,7 @@ def is_carried_out(cycle: RequestResponseCycle) -> bool:
     """Return whether popgate works on a request: it has arrived, it does not wait, and no answer was begun."""
     if cycle.more_body or cycle.response_started or cycle.disconnected:
         return False
-    scope: Mapping[str, Any] = cycle.scope
-    connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
+    extensions: Mapping[str, Any] = cycle.scope.get("extensions") or {}
+    connection = cast("Connection | None", extensions.get(EXTENSION))
     presence = None if connection is None else connection.presence
     return presence is None or presence.on_leave is None
