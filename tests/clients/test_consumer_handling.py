@@ -227,7 +227,7 @@ def test_a_failed_message_comes_back_after_growing_delays(
     failures = [record for record in caplog.records if record.name == "popgate_client.working"]
     (message_id,) = {vars(record)["message_id"] for record in failures}
     assert [record.getMessage() for record in failures] == [
-        f"the handler failed: topic={topic} group=default url={shared_proxy.url}/ message_id={message_id} "
+        f"the handler failed: topic={topic} group=default url={shared_proxy.url} message_id={message_id} "
         f"delivery_count={count} cause=ValueError"
         for count in (1, 2, 3)
     ]

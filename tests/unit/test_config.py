@@ -429,6 +429,7 @@ GOOD = [
     ("log_format", "JSON", LogFormat.JSON),
     ("slow_request_seconds", "0.5", 0.5),
     ("slow_request_seconds", 0, 0.0),
+    ("tracing", "on", True),
 ]
 BAD = [
     ("host", ""),
@@ -623,6 +624,7 @@ BAD = [
     ("log_level", "verbose"),
     ("log_format", "logfmt"),
     ("slow_request_seconds", "-1"),
+    ("tracing", "http://collector:4318"),
 ]
 
 

@@ -25,7 +25,7 @@ from popgate_client.dead_letters import (
     redrive_path,
     redrive_request,
 )
-from popgate_client.exchange import RETRY_SECONDS_MAX, Attempt, Exchange, Exchanges
+from popgate_client.exchange import RETRY_SECONDS_MAX, Attempt, Exchange, Exchanges, Traces
 from popgate_client.lease_groups import AsyncLeaseStream, list_exchange
 from popgate_client.locks import TTL_SECONDS, LockKind, force_release_request, holders_of, list_locks, put_lock
 from popgate_client.message import (
@@ -96,16 +96,13 @@ class AsyncClient(AsyncPullCalls):
         retry_seconds_max: float = RETRY_SECONDS_MAX,
         ssl_context: ssl.SSLContext | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        tracing: Traces | None = None,
     ) -> None:
-        self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max)
+        self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max, tracing=tracing)
         self._leased = partial(AsyncLeasedMessage, client=self)
         arguments = connection(base_url, token, ssl_context, transport)
         arguments["event_hooks"] = {"response": [refuse_compressed_async]}
         self._http = httpx.AsyncClient(**arguments)
-
-    @property
-    def base_url(self) -> str:
-        return str(self._http.base_url)
 
     async def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
         """Publish messages, and return a result for each; check them. `Client.publish` says when a publish is repeated

@@ -25,7 +25,7 @@ from popgate_client.dead_letters import (
     redrive_path,
     redrive_request,
 )
-from popgate_client.exchange import RETRY_SECONDS_MAX, Attempt, Exchange, Exchanges
+from popgate_client.exchange import RETRY_SECONDS_MAX, Attempt, Exchange, Exchanges, Traces
 from popgate_client.lease_groups import LeaseStream, list_exchange
 from popgate_client.locks import TTL_SECONDS, LockKind, force_release_request, holders_of, list_locks, put_lock
 from popgate_client.message import (
@@ -93,6 +93,7 @@ class Client(PullCalls):
         only those in the file that SSL_CERT_FILE names.
     transport: another httpx transport, for tests or for a proxy; it verifies the server itself, so it excludes
         `ssl_context`. No proxy of the environment (HTTP_PROXY) is used.
+    tracing: `popgate_client.tracing.Tracing()` makes spans with OpenTelemetry. None: nothing is traced.
 
     After a fork, the child makes connections of its own; with a `transport`, create the client after the fork.
 
@@ -109,8 +110,9 @@ class Client(PullCalls):
         retry_seconds_max: float = RETRY_SECONDS_MAX,
         ssl_context: ssl.SSLContext | None = None,
         transport: httpx.BaseTransport | None = None,
+        tracing: Traces | None = None,
     ) -> None:
-        self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max)
+        self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max, tracing=tracing)
         self._leased = partial(LeasedMessage, client=self)
         self._connect = partial(httpx.Client, **connection(base_url, token, ssl_context, transport))
         self._http = self._connect()

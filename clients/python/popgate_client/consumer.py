@@ -30,6 +30,7 @@ from popgate_client.async_client import AsyncClient
 from popgate_client.calling import Handler
 from popgate_client.counters import Counters
 from popgate_client.errors import PopgateError
+from popgate_client.exchange import Traces
 from popgate_client.facts import FactLogger, about
 from popgate_client.following import Follower
 from popgate_client.handling import RetryDelays, give_back
@@ -41,6 +42,7 @@ from popgate_client.settling import Settler
 from popgate_client.signals import signals_to
 from popgate_client.subscription_calls import SubscriptionCalls, new_client_id
 from popgate_client.tokens import AsyncTokenSource
+from popgate_client.transport import shown_url
 from popgate_client.wire import HeaderFilter
 from popgate_client.working import HandlerPool
 
@@ -63,6 +65,7 @@ class Consumer:
         delay; it blocks its queue until it succeeds or is dead-lettered. A handler may see a message twice, because
         delivery is at-least-once.
     base_url, token, ssl_context, transport: as for `AsyncClient`.
+    tracing: `popgate_client.tracing.Tracing()` handles each message in a span. None: nothing is traced.
     concurrency: maximum number of handlers that run at once.
     buffer_messages_max: maximum number of messages that are popped in addition and wait for a free handler. Their
         leases are extended meanwhile, and no other client gets them, so keep this at 0 unless the handler is faster
@@ -103,12 +106,15 @@ class Consumer:
         retry_delay_seconds_max: float = 300.0,
         ssl_context: ssl.SSLContext | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        tracing: Traces | None = None,
     ) -> None:
+        handler = handler if tracing is None else tracing.processed(handler)
         if concurrency < 1 or buffer_messages_max < 0 or drain_seconds < 0:
             raise ValueError("concurrency must be at least 1, buffer_messages_max and drain_seconds at least 0")
         _check_seconds(invisibility_seconds, wait_seconds, lease_seconds_max)
         self.counters = Counters()
         self.client_id = new_client_id()
+        self._base_url = base_url
         self._topic = topic
         self._group = group
         self._drain_seconds = drain_seconds
@@ -200,7 +206,7 @@ class Consumer:
         self._main = asyncio.current_task()
         refusal: PopgateError | None = None
         try:
-            with about(topic=self._topic, group=self._group, url=self._client.base_url):
+            with about(topic=self._topic, group=self._group, url=shown_url(self._base_url)):
                 async with self._client, asyncio.TaskGroup() as services:
                     self._settling = services.create_task(self._settler.run(), name="popgate-settler")
                     try:

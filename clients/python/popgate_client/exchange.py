@@ -19,12 +19,14 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
 
 import httpx
 
+from popgate_client.calling import Handler
 from popgate_client.errors import PopgateError, RetryLater, ServerUnreachable
 from popgate_client.facts import FactLogger, cause_of
 from popgate_client.message import OutgoingMessage, PublishResult, SettleEntry, SettleResult, Verb
@@ -78,6 +80,20 @@ class Attempt:
 Exchange: TypeAlias = Generator[Attempt, Reply, T]
 
 
+class Traces(Protocol):
+    """What `popgate_client.tracing.Tracing` does. This module does not import it, because it needs an extra."""
+
+    def headers(self) -> Mapping[str, str]: ...
+
+    def sending(
+        self, topic: str, messages: Sequence[OutgoingMessage | str | bytes]
+    ) -> AbstractContextManager[
+        tuple[Sequence[OutgoingMessage | str | bytes], Callable[[Sequence[PublishResult]], None]]
+    ]: ...
+
+    def processed(self, handler: Handler) -> Handler: ...
+
+
 def new_attempt_id() -> str:
     """Return an ID that no other pop has."""
     return secrets.token_hex(16)
@@ -92,13 +108,24 @@ class Exchanges:
         retry_seconds_max: float = RETRY_SECONDS_MAX,
         clock: Callable[[], float] = time.monotonic,
         chance: random.Random | None = None,
+        tracing: "Traces | None" = None,
     ) -> None:
+        self._tracing = tracing
         self._retry_seconds_max = retry_seconds_max
         self._clock = clock
         self._chance = chance or random.Random()
 
     def publish(self, topic: str, messages: Sequence[OutgoingMessage | str | bytes]) -> Exchange[list[PublishResult]]:
-        """Publish messages; return one result per message, in order.
+        """Publish messages; return one result per message, in order."""
+        if self._tracing is None:
+            return (yield from self._publish(topic, messages))
+        with self._tracing.sending(topic, messages) as (traced, took):
+            results = yield from self._publish(topic, traced)
+            took(results)
+            return results
+
+    def _publish(self, topic: str, messages: Sequence[OutgoingMessage | str | bytes]) -> Exchange[list[PublishResult]]:
+        """Publish messages.
 
         If a chunk fails after an earlier one is stored, its failure is reported in the results and not raised,
         because the caller would publish the stored messages again. Later chunks are not sent, to keep the order.
@@ -289,6 +316,8 @@ class Exchanges:
         delay_seconds: float = 0.0,
     ) -> Exchange[httpx.Response]:
         patience, attempt = patience or self.patience(), 0
+        if self._tracing is not None:
+            request = replace(request, headers=self._tracing.headers())
         while True:
             reply = yield Attempt(request, delay_seconds)
             try:

@@ -111,6 +111,11 @@ def without_password(url: str) -> str:
     return f"{scheme}://{place}" if separator else place
 
 
+def shown_url(base_url: str | None) -> str:
+    """Return the URL that `connection` uses, without user and password."""
+    return without_password(base_url or os.environ.get(URL_VARIABLE) or URL_DEFAULT)
+
+
 def url_complaint(text: str) -> str | None:
     """Return what is wrong with a proxy's URL, without its password; None if it is valid."""
     try:
@@ -164,6 +169,9 @@ def call_arguments(request: Request) -> dict[str, Any]:
         "method": request.method,
         "url": request.path,
         "content": request.content,
-        "headers": {"content-type": "application/json"} if request.content is not None else None,
+        "headers": {
+            **({} if request.content is None else {"content-type": "application/json"}),
+            **(request.headers or {}),
+        },
         "timeout": httpx.Timeout(request.silence_seconds, connect=connect_seconds, pool=connect_seconds),
     }

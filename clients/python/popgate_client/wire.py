@@ -56,13 +56,15 @@ MessageT = TypeVar("MessageT", bound=Message)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One HTTP request. `content` is JSON or None. An answer counts as lost after `silence_seconds` without data, or
-    if it is not complete after `seconds_max`, to which the time to send a large content is added."""
+    if it is not complete after `seconds_max`, to which the time to send a large content is added. `headers` are further
+    ones."""
 
     method: Literal["GET", "PUT", "POST", "DELETE"]
     path: str
     content: bytes | None = None
     silence_seconds: float = ANSWER_SECONDS
     seconds_max: float = CALL_SECONDS_MAX
+    headers: Mapping[str, str] | None = None
 
     @property
     def call_seconds_max(self) -> float:

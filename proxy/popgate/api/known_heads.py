@@ -12,7 +12,8 @@ learned either, because it is different each time. All other requests are parsed
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Set as AbstractSet
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -31,7 +32,10 @@ UNCOUNTED_BYTES_MAX = 16 << 10
 """Maximum size of a body, or of data behind a request in progress, that the limiter does not count as memory if it
 arrives in one read. The head of a request with a larger body is not learned."""
 _END = b"\r\n\r\n"
-_NOT_LEARNED = frozenset({b"expect", b"upgrade", b"transfer-encoding", REQUEST_ID, b"traceparent"})
+OBSERVED = frozenset({REQUEST_ID})
+OBSERVED_TRACED = OBSERVED | {b"traceparent"}
+"""Headers of requests that the observed application serves, also if requests are traced."""
+_NOT_LEARNED = frozenset({b"expect", b"upgrade", b"transfer-encoding"}) | OBSERVED_TRACED
 
 
 class KnownHead:
@@ -87,14 +91,21 @@ class KnownHeads:
 class HttpConfig(uvicorn.Config):
     """uvicorn's configuration for one socket, and the heads that its connections share.
 
-    ``observed_app`` serves the requests that have an id, and all others while ``observe`` says so. If it is None, one
-    application serves all requests.
+    ``observed_app`` serves the requests that have one of ``observed_headers``, and all others while ``observe`` says
+    so. If it is None, one application serves all requests.
     """
 
-    def __init__(self, *arguments: Any, observed_app: ASGIApp | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        observed_app: ASGIApp | None = None,
+        observed_headers: AbstractSet[bytes] = OBSERVED,
+        **settings: Any,
+    ) -> None:
         super().__init__(*arguments, **settings)
         self.known_heads = KnownHeads()
         self.observed_app = observed_app
+        self.observed_headers = observed_headers
         self._plain_app: Any = None
 
     def observe(self, *, everything: bool) -> None:
@@ -102,6 +113,6 @@ class HttpConfig(uvicorn.Config):
         if not self.loaded:
             self.load()
         if self._plain_app is None:
-            self._plain_app = self.loaded_app  # pyright: ignore[reportUnknownMemberType]  # uvicorn declares no type
+            self._plain_app = cast("Any", self).loaded_app
         if self.observed_app is not None:
             self.loaded_app = self.observed_app if everything else self._plain_app

@@ -9,9 +9,10 @@ to the connection. So every answer is covered, also one that was forwarded, refu
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from msgspec import DecodeError, Raw, Struct, json, msgpack
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -47,11 +48,17 @@ class _Counted(Struct):
 _in_json, _packed = json.Decoder(_Counted).decode, msgpack.Decoder(_Counted).decode
 
 
-class ObservedRequests:
-    """Serves ``app``. Requests get ids, and are logged at the level debug."""
+WithinTrace: TypeAlias = Callable[[Iterable[tuple[bytes, bytes]]], AbstractContextManager[None]]
+"""Continues the trace that the headers of a request name, within the returned context."""
 
-    def __init__(self, app: ASGIApp) -> None:
+
+class ObservedRequests:
+    """Serves ``app``. Requests get ids, and are logged at the level debug. If ``within_trace`` is given, they are part
+    of their traces."""
+
+    def __init__(self, app: ASGIApp, within_trace: WithinTrace | None = None) -> None:
         self._app = app
+        self._within_trace = within_trace or _untraced
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = getattr(send, "__self__", None)
@@ -60,13 +67,17 @@ class ObservedRequests:
             return
         began, is_counted = monotonic(), is_logged()
         request_id = given_request_id(scope["headers"])
+        if not is_counted and all(name != REQUEST_ID for name, _ in scope["headers"]):  # it is only traced
+            with self._within_trace(scope["headers"]):
+                await self._app(scope, receive, send)
+            return
         if request_id is None:
             request_id = new_request_id()
             others = [header for header in scope["headers"] if header[0] != REQUEST_ID]
             scope["headers"] = [*others, (REQUEST_ID, request_id.encode())]  # another proxy gets it, too
         answer = ObservedAnswer(cycle.transport, request_id, is_counted=is_counted)
         cycle.transport = cast("Any", answer)
-        with serving_request(request_id):
+        with serving_request(request_id), self._within_trace(scope["headers"]):
             try:
                 await self._app(scope, receive, send)
             finally:
@@ -111,6 +122,10 @@ class ObservedAnswer:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+def _untraced(_headers: Iterable[tuple[bytes, bytes]]) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def _facts(scope: Scope, answer: ObservedAnswer, seconds: float) -> dict[str, Any]:

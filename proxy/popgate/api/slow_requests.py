@@ -104,7 +104,8 @@ def is_carried_out(cycle: RequestResponseCycle) -> bool:
     """Return whether popgate works on a request: it has arrived, it does not wait, and no answer was begun."""
     if cycle.more_body or cycle.response_started or cycle.disconnected:
         return False
-    extensions: Mapping[str, Any] = cycle.scope.get("extensions") or {}
-    connection = cast("Connection | None", extensions.get(EXTENSION))
+    scope: Mapping[str, Any] = cycle.scope
+    extensions: Mapping[str, Any] = scope.get("extensions", {})
+    connection: Connection | None = extensions.get(EXTENSION)
     presence = None if connection is None else connection.presence
     return presence is None or presence.on_leave is None

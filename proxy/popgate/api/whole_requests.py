@@ -1,7 +1,7 @@
 """Begins requests that have arrived as a whole, with a head that is known, without parsing them.
 
 They have the same effects on uvicorn's state as requests that its parser has read. Of the others, those that name an id
-are served by the observed application.
+or a trace are served by the observed application.
 """
 
 import asyncio
@@ -11,9 +11,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from popgate.api.known_heads import KNOWN_HEAD, WHOLE_BODY, HttpConfig, KnownHead, KnownHeads
+from popgate.api.known_heads import KNOWN_HEAD, OBSERVED, WHOLE_BODY, HttpConfig, KnownHead, KnownHeads
 from popgate.api.rare_waits import RareEvent
-from popgate.api.request_ids import REQUEST_ID
 
 
 class WholeRequestProtocol(HttpToolsProtocol):
@@ -24,7 +23,7 @@ class WholeRequestProtocol(HttpToolsProtocol):
     logger: Any
     access_logger: Any
 
-    __slots__ = ("begun_count", "known_heads", "observed_app")
+    __slots__ = ("begun_count", "known_heads", "observed_app", "observed_headers")
 
     def __init__(
         self,
@@ -36,6 +35,7 @@ class WholeRequestProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.known_heads = config.known_heads if isinstance(config, HttpConfig) else KnownHeads()
         self.observed_app = config.observed_app if isinstance(config, HttpConfig) else None
+        self.observed_headers = config.observed_headers if isinstance(config, HttpConfig) else OBSERVED
         self.begun_count = 0
         """Number of requests that the parser has begun to read. Set it to 0 to count those in the next data."""
 
@@ -45,7 +45,7 @@ class WholeRequestProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         usual = self.app
-        if self.observed_app is not None and REQUEST_ID in dict(self.headers):
+        if self.observed_app is not None and not self.observed_headers.isdisjoint(dict(self.headers)):
             self.app = self.observed_app
         super().on_headers_complete()
         self.app = usual

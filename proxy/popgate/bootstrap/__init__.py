@@ -33,6 +33,7 @@ from popgate.bootstrap.journal import combined, started_journal
 from popgate.bootstrap.listening import is_open, listening_for_clients
 from popgate.bootstrap.policies import watch_policies
 from popgate.bootstrap.state import State, redis_state, sqlite_state
+from popgate.bootstrap.tracing import made_engine
 from popgate.config import ServeOptions
 from popgate.domain.errors import (
     BrokerUnavailable,
@@ -131,7 +132,7 @@ async def started(
         written = await started_journal(options, instance, clock, stack)
         journal = combined(faults, counters, written)
         context = _made_context(options, state, broker, own_secrets, instance, journal, clock, background, faults)
-        engine = Engine(context)
+        engine = made_engine(options, context, stack)
         locks = _locks(options, state, context)
         place = None
         if state.claims is not None:

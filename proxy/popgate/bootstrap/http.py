@@ -23,6 +23,7 @@ from popgate.api.slow_requests import SlowRequests
 from popgate.bootstrap.acceptor import Acceptor
 from popgate.bootstrap.cluster import UntrustedPeers
 from popgate.bootstrap.tls import server_tls
+from popgate.bootstrap.tracing import within_trace
 from popgate.bootstrap.turns import Turns
 from popgate.config import ServeOptions
 from popgate.replicas.view import CachedReplicaView
@@ -68,7 +69,12 @@ class Server(uvicorn.Server):
         context: Callable[[], ssl.SSLContext] | None,
         untrusted: Callable[[ssl.SSLError, str], None],
     ) -> None:
-        super().__init__(server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS))
+        within = within_trace(options)
+        super().__init__(
+            server_config(
+                app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS, within_trace=within
+            )
+        )
         limits = _limits(options)
         self._configs = [self.config]
         self.limiter = ConnectionLimiter(limits, count)

@@ -1,4 +1,4 @@
-"""Defines the settings that concern the log."""
+"""Defines the settings that concern the log and traces."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ def _log_format(raw: object) -> LogFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    """The options of ``popgate serve`` that concern the log."""
+    """The options of ``popgate serve`` that concern the log and traces."""
 
     log_level: str = setting(
         "debug, info, warning or error; popgate log-level changes it while the proxy runs",
@@ -34,3 +34,11 @@ class LogOptions:
         "SECONDS",
     )
     """Seconds after which a request in progress is logged. 0 disables this."""
+    tracing: bool = setting(
+        "export traces with OpenTelemetry (OTLP over HTTP), as the variables OTEL_* say; needs the extra "
+        "popgate[tracing]",
+        values.switch,
+        False,
+        "BOOL",
+        default_text="false",
+    )

@@ -373,7 +373,7 @@ class ServeOptions(SecurityOptions):
 
 
 def _settings() -> Sequence[Setting]:
-    """Return the settings in the order in which the help shows them: those of the log and of security are the last."""
+    """Return the settings in the order in which the help shows them: those of logs and security are the last."""
     later = {field.name for field in fields(SecurityOptions)}
     ordered = sorted(fields(ServeOptions), key=lambda field: field.name in later)
     return tuple(Setting.of(field) for field in ordered if field.metadata)

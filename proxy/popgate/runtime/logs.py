@@ -155,7 +155,7 @@ def configure_logging(level: str, *, worker: int | None = None, form: LogFormat 
         else KeyValueFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", worker)
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for library in ("aio_pika", "aiormq", "asyncio", "httpx", "uvicorn"):
+    for library in ("aio_pika", "aiormq", "asyncio", "httpx", "opentelemetry", "urllib3", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)
 
 

@@ -1,0 +1,1 @@
+"""Traces messages with OpenTelemetry. Only a proxy with --tracing imports this package, which needs an extra."""

@@ -1,0 +1,75 @@
+"""Reads and writes the trace context (W3C Trace Context) of requests and messages, and remembers that of leases.
+
+A message carries the context of its creation in its headers ``traceparent`` and ``tracestate``. So it passes through
+RabbitMQ, retries and dead letters, and is the same for each consumer. popgate never replaces one that a publisher has
+set.
+"""
+
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from opentelemetry import context, trace
+from opentelemetry.trace import SpanContext
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+LEASES_MAX = 50_000
+"""Maximum number of leases whose contexts are remembered. The settlement of an older lease is not linked."""
+_HEADERS = (TRACEPARENT.encode(), TRACESTATE.encode())
+_propagator = TraceContextTextMapPropagator()
+
+
+def context_in(headers: Mapping[str, object]) -> SpanContext | None:
+    """Return the context in the headers of a message, or None if there is none, or if it is not valid."""
+    if TRACEPARENT not in headers:
+        return None
+    carrier = {name: value for name in (TRACEPARENT, TRACESTATE) if isinstance(value := headers.get(name), str)}
+    found = trace.get_current_span(_propagator.extract(carrier, context.Context())).get_span_context()
+    return found if found.is_valid else None
+
+
+def headers_of(span: trace.Span) -> Mapping[str, str]:
+    """Return the headers that make the span the creation of a message."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, trace.set_span_in_context(span, context.Context()))
+    return carrier
+
+
+@contextmanager
+def within_trace(headers: Iterable[tuple[bytes, bytes]]) -> Generator[None]:
+    """Within the context, spans are children of the one that the headers of an HTTP request name."""
+    carrier = {name.decode(): value.decode("latin-1") for name, value in headers if name in _HEADERS}
+    token = context.attach(_propagator.extract(carrier))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+class LeaseContexts(NamedTuple):
+    """The contexts of a message's creation (None if it has none) and of its lease."""
+
+    message_id: str
+    created: SpanContext | None
+    leased: SpanContext
+
+
+class RememberedLeases:
+    """The contexts of the latest leases, by receipt handle."""
+
+    def __init__(self, leases_max: int = LEASES_MAX) -> None:
+        self._leases_max = leases_max
+        self._leases: OrderedDict[str, LeaseContexts] = OrderedDict()
+
+    def remember(self, receipt_handle: str, contexts: LeaseContexts) -> None:
+        self._leases[receipt_handle] = contexts
+        while len(self._leases) > self._leases_max:
+            self._leases.popitem(last=False)
+
+    def get(self, receipt_handle: str) -> LeaseContexts | None:
+        return self._leases.get(receipt_handle)
+
+    def forget(self, receipt_handle: str) -> None:
+        self._leases.pop(receipt_handle, None)
