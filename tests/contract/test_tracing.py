@@ -64,7 +64,7 @@ class Caller:
 
 def published(topic: Topic, caller: Caller | None = None, *messages: dict[str, Any]) -> None:
     body = {"messages": [*messages] or [{"body": "a"}]}
-    results = answer(topic.client.post(f"{topic.path}/messages", json=body, headers=caller and caller.headers))
+    results = answer(topic.client.post(f"{topic.path}/messages", json=body, headers=caller.headers if caller else None))
     assert {one["status"] for one in results["results"]} == {"published"}
 
 
@@ -173,6 +173,7 @@ def test_the_context_is_in_the_headers_of_amqp(collector: Collector, topic: Topi
     send = collector.one(f"send {topic.name}")
     _, properties, _ = channel.basic_get(queue, auto_ack=True)
     assert properties is not None
+    assert properties.headers is not None
     assert context_in(properties.headers) == send.context
     assert properties.headers["tracestate"] == "vendor=1"
 

@@ -107,10 +107,11 @@ def test_a_long_detail_is_cut() -> None:
 
 
 def test_a_bug_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
-    status, _, body = problems.internal_problem(ZeroDivisionError("secret"), operation="pop")
+    status, headers, body = problems.internal_problem(ZeroDivisionError("secret"), operation="pop")
     assert status == 500
     assert json.loads(body)["code"] == "internal_error"
     assert b"secret" not in body
     (record,) = caplog.records
     assert record.exc_info is not None
     assert record.exc_info[0] is ZeroDivisionError
+    assert dict(headers)[b"x-request-id"] == record.__dict__["request_id"].encode()

@@ -90,6 +90,8 @@ def test_a_body_of_another_length_is_left_to_the_parser(body: bytes) -> None:
     "first",
     [
         head(b"expect: 100-continue"),
+        head(b"x-request-id: 1"),
+        head(b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
         head(b"upgrade: h2c"),
         head(b"Expect: 100-continue"),
         head(b"content-length: %d" % len(BODY)),

@@ -93,6 +93,7 @@ def test_the_forms_of_body_and_answer_pass_whatever_the_connection_header_names(
 def test_an_answer_keeps_what_is_for_the_client() -> None:
     kept = [(b"content-type", b"x"), (b"retry-after", b"1"), (b"allow", b"GET")]
     dropped = [(b"date", b"x"), (b"server", b"x"), (b"content-length", b"1"), (b"transfer-encoding", b"chunked")]
+    dropped.append((b"x-request-id", b"the proxy that the client asked answers with it"))
     named = [(b"connection", b"x-this"), (b"x-this", b"1")]
     assert client_headers([*dropped, *kept, *named]) == kept
 

@@ -1,7 +1,5 @@
 """The id of a request, and what the log takes from the bytes of an answer."""
 
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -83,7 +81,7 @@ def test_the_messages_of_an_answer_are_counted(content_type: bytes, body: bytes,
 
 
 def test_a_request_is_named_by_its_operation_and_resource() -> None:
-    scope: dict[str, Any] = {
+    scope: dict[str, object] = {
         "method": "PUT",
         "path": "/v1/admin/topics/orders/groups/billing",
         "client": ("10.0.0.7", 1),

@@ -28,8 +28,8 @@ class FactLogger(logging.LoggerAdapter[logging.Logger]):
         """Log a message. `args` are not used: the facts are in `extra`."""
         if not self.isEnabledFor(level):
             return
-        extra: Mapping[str, object] = kwargs.pop("extra", None) or {}
-        facts = {**_about.get(), **extra}
+        given: Mapping[str, Any] = kwargs.pop("extra", None) or {}
+        facts = {**_about.get(), **given}
         text = " ".join(f"{name}={_shown(value)}" for name, value in facts.items())
         words, values = (f"{msg}: %s", (text,)) if text else (msg, ())
         self.logger.log(level, words, *values, extra=facts, stacklevel=2, **kwargs)

@@ -53,9 +53,9 @@ class LogLevels:
             self._end = loop.call_later(seconds, self.change, self._configured)
         if level == self._level:
             return
-        fields = {"to": level, "was": self._level}
+        fields: dict[str, object] = {"to": level, "was": self._level}
         if seconds is not None:
-            fields["seconds"] = f"{seconds:g}"
+            fields["seconds"] = seconds
         was_shown = _log.isEnabledFor(logging.INFO)
         if was_shown:
             _log.info(_CHANGED, extra=fields)
