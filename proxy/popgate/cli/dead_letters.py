@@ -41,6 +41,8 @@ examples:
   popgate dead-letters list orders billing
   popgate dead-letters show orders billing ID
   popgate dead-letters redrive orders billing --rate-per-second 50
+  popgate dead-letters status orders billing
+  popgate dead-letters cancel orders billing
   popgate dead-letters purge orders billing --older-than-seconds 604800 --yes
 """
 LIST_EPILOG = """\

@@ -4,7 +4,7 @@ The command line collects the former flags that the user gave, and ``commands`` 
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 NOTES = "former_flags"
@@ -30,7 +30,7 @@ class FormerFlag(argparse.Action):
             nargs=0 if fixed is not None else current.nargs,
             const=current.const,
             default=argparse.SUPPRESS,
-            type=None if fixed is not None else cast(Any, current.type),
+            type=None if fixed is not None else cast("Callable[[str], Any] | None", current.type),
             choices=None if fixed is not None else current.choices,
             help=argparse.SUPPRESS,
         )

@@ -16,6 +16,7 @@ examples:
   popgate groups create orders billing --invisibility-seconds 60 --max-deliveries 5
   popgate groups policy orders billing --retry-initial-seconds 1 --retry-max-seconds 300
   popgate groups pause orders billing
+  popgate groups resume orders billing
   popgate groups delete orders billing --yes
 """
 POLICY_EPILOG = """\

@@ -31,6 +31,7 @@ SLOTS_MAX = 64
 EPILOG = """\
 examples:
   popgate locks
+  popgate locks list -o name
   popgate locks acquire nightly --wait-seconds 60 --exec ./report.sh --all
   popgate locks show nightly
   popgate locks set licences --kind semaphore --slots 4

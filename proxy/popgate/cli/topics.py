@@ -11,6 +11,7 @@ from popgate.cli.printing import Column, JsonObject, complain, field, note, prin
 EPILOG = """\
 examples:
   popgate topics
+  popgate topics list -o name
   popgate topics create orders --queues 8
   popgate topics create orders --adopt orders-eu orders-us
   popgate topics delete orders --yes
