@@ -19,6 +19,7 @@ LEASE_SECONDS = 50
 def message(number: int, state: str, **fields: Any) -> dict[str, Any]:
     now = time.time()
     return {
+        "id": f"copy-{number}",
         "message_id": f"message-{number}",
         "queue": 0,
         "state": state,
@@ -40,18 +41,44 @@ def answer(route: Route) -> None:
     """Answer as the interfaces do."""
     url = route.request.url
     leased = message(1, "leased", lease={"client": "worker-1", "deadline": time.time() + LEASE_SECONDS})
-    blocked = message(2, "blocked", blocked_by="message-1")
+    first = {"id": "copy-1", "message_id": "message-1", "state": "leased", "client": None, "until": None, "ahead": 1}
+    blocked = message(2, "blocked", blocked_by=first)
     if url.endswith("/explain"):
-        reason = {"code": "blocked", "sentence": "One key blocks all messages.", "remedy": "Settle message-1."}
-        route.fulfill(body=json.dumps({"reasons": [reason]}), content_type="application/json")
+        reason = {"code": "blocked_by_key", "detail": "One key blocks all messages.", "remedy": "Settle message-1."}
+        explained = {"would_get": False, "summary": "A pop gets nothing.", "reasons": [reason]}
+        route.fulfill(body=json.dumps(explained), content_type="application/json")
         return
     if "/groups/" in url:
         shown = [leased] if "state=leased" in url else [blocked] if "key=customer-7" in url else [leased, blocked]
-        found = {"messages": shown, "next": None, "not_shown": 3}
-        route.fulfill(body=json.dumps(found), content_type="application/json")
+        page: dict[str, Any] = {
+            "messages": shown,
+            "next": None,
+            "not_shown": 0 if "fetch=true" in url else 3,
+            "unreachable": [],
+        }
+        route.fulfill(body=json.dumps(page), content_type="application/json")
         return
-    groups = [{"group": "default", **leased}, {"group": "other", "state": "settled", "settled_by": "worker-9"}]
-    route.fulfill(body=json.dumps({"message_id": "message-1", "groups": groups}), content_type="application/json")
+    copy: dict[str, Any] = {
+        "id": "copy-1",
+        "state": "leased",
+        "detail": "It is leased.",
+        "source": "memory",
+        "queue": 0,
+    }
+    groups: list[dict[str, Any]] = [
+        {"group": "default", "state": "leased", "copies": [{**copy, "message": leased}], "because": []},
+        {"group": "other", "state": "unknown", "copies": [], "because": ["It may be settled."]},
+    ]
+    event: dict[str, Any] = {
+        "at": time.time(),
+        "event": "dead_lettered",
+        "group": "other",
+        "client": "worker-9",
+        "held_seconds": None,
+    }
+    story: dict[str, Any] = {"events": [event], "is_complete": True, "trouble": None}
+    found: dict[str, Any] = {"message_id": "message-1", "groups": groups, "unreachable": [], "story": story}
+    route.fulfill(body=json.dumps(found), content_type="application/json")
 
 
 def absent(route: Route) -> None:
@@ -84,8 +111,10 @@ def test_leases_are_shown_with_their_clients_and_the_time_that_is_left(tab: Cons
 def test_messages_are_searched_without_leasing_them(tab: Console) -> None:
     tab.open("topics/browsed/default/messages")
     expect(tab.page.get_by_text("2 messages", exact=True)).to_be_visible()
-    expect(tab.page.get_by_text("3 messages more can't be shown")).to_be_visible()
+    expect(tab.page.get_by_text("3 messages wait at the broker")).to_be_visible()
     assert tab.violations() == []
+    tab.page.get_by_role("button", name="Read some from the broker").click()
+    expect(tab.page.get_by_text("3 messages wait at the broker")).to_have_count(0)
     tab.page.get_by_label("Ordering key").fill("customer-7")
     tab.page.keyboard.press("Enter")
     expect(tab.page.get_by_text("1 message", exact=True)).to_be_visible()
@@ -105,7 +134,8 @@ def test_a_message_is_found_in_each_group(tab: Console) -> None:
     tab.page.get_by_label("Message id").fill("message-1")
     tab.page.get_by_role("button", name="Find").click()
     expect(tab.page.get_by_text("worker-1")).to_be_visible()
-    expect(tab.page.get_by_text("worker-9")).to_be_visible()
+    expect(tab.page.get_by_text("It may be settled.")).to_be_visible()
+    expect(tab.page.get_by_role("row", name="dead lettered")).to_contain_text("worker-9")
     assert tab.violations() == []
 
 

@@ -2,7 +2,7 @@
 import { get, now, path, query } from "./api.js"
 import { refusal } from "./access.js"
 import { adminOf } from "./data.js"
-import { count, duration, NONE, plural, shortId } from "./format.js"
+import { bytes, count, duration, NONE, plural, shortId } from "./format.js"
 import { Body, Headers } from "./message.js"
 import { At, Badge, Button, Dialog, Facts, Failure, Input, Left, Loading, Notice, Section, Select } from "./parts.js"
 import { Table } from "./table.js"
@@ -26,13 +26,13 @@ export function Browse({ topic, group }) {
   const [state, setState] = useState("any")
   const [key, setKey] = useState("")
   const [asked, setAsked] = useState({ state: "any", key: "" })
-  const [found, setFound] = useState({ messages: null, next: null, notShown: 0, error: null, busy: false })
+  const [found, setFound] = useState({ messages: null, next: null, notShown: 0, unreachable: [], error: null, busy: false })
   const [open, setOpen] = useState(null)
   const load = async (after, before, what) => {
     setFound((one) => ({ ...one, busy: true, error: null }))
     try {
       const page = await get(`${adminOf(topic, group)}/messages${query({ ...what, limit: LIMIT, after })}`, { seconds: 40 })
-      setFound({ messages: [...before, ...page.messages], next: page.next ?? null, notShown: page.not_shown ?? 0, error: null, busy: false })
+      setFound({ messages: [...before, ...page.messages], next: page.next ?? null, notShown: page.not_shown === undefined ? 0 : page.not_shown, unreachable: page.unreachable, error: null, busy: false })
     } catch (error) {
       setFound((one) => ({ ...one, error, busy: false }))
     }
@@ -59,20 +59,36 @@ export function Browse({ topic, group }) {
     ${found.messages === null && !found.error && html`<${Loading} />`}
     ${found.messages && html`<${MessageTable} topic=${topic} messages=${found.messages} onOpen=${setOpen} empty=${asked.key || asked.state !== "any" ? "No message matches." : "This group has no messages."} />`}
     ${found.next && html`<div class="toolbar"><${Button} disabled=${found.busy} onClick=${() => load(found.next, found.messages, asked)}>Load ${count(LIMIT)} more<//></div>`}
-    ${hiddenWords(found.notShown)}
+    ${found.messages && html`<${NotShown} count=${found.notShown} busy=${found.busy} onFetch=${() => load(null, [], { ...asked, fetch: "true" })} />`}
+    <${Unreachable} proxies=${found.unreachable} />
     ${open && html`<${MessageDialog} topic=${topic} message=${open} onClose=${() => setOpen(null)} />`}
   <//>`
 }
 
-// `not_shown` is a number, or an object or a text that says what can't be shown, and why.
-function hiddenWords(hidden) {
-  if (!hidden) return null
-  const words =
-    typeof hidden === "number" ? `${plural(hidden, "message")} more can't be shown: no proxy has them in its memory, or their owner does not answer.` : typeof hidden === "string" ? hidden : JSON.stringify(hidden)
-  return html`<p class="hint">${words}</p>`
+// The publisher's id, or popgate's own id of this copy.
+export const idOf = (row) => row.message_id ?? row.id ?? ""
+
+export function Unreachable({ proxies }) {
+  if (!proxies?.length) return null
+  return html`<${Notice} tone="warn">
+    ${proxies.map((one) => html`<p>The proxy <code>${one.proxy}</code> does not answer, so the messages of its queues are missing: ${one.detail}</p>`)}
+  <//>`
 }
 
-const rowKey = (row) => [row.queue, row.state, row.place, row.message_id, row.attempt].join(" ")
+// Messages that wait at the broker are not in the list until a proxy reads some of them.
+function NotShown({ count: hidden, busy, onFetch }) {
+  if (hidden === 0) return null
+  const words =
+    hidden === null
+      ? "The broker does not answer, so it is not known how many messages wait there."
+      : `${plural(hidden, "message waits", "messages wait")} at the broker, and no proxy has read ${hidden === 1 ? "it" : "them"} yet.`
+  return html`<div class="toolbar" role="group" aria-label="Messages at the broker">
+    <p class="hint">${words} Reading some returns them afterwards; RabbitMQ counts this as a delivery.</p>
+    <${Button} kind="small" disabled=${busy} onClick=${onFetch}>Read some from the broker<//>
+  </div>`
+}
+
+const rowKey = (row) => row.id ?? [row.queue, row.state, row.place, row.message_id, row.attempt].join(" ")
 
 function MessageTable({ messages, onOpen, empty }) {
   return html`<${Table}
@@ -81,21 +97,32 @@ function MessageTable({ messages, onOpen, empty }) {
     keyOf=${rowKey}
     empty=${empty}
     columns=${[
-      { key: "id", label: "Message", head: true, cell: (row) => html`<button type="button" class="link mono" aria-haspopup="dialog" title=${row.message_id} onClick=${() => onOpen(row)}>${shortId(row.message_id ?? "without an id")}</button>` },
+      { key: "id", label: "Message", head: true, cell: (row) => html`<button type="button" class="link mono" aria-haspopup="dialog" title=${idOf(row)} onClick=${() => onOpen(row)}>${shortId(idOf(row))}</button>` },
       { key: "state", label: "State", sort: (row) => row.state, cell: (row) => html`<${StateBadge} state=${row.state} />` },
       { key: "where", label: "Where", cell: (row) => html`<${Where} row=${row} />` },
       { key: "key", label: "Key", minor: true, sort: (row) => row.ordering_key ?? null, cell: (row) => row.ordering_key ?? NONE },
-      { key: "body", label: "Body", kind: "preview mono", minor: true, cell: (row) => row.body_preview ?? NONE },
+      { key: "body", label: "Body", kind: "preview mono", minor: true, cell: (row) => previewOf(row) },
       { key: "attempt", label: "Attempt", num: true, minor: true, sort: (row) => row.attempt, cell: (row) => count(row.attempt) },
       { key: "published", label: "Published", num: true, minor: true, sort: (row) => row.published_at ?? null, cell: (row) => html`<${At} at=${row.published_at} />` },
     ]}
   />`
 }
 
+function previewOf(row) {
+  if (row.body_preview !== null && row.body_preview !== undefined) return row.body_preview
+  return row.body_preview_base64 ? `binary, ${bytes(row.body_bytes)}` : NONE
+}
+
+// The message that blocks another one: an object, or its id.
+const firstOf = (blocking) => (typeof blocking === "string" ? blocking : idOf(blocking))
+
 // Where a message stands, in a few words.
 export function Where({ row }) {
-  if (row.lease) return html`${row.lease.client ? html`<code>${row.lease.client}</code> ` : ""}<${Left} until=${row.lease.deadline} />`
-  if (row.blocked_by) return html`<span class="quiet">behind</span> <code title=${row.blocked_by}>${shortId(row.blocked_by)}</code>`
+  if (row.lease) {
+    const ends = row.lease.deadline === null ? html`<span class="quiet">until it commits</span>` : html`<${Left} until=${row.lease.deadline} />`
+    return html`${row.lease.client ? html`<code>${row.lease.client}</code> ` : ""}${ends}`
+  }
+  if (row.blocked_by) return html`<span class="quiet">behind</span> <code>${shortId(firstOf(row.blocked_by))}</code>${row.blocked_by.ahead > 1 ? ` and ${count(row.blocked_by.ahead - 1)} more` : ""}`
   if (row.visible_at && row.visible_at > now()) return html`<span class="quiet">visible in</span> ${duration(Math.ceil(row.visible_at - now()))}`
   if (row.place !== null && row.place !== undefined) return html`<span class="quiet">queue ${row.queue}, place</span> ${count(row.place)}`
   return row.queue === null || row.queue === undefined ? NONE : html`<span class="quiet">queue ${row.queue}</span>`
@@ -103,7 +130,7 @@ export function Where({ row }) {
 
 function MessageDialog({ topic, message, onClose }) {
   const preview = message.body_preview
-  return html`<${Dialog} title=${message.message_id ?? "A message without an id"} onClose=${onClose} wide>
+  return html`<${Dialog} title=${idOf(message) || "A message without an id"} onClose=${onClose} wide>
     <div class="stack">
       <${Facts}
         rows=${[
@@ -112,13 +139,16 @@ function MessageDialog({ topic, message, onClose }) {
           ["Queue", String(message.queue)],
           ["Attempt", count(message.attempt)],
           ["Published", html`<${At} at=${message.published_at} />`],
+          message.first_delivered_at && ["First delivered", html`<${At} at=${message.first_delivered_at} />`],
+          message.expires_at && ["Time to live ends", html`<${At} at=${message.expires_at} />`],
           ["Ordering key", message.ordering_key],
+          message.id && ["Id of this copy", html`<code>${message.id}</code>`],
         ]}
       />
       <${Headers} headers=${message.headers} />
-      <${Body} text=${preview ?? undefined} size=${message.body_bytes} isCut=${preview !== null && preview !== undefined && new TextEncoder().encode(preview).length < message.body_bytes} />
+      <${Body} text=${preview ?? undefined} base64=${message.body_preview_base64 ?? undefined} size=${message.body_bytes} isCut=${preview !== null && preview !== undefined && new TextEncoder().encode(preview).length < message.body_bytes} />
       <div class="dialog-buttons">
-        ${message.message_id && html`<a class="button" href=${path`#/find/${topic}/${message.message_id}`}>Where is it in each group?</a>`}
+        ${idOf(message) && html`<a class="button" href=${path`#/find/${topic}/${idOf(message)}`}>Where is it in each group?</a>`}
         <${Button} onClick=${onClose}>Close<//>
       </div>
     </div>

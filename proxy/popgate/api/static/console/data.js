@@ -8,6 +8,7 @@ import { store, useEffect, useStore } from "./ui.js"
 
 const TOPICS_SECONDS = 10
 const RATES_SECONDS = 5
+const SAMPLE_SECONDS_MIN = 0.7
 const FIRST_RATES_SECONDS = 1 // until the charts have a line
 const SHOWN_SECONDS = 3 // how old the state of a group on the screen may be
 const OTHERS_SECONDS = 60 // and of all other groups
@@ -31,6 +32,7 @@ export function useTopics() {
     async (signal) => {
       const answer = await get("/v1/admin/topics", { signal })
       topics.set(answer.topics)
+      forgetOthers(answer.topics)
       return answer.topics
     },
     TOPICS_SECONDS,
@@ -68,7 +70,6 @@ export function useStates(rows, onScreen) {
   useStore(states)
   useEffect(() => {
     wanted = new Map(rows.filter((row) => row.group !== null).map((row) => [row.key, row]))
-    for (const key of known.keys()) if (!wanted.has(key)) known.delete(key)
     turn()
   }, [rows])
   useEffect(() => {
@@ -83,6 +84,12 @@ export function useStates(rows, onScreen) {
     }
   }, [])
   return known
+}
+
+// Forget the states of groups that are deleted.
+function forgetOthers(all) {
+  const present = new Set(groupRows(all).map((row) => row.key))
+  for (const key of known.keys()) if (!present.has(key)) known.delete(key)
 }
 
 const age = (key) => Date.now() / 1000 - (known.get(key)?.at ?? 0)
@@ -200,9 +207,14 @@ async function readRates(members, group, signal) {
     others ||= labels.topic === "(other)"
   }
   const at = Date.now() / 1000
-  whole.add(at, sums)
-  if (group) historyOf(group).add(at, own)
+  addSample(whole, at, sums)
+  if (group) addSample(historyOf(group), at, own)
   return { at, others }
+}
+
+// Two samples at almost the same time would make wild rates.
+function addSample(history, at, values) {
+  if (at - (history.samples.at(-1)?.at ?? 0) > SAMPLE_SECONDS_MIN) history.add(at, values)
 }
 
 function historyOf({ topic, group }) {
@@ -243,7 +255,7 @@ export function recordState(topic, group, state, at) {
   const backlog = backlogs.get(key)
   if (state && backlog.samples.at(-1)?.at !== at) {
     backlog.add(at, { ready: state.ready, in_flight: state.in_flight, dead: state.dead })
-    if (state.delivered_count !== undefined) {
+    if (typeof state.delivered_count === "number") {
       if (!countersByGroup.has(key)) countersByGroup.set(key, new History())
       const values = Object.entries(STATE_COUNTERS).map(([name, field]) => [name, state[field] ?? 0])
       countersByGroup.get(key).add(at, Object.fromEntries(values))

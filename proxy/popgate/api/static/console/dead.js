@@ -4,7 +4,7 @@ import { Actions, At, Awaited, Button, Dialog, Facts, Failure, Input, Loading, N
 import { PurgeLetters, RedriveLetters, RedriveProgress } from "./redrive.js"
 import { adminOf } from "./data.js"
 import { Body, Headers } from "./message.js"
-import { bytes, count, NONE, plural, shortId } from "./format.js"
+import { bytes, count, duration, NONE, plural, shortId } from "./format.js"
 import { refusal } from "./access.js"
 import { Table } from "./table.js"
 import { html, useEffect, useMemo, useState } from "./ui.js"
@@ -90,14 +90,14 @@ function filtered(letters, filter, cause) {
   return letters.filter((letter) => {
     if (cause && causeOf(letter) !== cause) return false
     if (!wanted) return true
-    const texts = [letter.reason, letter.message_id, letter.ordering_key, letter.body, letter.id, JSON.stringify(letter.headers)]
+    const texts = [letter.reason, letter.client, letter.error?.type, letter.error?.text, letter.message_id, letter.ordering_key, letter.body, letter.id, JSON.stringify(letter.headers)]
     return texts.some((text) => text && text.toLowerCase().includes(wanted))
   })
 }
 
 function LetterActions({ topic, group, dead, picked, busy, onDialog, onReload, mayRead }) {
   const admin = ["admin", { topic, group }]
-  const which = picked ? `the ${count(picked)} selected` : "all"
+  const which = picked ? `the ${count(picked)} selected` : dead === 1 ? "the one letter" : `all ${dead ? count(dead) : "letters"}`
   return html`<${Actions}
     label="Actions on dead letters"
     actions=${[
@@ -163,6 +163,23 @@ function LetterTable({ topic, group, letters, chosen, onChosen, all }) {
   `
 }
 
+function Attempts({ attempts }) {
+  const words = (one) => [one.error_type, one.error_text].filter(Boolean).join(": ") || one.reason || ""
+  return html`<${Table}
+    caption="Attempts"
+    rows=${attempts}
+    keyOf=${(one) => String(one.attempt)}
+    columns=${[
+      { key: "attempt", label: "Attempt", num: true, head: true, cell: (one) => count(one.attempt) },
+      { key: "outcome", label: "Outcome", cell: (one) => one.outcome },
+      { key: "client", label: "Client", cell: (one) => html`<code>${one.client ?? ""}</code>` },
+      { key: "began", label: "Leased", num: true, cell: (one) => html`<${At} at=${one.leased_at} />` },
+      { key: "held", label: "Held for", num: true, cell: (one) => duration(one.ended_at - one.leased_at) },
+      { key: "error", label: "Error", kind: "text", cell: words },
+    ]}
+  />`
+}
+
 // One letter with its whole body.
 function Letter({ topic, group, id, onClose }) {
   const [letter, setLetter] = useState(null)
@@ -191,6 +208,7 @@ function Letter({ topic, group, id, onClose }) {
             ["Id of the letter", html`<code>${letter.id}</code>`],
           ]}
         />
+        ${letter.attempts?.length > 0 && html`<${Attempts} attempts=${letter.attempts} />`}
         <${Headers} headers=${letter.headers} />
         <${Body} text=${letter.body} base64=${letter.body_base64} size=${letter.body_bytes} />
       `}

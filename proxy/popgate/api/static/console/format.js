@@ -47,12 +47,13 @@ export function duration(seconds) {
   return `${Math.floor(rest / size)} ${unit}${left ? ` ${left} ${smallerUnit}` : ""}`
 }
 
-// A duration for narrow places: 12 s, 1:55 min, 2:05 h, 3.2 d.
+// A duration for narrow places: 12 s, 1:55 min, 29 min, 2:05 h, 3.2 d.
 export function shortDuration(seconds) {
   if (seconds === null || seconds === undefined) return NONE
   if (seconds < 59.5) return duration(seconds)
   const pair = (size) => `${Math.floor(seconds / size / 60)}:${String(Math.floor(seconds / size) % 60).padStart(2, "0")}`
-  if (seconds < 3600) return `${pair(1)} min`
+  if (seconds < 600) return `${pair(1)} min`
+  if (seconds < 3600) return `${Math.round(seconds / 60)} min`
   return seconds < 86400 ? `${pair(60)} h` : `${(seconds / 86400).toFixed(1)} d`
 }
 

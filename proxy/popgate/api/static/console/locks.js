@@ -51,8 +51,8 @@ function Holders({ lock }) {
     ${lock.holders.map(
       (one) => html`<li>
         <code>${one.holder}</code>${" "}
-        <span class="quiet">since <${At} at=${one.acquired_at} />, token ${one.fencing_token ?? NONE}</span>${" "}
-        ${one.expires_at !== null && html`<${Left} until=${one.expires_at} />`}
+        ${one.expires_at !== null && html`<${Left} until=${one.expires_at} />`}${" "}
+        <span class="quiet">since <${At} at=${one.acquired_at} />, token ${one.fencing_token ?? NONE}</span>
       </li>`,
     )}
   </ul>`

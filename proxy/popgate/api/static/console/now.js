@@ -4,6 +4,7 @@ import { Chart } from "./charts.js"
 import { adminOf, recordState, useCluster, useRates } from "./data.js"
 import { count, NONE, plural, shortId } from "./format.js"
 import { refusal } from "./access.js"
+import { idOf, Unreachable } from "./browse.js"
 import { At, Awaited, Badge, Empty, Left, Notice, Section } from "./parts.js"
 import { usePoll } from "./poll.js"
 import { SERIES } from "./overview.js"
@@ -11,7 +12,7 @@ import { Table } from "./table.js"
 import { html, useMemo } from "./ui.js"
 
 const LEASES_SECONDS = 3
-const LEASES_MAX = 256
+const LEASES_MAX = 100 // more are not shown: they change too fast to be read
 
 export function Now({ topic, group, state, mode }) {
   const cluster = useCluster()
@@ -26,8 +27,6 @@ export function Now({ topic, group, state, mode }) {
   `
 }
 
-const toneOf = { error: "bad", warning: "warn", bad: "bad", warn: "warn" }
-
 function Why({ topic, group }) {
   const poll = usePoll((signal) => get(`${adminOf(topic, group)}/explain`, { signal }), 5, [topic, group])
   if (poll.error?.isNotOffered) return null
@@ -35,17 +34,21 @@ function Why({ topic, group }) {
     <${Awaited} poll=${poll} what="This can't be explained">
       ${(data) =>
         data.reasons.length === 0
-          ? html`<${Empty}>Nothing stands in the way of a pop.<//>`
+          ? html`<${Empty}>${data.summary || "Nothing stands in the way of a pop."}<//>`
           : html`<ul class="explain">
-              ${data.reasons.map(
-                (one) => html`<li class=${toneOf[one.severity] ?? ""}>
-                  <strong>${one.sentence}</strong> ${one.remedy && html`<span>${one.remedy}</span>`} <code>${one.code}</code>
-                </li>`,
-              )}
+              ${data.would_get && html`<li>${data.summary}</li>`}
+              ${data.reasons.map((one) => html`<${Reason} key=${one.code} one=${one} />`)}
             </ul>`}
     <//>
   <//>`
 }
+
+const Reason = ({ one }) =>
+  html`<li class=${one.stops_all === false ? "" : "warn"}>
+    <strong>${one.detail ?? one.sentence}</strong>
+    ${one.until && html`<span>Ends by itself in <${Left} until=${one.until} />${". "}</span>`}
+    ${one.remedy && html`<span>${one.remedy}</span>`} <code>${one.code}</code>
+  </li>`
 
 const STATE_SERIES = [
   ["published", "Published", ""],
@@ -131,16 +134,17 @@ function Clients({ leases, mode }) {
 
 function Leases({ leases, topic, group, policy }) {
   if (leases.error?.isNotOffered) return null
-  return html`<${Section} title="Leases" aside=${leases.data?.next ? `the first ${LEASES_MAX}` : ""}>
+  return html`<${Section} title="Leases" aside=${leases.data?.next ? `the ${LEASES_MAX} oldest messages` : ""}>
+    <${Unreachable} proxies=${leases.data?.unreachable} />
     <${Awaited} poll=${leases} what="The leases can't be read">
       ${(data) => html`<${Table}
         caption="Leases and the time that is left"
         rows=${data.messages}
-        keyOf=${(row) => `${row.queue} ${row.place} ${row.message_id}`}
+        keyOf=${(row) => row.id ?? `${row.queue} ${row.place} ${row.message_id}`}
         pageRows=${25}
         empty="Nothing is leased."
         columns=${[
-          { key: "id", label: "Message", head: true, cell: (row) => html`<a class="mono" title=${row.message_id} href=${path`#/find/${topic}/${row.message_id ?? ""}`}>${shortId(row.message_id ?? "without an id")}</a>` },
+          { key: "id", label: "Message", head: true, cell: (row) => html`<a class="mono" title=${idOf(row)} href=${path`#/find/${topic}/${idOf(row)}`}>${shortId(idOf(row))}</a>` },
           { key: "client", label: "Client", sort: (row) => row.lease?.client ?? "", cell: (row) => (row.lease?.client ? html`<code>${row.lease.client}</code>` : NONE) },
           { key: "left", label: "Time left", num: true, sort: (row) => row.lease?.deadline ?? null, cell: (row) => html`<${Left} until=${row.lease?.deadline} whole=${Math.max(policy.invisibility_seconds, (row.lease?.deadline ?? 0) - clock())} />` },
           { key: "attempt", label: "Attempt", num: true, sort: (row) => row.attempt, cell: (row) => html`${count(row.attempt)}${policy.max_deliveries ? html`<span class="quiet"> / ${count(policy.max_deliveries)}</span>` : ""}` },

@@ -59,9 +59,9 @@ export function Overview() {
             columns=${[
               { key: "group", label: "Group", head: true, cell: (row) => html`<a href=${pageOf(row.topic, row.group)}>${row.topic}/${row.group}</a>` },
               { key: "why", label: "Why", kind: "text", cell: (row) => html`<${Reasons} row=${row} />` },
-              { key: "ready", label: "Ready", num: true, sort: (row) => row.state.ready, cell: (row) => count(row.state.ready) },
+              { key: "ready", label: "Ready", num: true, minor: true, sort: (row) => row.state.ready, cell: (row) => count(row.state.ready) },
               { key: "in_flight", label: "In flight", num: true, minor: true, sort: (row) => row.state.in_flight, cell: (row) => count(row.state.in_flight) },
-              { key: "dead", label: "Dead", num: true, sort: (row) => row.state.dead, cell: (row) => count(row.state.dead) },
+              { key: "dead", label: "Dead", num: true, minor: true, sort: (row) => row.state.dead, cell: (row) => count(row.state.dead) },
               { key: "oldest", label: "Oldest", num: true, minor: true, sort: (row) => row.state.oldest_age_seconds, cell: (row) => duration(row.state.oldest_age_seconds) },
             ]}
           />`}
@@ -87,7 +87,8 @@ function Rates({ cluster }) {
   const why = refusal("metrics")
   const members = cluster.data?.members ?? (cluster.error ? [] : null)
   const { poll, history } = useRates(why ? null : members)
-  return html`<${Section} title="Messages per second" aside="of all proxies, the last 5 minutes">
+  const which = cluster.error ? "of the proxy that answers" : "of all proxies"
+  return html`<${Section} title="Messages per second" aside=${`${which}, the last 5 minutes`}>
     ${why
       ? html`<${Notice}>The rates come from the proxies' metrics. ${why}<//>`
       : html`<${Failure} error=${poll.error} what="The metrics can't be read" />

@@ -9,6 +9,7 @@ import { html, useEffect, useRef, useState } from "./ui.js"
 
 const RUNNING_SECONDS = 1
 const IDLE_SECONDS = 10
+const ANSWER_SECONDS = 1 // a short redrive has ended when its request is answered
 
 const numberOf = (text) => (text.trim() === "" ? undefined : Number(text))
 
@@ -25,7 +26,7 @@ export function RedriveLetters({ topic, group, dead, ids, onClose, onChanged }) 
     verb=${`Redrive ${plural(number, "letter")}`}
     disabled=${Boolean(why)}
     submit=${async () => {
-      const order = { rate_per_second: pace, target_topic: goal || undefined }
+      const order = { rate_per_second: pace, target_topic: goal || undefined, wait_seconds: ANSWER_SECONDS }
       if (ids.length) order.ids = ids
       else order.max_messages = numberOf(most)
       await post(`${adminOf(topic, group)}/dead-letters/redrive`, order)

@@ -65,7 +65,7 @@ function GroupTable({ rows, all, owners, empty, caption = "Topics and groups" })
       },
       { key: "state", label: "State", cell: (row) => html`<${StateBadges} row=${row} owners=${owners} />` },
       figure("ready", "Ready"),
-      figure("in_flight", "In flight"),
+      figure("in_flight", "In flight", { minor: true }),
       figure("delayed", "Delayed", { minor: true }),
       figure("blocked", "Blocked", { minor: true }),
       figure("dead", "Dead", { cell: (row) => (row.state?.dead ? html`<a class="bad" href=${pageOf(row.topic, row.group, "dead-letters")}>${count(row.state.dead)}</a>` : html`<span class="zero">${count(row.state?.dead)}</span>`) }),
