@@ -17,7 +17,9 @@ def banner(options: ServeOptions) -> str:
         "",
     ]
     if options.has_authentication:
-        return "\n".join([*lines, "Clients need a key or a token: popgate keys --help", "", "stop: Ctrl-C"])
+        return "\n".join(
+            [*lines, "Clients need a key or a token: popgate keys --help", "", f"console: {url}/console   stop: Ctrl-C"]
+        )
     lines.append("Publish, pop and ack a message:")
     if not options.auto_create:
         lines += [

@@ -177,7 +177,7 @@ function Foot({ who, server, onSignOut }) {
         </div>`
       : html`<p class="who"><${Badge} tone="warn">no authentication<//></p>`}
     <p class="version">${server ? `popgate ${server.version} on ${server.broker === "embedded" ? "its embedded store" : server.broker}` : ""}</p>
-    <p><a href=${`${base}docs`}>HTTP interface</a></p>
+    ${!token() && html`<p><a href=${`${base}docs`}>HTTP interface</a></p>`}
     ${shown && html`<${Rights} who=${who} onClose=${() => setShown(false)} />`}
   </div>`
 }
