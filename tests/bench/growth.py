@@ -117,25 +117,34 @@ def measure_curve(curve: Curve, world: World, points: Sequence[float]) -> dict[s
     }
 
 
+def _conditions(folder: Path, scale: Scale) -> dict[str, Any]:
+    arguments = [f"ARGS={' '.join(sys.argv[1:])}"] if sys.argv[1:] else []
+    return {
+        "command": shlex.join(["make", "bench-growth", *arguments]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine(),
+        "sync_ms": sync_milliseconds(folder),
+        "load": os.getloadavg()[0],
+        "versions": {"Python": platform.python_version(), "RabbitMQ": str(find_release())},
+        "rounds": scale.rounds,
+    }
+
+
 def run(
-    names: Sequence[str], brokers: Sequence[str], scale: Scale, save: Callable[[dict[str, Any]], None]
+    names: Sequence[str],
+    brokers: Sequence[str],
+    scale: Scale,
+    save: Callable[[dict[str, Any]], None],
+    figures: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Measure the curves ``names`` on ``brokers``. Return all figures, and ``save`` them after each curve."""
-    curves: dict[str, dict[str, Any]] = {}
+    """Measure the curves ``names`` on ``brokers``. Return all figures, and ``save`` them after each curve.
+
+    ``figures``: those of earlier runs. Their other curves stay.
+    """
+    figures = figures or {"runs": [], "curves": {}}
     with tempfile.TemporaryDirectory(prefix="popgate-growth-") as name:
         folder = Path(name)
-        figures = {
-            "command": shlex.join(
-                ["make", "bench-growth", *([f"ARGS={' '.join(sys.argv[1:])}"] if sys.argv[1:] else [])]
-            ),
-            "date": datetime.now(UTC).date().isoformat(),
-            "machine": machine(),
-            "sync_ms": sync_milliseconds(folder),
-            "load": os.getloadavg()[0],
-            "versions": {"Python": platform.python_version(), "RabbitMQ": str(find_release())},
-            "rounds": scale.rounds,
-            "curves": curves,
-        }
+        figures["runs"].append(_conditions(folder, scale))
         for broker in brokers:
             with ExitStack() as stack:
                 node = None
@@ -145,7 +154,7 @@ def run(
                 for curve in [curve for curve in CURVES if curve.name in names]:
                     print(f"{broker}: {curve.axis}", flush=True)
                     points = [at for at in curve.points_on(broker) if at <= scale.largest][: scale.points_max]
-                    curves.setdefault(curve.name, {})[broker] = measure_curve(curve, world, points)
+                    figures["curves"].setdefault(curve.name, {})[broker] = measure_curve(curve, world, points)
                     save(figures)
     return figures
 
@@ -162,6 +171,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=[curve.name for curve in CURVES], help="only this curve")
     parser.add_argument("--broker", action="append", choices=BROKERS, help="only this broker")
     parser.add_argument("--json", type=Path, default=Path("growth.json"), help="file for the figures")
+    parser.add_argument("--keep", action="store_true", help="keep the other curves that the file has")
     parser.add_argument("--docs", type=Path, help="folder with growth.md: write the figures, plots and tables there")
     arguments = parser.parse_args()
     ends_at = time.monotonic() + 60 * arguments.minutes
@@ -173,7 +183,8 @@ def main() -> int:
     def save(figures: dict[str, Any]) -> None:
         file.write_text(json.dumps(figures, indent=1) + "\n")
 
-    figures = run(names, arguments.broker or BROKERS, scale, save)
+    figures = json.loads(file.read_text()) if arguments.keep else None
+    figures = run(names, arguments.broker or BROKERS, scale, save, figures)
     growth_page.write_plots(file.parent, figures)
     if docs is not None:
         growth_page.write(docs)

@@ -7,9 +7,10 @@ of pops that wait.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,7 +27,7 @@ LEASED_BYTES = 100
 SETTLE_SECONDS = 0.3
 """Seconds between two loads, in which the proxy writes what it writes behind, such as deletions."""
 IDLE_SHARE, IDLE_LOOKS_MAX = 0.3, 100
-"""RabbitMQ has applied the acks when it uses less than this share of a core; looked at this often at most."""
+"""A process is idle when it uses less than this share of a core; looked at this often at most."""
 
 
 class StalledError(Exception):
@@ -71,8 +72,9 @@ class Measured:
 
 
 def _processor_seconds(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
+    """Return the processor time of all threads. ``psutil`` has it only in hundredths of a second."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def _group(topic: str) -> str:
@@ -166,10 +168,11 @@ async def pop_and_ack(target: Target, total: int) -> float:
     return seconds
 
 
-async def publish_to_waiting(target: Target, total: int, rate: float) -> list[float]:
+async def publish_to_waiting(target: Target, total: int, rate: float) -> tuple[list[float], float]:
     """Publish ``total`` messages at ``rate`` a second to clients that wait. Return the latencies in seconds.
 
-    Raises: StalledError.
+    The second value is the processor time of the proxy from the first publish to the last ack: the pops that begin to
+    wait before are not counted. Raises: StalledError.
     """
     sent: dict[str, float] = {}
     latencies: list[float] = []
@@ -188,8 +191,9 @@ async def publish_to_waiting(target: Target, total: int, rate: float) -> list[fl
         finally:
             connection.close()
 
-    async def publish() -> None:
+    async def publish() -> float:
         connection = await load.connect(target.port)
+        before = target.processor_seconds()
         started = time.perf_counter()
         for number in range(total):
             await asyncio.sleep(max(0.0, started + number / rate - time.perf_counter()))
@@ -199,13 +203,15 @@ async def publish_to_waiting(target: Target, total: int, rate: float) -> list[fl
             topic = served[number % len(served)]
             await connection.post(f"/v1/topics/{topic}/messages", {"messages": [message]})
         await all_acked.wait()
+        seconds = target.processor_seconds() - before
         connection.close()
+        return seconds
 
     try:
         async with asyncio.TaskGroup() as group:
             workers = [group.create_task(work(topic)) for topic in served]
-            await asyncio.sleep(SETTLE_SECONDS)  # until all of them wait
-            await publish()
+            await _idle(target.processor_seconds)  # until all of them wait
+            processor_seconds = await publish()
             for worker in workers:
                 worker.cancel()
     except ExceptionGroup as errors:
@@ -213,7 +219,7 @@ async def publish_to_waiting(target: Target, total: int, rate: float) -> list[fl
         if stalled is None:
             raise
         raise StalledError(str(stalled.exceptions[0])) from errors
-    return latencies
+    return latencies, processor_seconds
 
 
 async def measure(target: Target, *, ready: int, waiting: int, rate: float) -> Measured:
@@ -223,21 +229,20 @@ async def measure(target: Target, *, ready: int, waiting: int, rate: float) -> M
     before, broker_before = target.processor_seconds(), target.broker_seconds()
     seconds = await pop_and_ack(target, ready)
     ready_us = (target.processor_seconds() - before) * 1e6 / ready
-    await _settled(target)
+    await _idle(target.broker_seconds)  # it has applied the acks
     broker_us = (target.broker_seconds() - broker_before) * 1e6 / ready
-    before = target.processor_seconds()
-    latencies = await publish_to_waiting(target, waiting, rate)
-    waiting_us = (target.processor_seconds() - before) * 1e6 / waiting
+    latencies, processor_seconds = await publish_to_waiting(target, waiting, rate)
+    waiting_us = processor_seconds * 1e6 / waiting
     await asyncio.sleep(SETTLE_SECONDS)
     return Measured(
         rate=ready / seconds, ready_us=ready_us, waiting_us=waiting_us, broker_us=broker_us, latencies=latencies
     )
 
 
-async def _settled(target: Target) -> None:
-    """Wait until RabbitMQ is idle, so that acks which it still works on do not delay the next load."""
+async def _idle(processor_seconds: Callable[[], float]) -> None:
+    """Wait until a process uses little of a core, so that what it still works on does not disturb the next load."""
     for _ in range(IDLE_LOOKS_MAX):
-        before = target.broker_seconds()
+        before = processor_seconds()
         await asyncio.sleep(SETTLE_SECONDS)
-        if target.broker_seconds() - before < IDLE_SHARE * SETTLE_SECONDS:
+        if processor_seconds() - before < IDLE_SHARE * SETTLE_SECONDS:
             return

@@ -19,17 +19,17 @@ WITH_BROKER = ("size", "in flight")
 
 
 def _conditions(figures: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
-    return "\n".join(
-        [
-            f"- {figures['date']}, `{figures['command']}`, medians of {figures['rounds']} rounds",
+    lines: list[str] = []
+    for run in figures["runs"]:
+        versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+        lines += [
+            f"- {run['date']}, `{run['command']}`, medians of {run['rounds']} rounds",
             (
-                f"- {figures['machine']}; a synced write of 4 KiB takes {figures['sync_ms']:.2f} ms; "
-                f"load before the start: {figures['load']:.1f}"
+                f"- {run['machine']}, {versions}; a synced write of 4 KiB takes {run['sync_ms']:.2f} ms; "
+                f"load before the start: {run['load']:.1f}"
             ),
-            f"- {versions}",
         ]
-    )
+    return "\n".join(lines)
 
 
 def _row(name: str, point: Mapping[str, float], base: Mapping[str, float], columns: tuple[str, ...]) -> str:

@@ -29,7 +29,7 @@ from support.engines import World, bodies, start_world, stop_world
 
 T = TypeVar("T")
 
-QUEUES = {"t": 3, "u": 2}
+QUEUES = {"t": 2, "u": 4}
 BUDGET_BYTES = 40_000
 LONG_SECONDS, BRIEF_SECONDS, IDLE_SECONDS = 600.0, 5.0, 20.0
 WAITING_MAX = 3
@@ -37,6 +37,7 @@ MEMORY = Path("/dev/shm")
 
 TOPICS = st.sampled_from(sorted(QUEUES))
 NUMBERS = st.integers(0, 11)
+SIZES = st.lists(st.sampled_from([50, 500, 1_500, 3_000, 9_000]), min_size=1, max_size=12)
 
 
 class LackingMachine(RuleBasedStateMachine):
@@ -72,11 +73,15 @@ class LackingMachine(RuleBasedStateMachine):
     def host(self, topic: str, number: int) -> QueueHost:
         return self.hosts(topic)[number % QUEUES[topic]]
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(anonymous=st.sampled_from([False, False, True]))
+    def start(self, anonymous: bool) -> None:
         async def begin() -> None:
             self.world = await start_world(
-                self.folder, clock=ManualClock(), buffer_bytes_max=BUDGET_BYTES, idle_return_seconds=IDLE_SECONDS
+                self.folder,
+                clock=ManualClock(),
+                anonymous=anonymous,
+                buffer_bytes_max=BUDGET_BYTES,
+                idle_return_seconds=IDLE_SECONDS,
             )
             for topic, queues in QUEUES.items():
                 await self.world.create(topic, queues=queues)
@@ -85,12 +90,19 @@ class LackingMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what clients do
 
-    @rule(topic=TOPICS, sizes=st.lists(st.sampled_from([50, 500, 3_000, 9_000]), min_size=1, max_size=12))
+    @rule(topic=TOPICS, sizes=SIZES)
     def publish(self, topic: str, sizes: list[int]) -> None:
         new = [f"{self.published + number} ".ljust(size, "x") for number, size in enumerate(sizes)]
         self.published += len(sizes)
         statuses = self.run(self.living.publish(topic, *new))
         self.expected[topic] |= {body for body, status in zip(new, statuses, strict=True) if status == "published"}
+
+    @rule(topic=TOPICS, sizes=SIZES)
+    def lease_all(self, topic: str, sizes: list[int]) -> None:
+        """Lease for long, until pops find nothing and have raised the prefetch."""
+        self.publish(topic, sizes)
+        for _ in range(3):
+            self.pop(topic, count=30, is_brief=False, waits=False)
 
     @rule(topic=TOPICS, count=st.sampled_from([1, 4, 30]), is_brief=st.booleans(), waits=st.booleans())
     def pop(self, topic: str, count: int, is_brief: bool, waits: bool) -> None:
@@ -125,9 +137,13 @@ class LackingMachine(RuleBasedStateMachine):
             if await self.living.settle(verb, topic, [one]) == ["acked"]:
                 self.expected[topic] -= set(bodies([one]))
 
-    @rule(topic=TOPICS, keeps=st.booleans())
-    def keep(self, topic: str, keeps: bool) -> None:
-        """Keep bodies in memory, as a lease group does whose slices are read, or stop it."""
+    @rule(topic=TOPICS, sizes=SIZES, keeps=st.booleans())
+    def keep(self, topic: str, sizes: list[int], keeps: bool) -> None:
+        """Lease messages. Then keep their bodies in memory, as a lease group does whose slices are read, or stop it."""
+        self.lease_all(topic, sizes)
+        self._keep(topic, keeps=keeps)
+
+    def _keep(self, topic: str, *, keeps: bool) -> None:
         for host in self.hosts(topic):
             for message in host.messages():
                 (host.state.memory.keep if keeps else host.state.memory.unkeep)(message)
@@ -160,10 +176,14 @@ class LackingMachine(RuleBasedStateMachine):
         """Give a queue to another proxy, before it takes it or because it has taken it."""
         host, served = self.host(topic, number), self.living.served(topic)
         self.is_away.add(host)
-        if is_told:
-            self.run(served.hand_over(host))
-        else:
-            served.lose(host)
+
+        async def give() -> None:
+            if is_told:
+                await served.hand_over(host)
+            else:
+                served.lose(host)
+
+        self.run(give())
 
     @rule()
     def take_queues(self) -> None:
@@ -232,7 +252,7 @@ class LackingMachine(RuleBasedStateMachine):
             self.declare(topic)
             self.switch(topic, ConsumeMode.POP)
             self.pause(topic, paused=False)
-            self.keep(topic, keeps=False)
+            self._keep(topic, keeps=False)
         for _ in range(3):
             self.run(self.living.let_pass(LONG_SECONDS))
         self._collect()
@@ -250,8 +270,8 @@ class LackingMachine(RuleBasedStateMachine):
 
 def test_no_queue_that_could_give_messages_is_forgotten(*, full_run: bool) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    examples = 1_500 if full_run else 15
+    examples = 800 if full_run else 60
     run_state_machine_as_test(
         LackingMachine,
-        settings=settings(max_examples=examples, stateful_step_count=30, deadline=None, suppress_health_check=checks),
+        settings=settings(max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=checks),
     )

@@ -77,6 +77,42 @@ ENGINE = (
         "if False:",
         ("engine/test_forwarded_pops.py",),
     ),
+    Slip(
+        "engine/queue/host.py",
+        "        channel = self._channels.end()\n        self._unopened.add(self.queue.number)\n",
+        "        channel = self._channels.end()\n",
+        ("engine/test_lacking_queues.py",),
+    ),
+    Slip(
+        "engine/queue/host.py",
+        "        self.claim.is_owned = True\n        self._unopened.add(self.queue.number)\n",
+        "        self.claim.is_owned = True\n",
+        ("engine/test_lacking_queues.py",),
+    ),
+    Slip(
+        "engine/queue/state.py",
+        "        self.flow.note()\n        effects.has_news = True\n",
+        "        effects.has_news = True\n",
+        ("engine/test_lacking_queues.py", "engine/test_memory.py"),
+    ),
+    Slip(
+        "engine/queue/flow.py",
+        "        self._is_asked = True\n        self.note()\n",
+        "        self._is_asked = True\n",
+        ("engine/test_lacking_queues.py", "engine/test_memory.py", "unit/test_flow.py"),
+    ),
+    Slip(
+        "engine/queue/flow.py",
+        "        self._budget.let_go(size)\n        self.note()\n",
+        "        self._budget.let_go(size)\n",
+        ("engine/test_lacking_queues.py", "unit/test_flow.py"),
+    ),
+    Slip(
+        "engine/lease/served_group.py",
+        "if self._lacking.share_was_cut():",
+        "if False:",
+        ("engine/test_lacking_queues.py",),
+    ),
     # -- publishing -------------------------------------------------------------------------------------------------
     Slip(
         "engine/publish/publishing.py",

@@ -33,7 +33,7 @@ def leaves() -> dict[str, Parser]:
 
 
 def _leaves(name: str, one: Parser) -> Iterator[tuple[str, Parser]]:
-    actions = [action for action in one._actions if isinstance(action, COMMANDS)]
+    actions: list[Any] = [action for action in one._actions if isinstance(action, COMMANDS)]
     if not actions or (name and not actions[0].required):
         yield name, one
     for action in actions:
@@ -75,7 +75,7 @@ def test_every_command_has_a_help_with_an_example_of_itself(name: str) -> None:
     assert "==SUPPRESS==" not in text
 
 
-@pytest.mark.parametrize("name", leaves().keys() - WITHOUT_OUTPUT)
+@pytest.mark.parametrize("name", sorted(leaves().keys() - WITHOUT_OUTPUT))
 def test_every_command_takes_o_and_q(name: str) -> None:
     flags = dict(flags_of(leaves()[name]))
     assert flags["-o"].choices == ["json", "table", "wide", "name"]

@@ -120,10 +120,11 @@ class TracedEngine(Engine):
         except PopgateError as error:
             self._refused(topic, group, began, error)
             raise
-        if isinstance(found, ForwardedAnswer):
-            self._received(topic, group, began, _popped_there(found))
-        elif isinstance(found, list):
-            self._received(topic, group, began, _popped_here(cast("list[Leased]", found)))
+        answer: Any = found
+        if isinstance(answer, ForwardedAnswer):
+            self._received(topic, group, began, _popped_there(answer))
+        elif isinstance(answer, list):
+            self._received(topic, group, began, _popped_here(cast("list[Leased]", answer)))
         return found
 
     def _refused(self, topic: str, group: str, began: int, error: PopgateError) -> None:

@@ -56,8 +56,7 @@ class Basket:
     def _has_room(self, another: Message) -> bool:
         """Add the size of ``another`` message. Return whether the answer has room for it.
 
-        The first message is measured only if there is a second one, because measuring a large body takes as long as
-        encoding it.
+        The first message is measured only if there is a second one, because measuring reads a large body several times.
         """
         first = self.taken[0].message
         if not self._size and first is not None:
