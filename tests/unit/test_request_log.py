@@ -56,11 +56,12 @@ def test_the_id_is_added_to_the_head_and_the_status_is_noted(is_joined: bool) ->
 
 def test_the_head_that_asks_for_a_body_is_not_the_answer() -> None:
     sink = Sink()
-    answer = ObservedAnswer(sink, "r-1", is_counted=False)
+    answer = ObservedAnswer(sink, "r-1", is_counted=True)
     answer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     assert (sink.written, answer.status) == (b"HTTP/1.1 100 Continue\r\n\r\n", None)
-    answer.write(head(b"", status=b"204 No Content"))
-    assert answer.status == 204
+    body = b'{"results":[{"status":"acked"}]}'
+    answer.write(head(body, status=b"201 Created") + body)
+    assert (answer.status, answer.count()) == (201, 1)
     assert sink.written.count(b"x-request-id") == 1
 
 

@@ -29,8 +29,8 @@ from popgate.wire.admission import PEERS_PATH
 
 _log = logging.getLogger(__name__)
 
-COUNTED_BYTES_MAX = 16 << 20
-"""Maximum size of an answer whose messages are counted."""
+COUNTED_BYTES_MAX = 4 << 20
+"""Maximum size of an answer whose messages are counted, for which it is copied."""
 PATH_LENGTH_MAX = 200
 """Maximum number of characters of a path in a log line."""
 _END = b"\r\n"
@@ -104,7 +104,7 @@ class ObservedAnswer:
             self.status = status
             end = data.index(_END) + len(_END)
             data = b"%b%b%b" % (data[:end], self._line, data[end:])
-        if self._is_counted and len(self._content) <= COUNTED_BYTES_MAX:
+        if self._is_counted and self.status is not None and len(self._content) <= COUNTED_BYTES_MAX:
             self._content += data
         self._inner.write(data)
 
