@@ -129,7 +129,9 @@ async function readState(key, isShown) {
     const state = await get(stateOf(topic, group))
     const isIdle = state.ready > 0 && state.in_flight === 0
     const idle = isIdle ? (known.get(key)?.idle ?? 0) + 1 : 0
-    known.set(key, { state, at: Date.now() / 1000, error: null, idle, isStalled: idle > 1 })
+    const at = Date.now() / 1000
+    known.set(key, { state, at, error: null, idle, isStalled: idle > 1 })
+    if (isShown) recordState(topic, group, state, at) // so that the charts of its page have a past
   } catch (error) {
     known.set(key, { ...known.get(key), at: Date.now() / 1000, error })
     if (error.status === 0 || error.status === 429) restUntil = Date.now() + 5000

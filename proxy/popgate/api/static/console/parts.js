@@ -77,10 +77,16 @@ export function Awaited({ poll, what, notOffered, children }) {
 
 export const Figures = ({ label, children }) => html`<dl class="figures" aria-label=${label}>${children}</dl>`
 
+// A number with a unit behind it: the unit is smaller.
+function sized(value) {
+  const match = /^(\S+) (\S+)$/.exec(String(value))
+  return match ? html`${match[1]}<span class="unit">${" "}${match[2]}</span>` : value
+}
+
 export const Figure = ({ label, value, tone, note, href }) =>
   html`<div class="figure ${tone ?? ""}">
     <dt>${label}</dt>
-    <dd>${href ? html`<a href=${href}>${value}</a>` : value}</dd>
+    <dd>${href ? html`<a href=${href}>${sized(value)}</a>` : sized(value)}</dd>
     ${note && html`<dd class="note">${note}</dd>`}
   </div>`
 
