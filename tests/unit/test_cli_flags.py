@@ -18,7 +18,21 @@ from support.proxy import popgate_command
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
-    *("serve", "publish", "pop", "ack", "release", "extend", "reject", "tail", "stats", "cluster", "topics", "groups"),
+    *(
+        "serve",
+        "publish",
+        "pop",
+        "ack",
+        "release",
+        "extend",
+        "reject",
+        "tail",
+        "stats",
+        "top",
+        "cluster",
+        "topics",
+        "groups",
+    ),
     *("mode", "lease-groups", "dead-letters", "purge", "locks", "replicas", "keys", "secrets", "doctor", "prove"),
 ]
 ACTIONS = [

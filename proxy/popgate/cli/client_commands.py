@@ -21,6 +21,7 @@ from popgate.cli import (
     settle,
     stats,
     tail,
+    top,
     topics,
 )
 from popgate.cli.client_errors import code_of, explain
@@ -38,6 +39,7 @@ def add_parsers(commands: Commands) -> None:
     settle.add_parsers(commands)
     tail.add_parser(commands)
     stats.add_parser(commands)
+    top.add_parser(commands)
     cluster.add_parser(commands)
     log_level.add_parser(commands)
     topics.add_parser(commands)

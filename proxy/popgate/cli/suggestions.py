@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable, Mapping
 
-CUTOFF = 0.7
+CUTOFF = 0.65
 """Minimum similarity of a suggestion, from 0 to 1, as ``difflib`` measures it."""
 SYNONYMS = {
     "add": ("create", "publish"),
