@@ -371,3 +371,29 @@ def test_a_line_end_in_a_path_leads_to_no_other_operation(server: Guarded) -> No
     problem(server.send("GET", path, key), 403, "forbidden")
     for tail in ("%0A", "%0D", "%00", "%0D%0A"):
         problem(server.send("GET", path + tail, key), 404, "not_found")
+
+
+def test_who_may_inspect_but_not_consume_sees_no_parts_of_messages(server: Guarded) -> None:
+    group = server.empty_group()
+    topic = group.split("/")[3]
+    admin_group = f"/v1/admin{group.removeprefix('/v1')}"
+    messages = [{"body": "secret", "message_id": f"m{n}", "ordering_key": "secret"} for n in (1, 2, 3)]
+    assert server.send("POST", f"/v1/topics/{topic}/messages", server.admin, body={"messages": messages}).is_success
+    popped = server.send("POST", f"{group}/pop", server.admin, body={"wait_seconds": 5}).json()["messages"]
+    rejected = [{"receipt_handle": popped[0]["receipt_handle"], "reason": "secret"}]
+    assert server.send("POST", f"{group}/reject", server.admin, body={"entries": rejected}).is_success
+    assert server.send("POST", f"{group}/pop", server.admin, body={"wait_seconds": 5}).json()["messages"]
+    inspector = server.new({"actions": ["inspect"]})
+    for path in (f"{admin_group}/explain", *(f"/v1/admin/topics/{topic}/messages/m{n}" for n in (1, 2, 3))):
+        seen, whole = (server.send("GET", path, key) for key in (inspector, server.admin))
+        assert (seen.status_code, whole.status_code) == (200, 200)
+        assert "secret" not in seen.text
+        assert "secret" in whole.text
+    assert server.send("GET", f"{admin_group}/messages", inspector).json()["action"] == "consume"
+    assert server.send("GET", f"{admin_group}/messages", server.admin).is_success
+
+
+def test_a_message_is_not_found_in_groups_that_the_caller_may_not_see(server: Guarded, narrow: Key) -> None:
+    path = f"/v1/admin/topics/{SEEN_TOPIC}/messages/any"
+    assert [one["group"] for one in server.send("GET", path, narrow).json()["groups"]] == ["seen"]
+    assert {"hidden", "seen"} <= {one["group"] for one in server.send("GET", path, server.admin).json()["groups"]}

@@ -26,6 +26,7 @@ from popgate_client.dead_letters import (
     redrive_request,
 )
 from popgate_client.exchange import RETRY_SECONDS_MAX, Attempt, Exchange, Exchanges, Traces
+from popgate_client.inspecting import explain_path, message_path, peek_path
 from popgate_client.lease_groups import LeaseStream, list_exchange
 from popgate_client.locks import TTL_SECONDS, LockKind, force_release_request, holders_of, list_locks, put_lock
 from popgate_client.message import (
@@ -332,6 +333,36 @@ class Client(PullCalls):
     def delete_group(self, topic: str, group: str) -> None:
         """Delete a group with its messages. Raises TopicNotFound, GroupNotFound."""
         self.perform(self._exchanges.delete(admin_path(topic, group)))
+
+    def explain(self, topic: str, group: str) -> JsonObject:
+        """Say why a pop of a group gets no message: `would_get`, `summary`, `reasons` (each with `code`, `detail`,
+        `remedy`), and the facts (`standing`). Raises TopicNotFound, GroupNotFound."""
+        return self.perform(self._exchanges.read(explain_path(topic, group)))
+
+    def peek(
+        self,
+        topic: str,
+        group: str,
+        *,
+        state: str | None = None,
+        key: str | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+        fetch: bool = False,
+    ) -> JsonObject:
+        """Return `messages` of a group, the oldest first, without leasing them: those in the memory of the proxies.
+
+        `state` is "ready", "leased", "delayed", "blocked" or "any", and `key` an ordering key. `next`, if it is not
+        None, is the `after` of the next page. `fetch` first reads messages from the broker, as a pop does. Raises
+        TopicNotFound, GroupNotFound.
+        """
+        path = peek_path(topic, group, state=state, key=key, limit=limit, after=after, fetch=fetch)
+        return self.perform(self._exchanges.read(path))
+
+    def find_message(self, topic: str, message_id: str) -> JsonObject:
+        """Say where a message is in each group of its topic: its `state`, its `copies`, and if it is unknown, what this
+        can mean (`because`). Raises TopicNotFound."""
+        return self.perform(self._exchanges.read(message_path(topic, message_id)))
 
     def dead_letters(
         self,

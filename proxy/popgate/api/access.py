@@ -104,7 +104,12 @@ def _rows() -> Iterator[tuple[str, str, Access]]:
         yield row("POST", f"{admin_group}/{verb}", f"group_{verb}", Action.ADMIN, _group, is_change=True)
     yield row("GET", f"{admin_group}/consume-mode", "mode_get", Action.INSPECT, _group)
     yield row("PUT", f"{admin_group}/consume-mode", "mode_put", Action.ADMIN, _group, is_change=True)
-    # Dead letters are messages of the group, with their bodies.
+    yield row("GET", f"{admin_group}/explain", "group_explain", Action.INSPECT, _group)
+    # Other groups, and what the publisher has sent, are shown only if the caller may see them.
+    yield row("GET", f"{admin_topic}/messages", "message_find", Action.INSPECT, _topic)
+    yield row("GET", f"{admin_topic}/messages/{{}}", "message_get", Action.INSPECT, _topic)
+    # Peeked messages and dead letters are messages of the group, with their bodies.
+    yield row("GET", f"{admin_group}/messages", "group_peek", Action.CONSUME, _group)
     yield row("GET", dead, "dead_letters_list", Action.CONSUME, _group)
     yield row("GET", f"{dead}/{{}}", "dead_letters_get", Action.CONSUME, _group)
     yield row("GET", f"{dead}/redrive", "redrive_get", Action.INSPECT, _group)

@@ -25,6 +25,7 @@ from popgate.api.console import add_console
 from popgate.api.consume_mode import consume_mode_router
 from popgate.api.dead_letters import dead_letters_router
 from popgate.api.documentation import add_documentation
+from popgate.api.explain import explain_router
 from popgate.api.formats import JSON, MSGPACK_TYPES, check_json, media_type
 from popgate.api.log_level import log_level_router
 from popgate.api.metrics import OPEN_METRICS, AccessFigures, Metrics, metrics_proxy
@@ -106,6 +107,7 @@ class ControlPlane:
         framework.include_router(admin_router(engine, counters))
         framework.include_router(consume_mode_router(engine, peers))
         framework.include_router(dead_letters_router(engine))
+        framework.include_router(explain_router(engine, peers))
         framework.include_router(cluster_router(engine))
         framework.include_router(replicas_router(engine, replicas))
         framework.include_router(log_level_router(engine, peers, levels or LogLevels("info")))

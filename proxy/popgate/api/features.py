@@ -29,6 +29,7 @@ PATHS: Mapping[Feature, str] = {
     Feature.PULL: f"{_GROUP}/(assignment|queues)(/.*)?",
     Feature.LEASE_GROUPS: f"{_GROUP}/lease-groups(/.*)?",
     Feature.DEAD_LETTERS: f"{_ADMIN_GROUP}/dead-letters(/.*)?",
+    Feature.EXPLAIN: f"{_ADMIN_GROUP}/(explain|messages)|/v1/admin/topics/[^/]+/messages(/.*)?",
     Feature.PURGE: f"{_ADMIN_GROUP}/purge",
     Feature.PAUSE: f"{_ADMIN_GROUP}/(pause|resume)",
     Feature.CONSUME_MODE: f"{_ADMIN_GROUP}/consume-mode",

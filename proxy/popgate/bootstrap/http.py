@@ -22,6 +22,7 @@ from popgate.api.server import server_config
 from popgate.api.slow_requests import SlowRequests
 from popgate.bootstrap.acceptor import Acceptor
 from popgate.bootstrap.cluster import UntrustedPeers
+from popgate.bootstrap.journal import journal_stories
 from popgate.bootstrap.tls import server_tls
 from popgate.bootstrap.tracing import within_trace
 from popgate.bootstrap.turns import Turns
@@ -131,6 +132,7 @@ def http_server(
         background.keep(tls.run, name="watch the TLS files")
     place, requests, levels = proxy.membership, RequestCounts(), LogLevels(options.log_level)
     access = proxy.access
+    proxy.engine.inspector.stories = journal_stories(options)
     app = build_app(
         proxy.engine,
         proxy.locks,

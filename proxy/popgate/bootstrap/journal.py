@@ -11,6 +11,7 @@ from popgate.journal.combined import CombinedJournal
 from popgate.journal.counters import EventCounters
 from popgate.journal.event_log import EventLog
 from popgate.ports.clock import Clock
+from popgate.ports.stories import Stories
 from popgate.runtime.faults import Faults
 
 if TYPE_CHECKING:
@@ -53,3 +54,12 @@ def combined(faults: Faults, counters: EventCounters, written: "ParquetJournal |
     """Return the journal of the engine: it counts the events, writes them if ``written`` is a journal, and logs those
     that are not about messages."""
     return CombinedJournal(faults, counters, *([] if written is None else [written]), noting=[EventLog()])
+
+
+def journal_stories(options: ServeOptions) -> Stories | None:
+    """Return the reader of the journal's stories, or None if no journal is configured."""
+    if options.journal is None:
+        return None
+    from popgate.adapters.journal_parquet.stories import ParquetStories  # slow to load, like the journal
+
+    return ParquetStories(options.journal)

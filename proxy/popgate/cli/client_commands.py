@@ -7,6 +7,7 @@ from popgate.cli import (
     cluster,
     dead_letters,
     doctor,
+    explaining,
     groups,
     keys,
     lease_groups,
@@ -40,6 +41,7 @@ def add_parsers(commands: Commands) -> None:
     tail.add_parser(commands)
     stats.add_parser(commands)
     top.add_parser(commands)
+    explaining.add_parsers(commands)
     cluster.add_parser(commands)
     log_level.add_parser(commands)
     topics.add_parser(commands)

@@ -147,6 +147,11 @@ def dead_letter_details(headers: Mapping[str, HeaderValue]) -> DeadLetterDetails
     )
 
 
+def origin_of(headers: Mapping[str, HeaderValue]) -> str | None:
+    """Return the copy id that a dead letter had in its queue, or None if popgate did not dead-letter it."""
+    return _text(headers.get(_ORIGIN))
+
+
 def _text(value: HeaderValue) -> str | None:
     return value if isinstance(value, str) else None
 

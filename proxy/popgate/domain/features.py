@@ -21,6 +21,8 @@ class Feature(StrEnum):
     TTL = "ttl"
     DEDUP = "dedup"
     DEAD_LETTERS = "dead_letters"
+    EXPLAIN = "explain"
+    """Requests that explain why a pop gets nothing, peek, and find a message."""
     LEASE_GROUPS = "lease_groups"
     LOCKS = "locks"
     FILTER = "filter"

@@ -24,6 +24,7 @@ from popgate.engine.cluster.proxy_gauges import ProxyGauges, proxy_gauges
 from popgate.engine.cluster.remote_pops import Forward, RemotePops
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.dead_letters.redriving import Redrive, RedriveOrder
+from popgate.engine.explain.inspector import Inspector
 from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
 from popgate.engine.lease_groups.lease_groups import LeaseGroups
 from popgate.engine.publish.deduplication import Deduplicator
@@ -68,6 +69,7 @@ class Engine:
         self._publisher = Deduplicator(context, Publisher(context, self.topics.group_names))
         self._remote_pops = RemotePops(context)
         self.pulls = Puller(context, self.topics, self._settler, signer)
+        self.inspector = Inspector(context, self.topics, lambda: self._stopping)
         self.hosting = Hosting(context, self.topics)
         self.backlogs = Backlogs(context, lambda: self.topics.served)
         self.peering = Peering(self.topics, self._settler, self.lease_groups, self._remote_pops, self._purge_here)

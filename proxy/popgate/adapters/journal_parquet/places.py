@@ -66,6 +66,16 @@ def place_at(target: str) -> Place:
     return RemoteFolder(filesystem, root, shown(target))
 
 
+def filesystem_at(target: str) -> tuple[FileSystem, str]:
+    """Return pyarrow's filesystem of a path or a URL, and the path in this filesystem, for readers.
+
+    Raises: the errors of pyarrow and of fsspec.
+    """
+    if "://" not in target:
+        return filesystems.LocalFileSystem(), str(Path(target).absolute())
+    return _reached(target)
+
+
 def shown(target: str) -> str:
     """Return a path or a URL for operators. The credentials, query and fragment of a URL are removed."""
     if "://" not in target:

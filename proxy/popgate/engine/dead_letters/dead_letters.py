@@ -19,6 +19,8 @@ another proxy becomes the owner of the first queue, a running redrive is cancell
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
+from math import inf
 
 from popgate.domain.errors import (
     Conflict,
@@ -161,13 +163,16 @@ class DeadLetters:
 
     async def find(self, copy_id: CopyId) -> Letter:
         """Return one dead letter with its whole body. Raises: DeadLetterNotFound, and the errors of ``page``."""
-        async with self._turns.taken(closes=True):
-            walk = await self._turns.walk_of(copy_id)
-            while letters := await walk.read(READ_COUNT):
-                for letter in letters:
-                    if letter.copy_id == copy_id:
-                        return letter
-        raise DeadLetterNotFound(f"there is no dead letter {copy_id!r} here; it may have been redriven or purged")
+        letters, _ = await self.search(lambda letter: letter.copy_id == copy_id, count_max=1)
+        if not letters:
+            raise DeadLetterNotFound(f"there is no dead letter {copy_id!r} here; it may have been redriven or purged")
+        return letters[0]
+
+    async def search(
+        self, is_wanted: Callable[[Letter], bool], *, count_max: int, seconds: float = inf
+    ) -> tuple[list[Letter], bool]:
+        """Return the first wanted dead letters, and whether the search was complete. Raises the errors of ``page``."""
+        return await self._turns.search(is_wanted, count_max=count_max, seconds=seconds)
 
     # -- purge ----------------------------------------------------------------------------------------------------
 

@@ -7,13 +7,13 @@ unsettled dead letters return to their old places.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from popgate.domain.errors import RetryLater
 from popgate.domain.names import Layout
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.dead_letters.dead_moves import Overtaken
-from popgate.engine.dead_letters.dead_walk import DeadWalk
+from popgate.engine.dead_letters.dead_walk import READ_COUNT, DeadWalk, Letter
 
 
 class DeadTurns:
@@ -81,6 +81,25 @@ class DeadTurns:
             await walk.open()
             self._walk, self._owner = walk, owner
         return self._walk
+
+    async def search(
+        self, is_wanted: Callable[[Letter], bool], *, count_max: int, seconds: float
+    ) -> tuple[list[Letter], bool]:
+        """Return the first wanted dead letters, in a turn of its own.
+
+        The second result is whether ``count_max`` were found, or all dead letters were compared within ``seconds``.
+        """
+        found: list[Letter] = []
+        deadline = self._context.clock.monotonic() + seconds
+        async with self.taken(closes=True):
+            walk = await self.walk_of(is_wanted)
+            while letters := await walk.read(READ_COUNT):
+                found += filter(is_wanted, letters)
+                if len(found) >= count_max:
+                    return found[:count_max], True
+                if self._context.clock.monotonic() > deadline:
+                    return found, False
+        return found, True
 
     async def close_walk(self, *, in_order: bool = True) -> None:
         """Close the open walk, if there is one. Call this method only in a turn, or when turns are refused."""

@@ -122,6 +122,10 @@ class ChannelOpener:
         """Whether no queue is open or being opened."""
         return not self._running and all(host.channel is None for host in self._hosts)
 
+    def error_of(self, host: QueueHost) -> PopgateError | None:
+        """Return the error of the last attempt to open a queue, or None if it has not failed."""
+        return self._errors.get(host)
+
     def raise_if_unservable(self) -> None:
         """If a queue was deleted, or if no queue can be opened, raise the error that explains why.
 

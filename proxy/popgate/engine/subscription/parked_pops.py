@@ -168,6 +168,14 @@ class ParkedPops:
     def has_filters(self) -> bool:
         return bool(self._filtered)
 
+    def filters(self, count_max: int) -> list[HeaderFilter]:
+        """Return the filters of parked pops, at most ``count_max``."""
+        return list(islice(self._filtered, count_max))
+
+    def filtered_count(self) -> int:
+        """Return the number of parked pops that have a filter."""
+        return sum(map(len, self._filtered.values()))
+
     def give_up_short(self) -> None:
         """End the pops that wait only for messages that were at the broker when they began to wait (``short``)."""
         for waiter in self._short:

@@ -240,6 +240,11 @@ class ServedSubscription:
     def parked_pops(self) -> int:
         return len(self.serving.parked)
 
+    def trouble_of(self, host: QueueHost) -> str | None:
+        """Return why the last attempt to consume a queue has failed, or None if it has not failed."""
+        error = self._opener.error_of(host)
+        return None if error is None else error.detail
+
     # -- the queues -----------------------------------------------------------------------------------------------
 
     async def bring_back(self, many: Sequence[BufferedMessage]) -> bool:
