@@ -38,12 +38,12 @@ def test_a_person_reads_why_a_pop_gets_nothing(popgate: CommandLine, blocked: st
 
 
 def test_a_person_reads_where_a_message_is(popgate: CommandLine, blocked: str) -> None:
-    done = popgate("explain", blocked, "--message", "order/2", "--output", "table")
+    done = popgate("explain", blocked, "--message-id", "order/2", "--output", "table")
     assert done.code == 0
     assert done.out.startswith(f"{GROUP}: blocked\n  It waits in queue 0, behind message order/1")
-    (row,) = popgate("explain", blocked, GROUP, "--message", "order/1", "--output", "json").rows
+    (row,) = popgate("explain", blocked, GROUP, "--message-id", "order/1", "--output", "json").rows
     assert row["groups"][0]["copies"][0]["message"]["lease"]["client"] == "billing-7"
-    assert popgate("explain", blocked, "missing", "--message", "order/1").code == 1
+    assert popgate("explain", blocked, "missing", "--message-id", "order/1").code == 1
     assert popgate("explain", blocked).code == 2
     assert "name a GROUP" in popgate("explain", blocked).err
 
@@ -56,7 +56,7 @@ def test_a_person_sees_messages_without_leasing_them(popgate: CommandLine, clien
     assert first.split()[:6] == ["order/1", "0", "leased", "-", "1", "billing-7"]
     assert "behind order/1" in second
     assert [row["message_id"] for row in popgate("peek", blocked, GROUP, "--state", "blocked").rows] == ["order/2"]
-    more = popgate("peek", blocked, GROUP, "--max", "1")
+    more = popgate("peek", blocked, GROUP, "--max-messages", "1")
     assert (len(more.rows), "there are more" in more.err) == (1, True)
     assert client.stats(blocked, GROUP)["in_flight"] == 1
 
@@ -115,6 +115,6 @@ def test_the_journal_tells_the_whole_story(journaled: ProxyProcess) -> None:
     assert (group["state"], copy["source"]) in (("settled", "journal"), ("settled", "store"))
     assert "by w-2" in copy["detail"]
     assert found["story"]["is_complete"]
-    done = popgate("explain", "orders", "--message", "order-7", "--output", "table")
+    done = popgate("explain", "orders", "--message-id", "order-7", "--output", "table")
     assert "The journal tells:" in done.out
     assert "default w-2, attempt 1, after" in done.out

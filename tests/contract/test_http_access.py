@@ -380,7 +380,7 @@ def test_who_may_inspect_but_not_consume_sees_no_parts_of_messages(server: Guard
     messages = [{"body": "secret", "message_id": f"m{n}", "ordering_key": "secret"} for n in (1, 2, 3)]
     assert server.send("POST", f"/v1/topics/{topic}/messages", server.admin, body={"messages": messages}).is_success
     popped = server.send("POST", f"{group}/pop", server.admin, body={"wait_seconds": 5}).json()["messages"]
-    rejected = [{"receipt_handle": popped[0]["receipt_handle"], "reason": "secret"}]
+    rejected = [{"receipt_handle": popped[0]["receipt_handle"], "reason": "secret", "error": {"text": "secret"}}]
     assert server.send("POST", f"{group}/reject", server.admin, body={"entries": rejected}).is_success
     assert server.send("POST", f"{group}/pop", server.admin, body={"wait_seconds": 5}).json()["messages"]
     inspector = server.new({"actions": ["inspect"]})

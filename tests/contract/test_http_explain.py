@@ -1,5 +1,5 @@
 """An operator's questions on both brokers, also through a proxy that owns nothing: why does a pop get nothing, what is
-in a group, where is a message?"""
+in a group, where is a message, why did it die?"""
 
 import threading
 import time
@@ -12,6 +12,8 @@ from contract.http_server import lean_server as server
 from support.processes import wait_until
 
 __all__ = ["server"]
+
+ERROR = {"type": "orders.NoSuchCustomer", "text": "customer 7 is unknown"}
 
 
 class Questions:
@@ -237,6 +239,104 @@ def test_a_proxy_that_does_not_answer_is_named(server: HttpServer) -> None:
     finally:
         server.owner.resume()
     soon(lambda: ask.explain()["would_get"], 30)
+
+
+# ---------------------------------------------------------------- why did it die?
+
+
+@pytest.mark.rabbitmq_versions
+def test_a_rejected_message_keeps_its_error_its_client_and_its_attempts(topic: Topic) -> None:
+    began = time.time()
+    topic.publish("a", message_id="order-7")
+    first = topic.pop_one(client_id="w-1", invisibility_seconds=60)
+    topic.settle(
+        "release", [{**_handle(first), "reason": "later", "error": {"type": "TimeoutError"}, "client_id": "w-1"}]
+    )
+    second = topic.pop_one(client_id="w-2", invisibility_seconds=60)
+    entry = {**_handle(second), "reason": "no such customer", "error": ERROR, "client_id": "w-2"}
+    assert topic.settle("reject", [entry]) == [{"status": "rejected"}]
+    (letter,) = letters(topic)
+    assert (letter["reason"], letter["error"], letter["client"]) == ("no such customer", ERROR, "w-2")
+    one, two = letter["attempts"]
+    assert (one["attempt"], one["outcome"], one["client"], one["reason"]) == (1, "released", "w-1", "later")
+    assert (one["error_type"], "error_text" in one) == ("TimeoutError", False)
+    assert (two["attempt"], two["outcome"], two["error_text"]) == (2, "rejected", ERROR["text"])
+    times = [one["leased_at"], one["ended_at"], two["leased_at"], two["ended_at"]]
+    assert times == sorted(times)
+    assert began - 5 < times[0]
+    assert times[-1] < time.time() + 5
+    assert answer(topic.client.get(f"{topic.admin_path}/groups/{topic.group}/dead-letters/{letter['id']}")) == letter
+    (group,) = answer(topic.client.get(f"{topic.admin_path}/messages/order-7"))["groups"]
+    assert group["copies"][0]["reason"] == "no such customer"
+
+
+@pytest.mark.rabbitmq_versions
+def test_a_message_whose_leases_expire_keeps_when_and_by_whom(topic: Topic) -> None:
+    topic.policy(max_deliveries=2)
+    topic.publish("a")
+    topic.pop_one(client_id="w-1", invisibility_seconds=1)
+    second = topic.pop_one(client_id="w-2", invisibility_seconds=1, wait_seconds=10)
+    assert second["delivery_count"] == 2
+    wait_until(lambda: topic.state()["dead"] == 1, timeout_seconds=20, what="the dead letter")
+    (letter,) = letters(topic)
+    assert letter["cause"] == letter["reason"] == "max_deliveries"
+    assert letter["client"] == "w-2"
+    assert "error" not in letter
+    assert [(one["attempt"], one["outcome"]) for one in letter["attempts"]] == [(1, "expired"), (2, "expired")]
+    for one in letter["attempts"]:
+        assert one["ended_at"] - one["leased_at"] == pytest.approx(1, abs=0.1)
+
+
+def test_the_policys_retry_delay_keeps_the_attempts_too(topic: Topic) -> None:
+    topic.policy(max_deliveries=2, retry={"initial_seconds": 0.2, "multiplier": 1, "max_seconds": 1})
+    topic.publish("a")
+    topic.pop_one(client_id="w-1", invisibility_seconds=1)
+    second = topic.pop_one(client_id="w-2", invisibility_seconds=60, wait_seconds=10)
+    topic.settle("release", [{**_handle(second), "error": ERROR}])
+    wait_until(lambda: topic.state()["dead"] == 1, timeout_seconds=20, what="the dead letter")
+    (letter,) = letters(topic)
+    first, last = letter["attempts"]
+    assert (first["outcome"], first["client"], last["outcome"]) == ("expired", "w-1", "released")
+    assert (letter["error"], letter["cause"]) == (ERROR, "max_deliveries")
+
+
+def test_a_redriven_message_begins_anew(topic: Topic) -> None:
+    topic.publish("a")
+    topic.settle("reject", [{**_handle(topic.pop_one()), "error": ERROR}])
+    redrive = f"{topic.admin_path}/groups/{topic.group}/dead-letters/redrive"
+    assert answer(topic.client.post(redrive, json={"wait_seconds": 20}))["moved"] == 1
+    again = topic.pop_one(wait_seconds=5)
+    assert (again["delivery_count"], again["headers"]) == (1, {})
+    topic.settle("reject", [{**_handle(again), "reason": "again"}])
+    (letter,) = letters(topic)
+    assert [one["attempt"] for one in letter["attempts"]] == [1]
+    assert "error" not in letter
+
+
+def test_a_settlement_in_a_pop_says_why_too(topic: Topic) -> None:
+    topic.publish("a")
+    popped = topic.pop_one()
+    answered = answer(
+        topic.client.post(f"{topic.group_path}/pop", json={"reject": [{**_handle(popped), "error": ERROR}]})
+    )
+    assert answered["reject"] == [{"status": "rejected"}]
+    assert letters(topic)[0]["error"] == ERROR
+
+
+def test_wrong_causes_are_refused_by_name(topic: Topic) -> None:
+    path = f"{topic.group_path}/reject"
+    for entry, field in (
+        ({"error": {"kind": "a"}}, "entries[0].error.kind"),
+        ({"error": "a"}, "entries[0].error"),
+        ({"error": {"text": "x" * 5_000}}, "entries[0].error.text"),
+        ({"client_id": "a b"}, "client_id"),
+    ):
+        refused = topic.client.post(path, json={"entries": [{"receipt_handle": "h", **entry}]})
+        assert problem(refused, 400, "invalid_request")["field"] == field
+
+
+def letters(topic: Topic) -> list[Json]:
+    return list(answer(topic.client.get(f"{topic.admin_path}/groups/{topic.group}/dead-letters"))["messages"])
 
 
 def soon(condition: Callable[[], object], seconds: float) -> None:

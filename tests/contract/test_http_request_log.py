@@ -199,7 +199,7 @@ def test_the_command_changes_the_level_of_all_proxies_or_of_one(server: Logging)
     command(server, "warning", "--proxy", owner)
     assert {row["proxy"]: row["level"] for row in command(server)} == {shown[0]["proxy"]: "info", owner: "warning"}
     began = time.monotonic()
-    for row in command(server, "debug", "--for", "1"):
+    for row in command(server, "debug", "--duration-seconds", "1"):
         assert (row["level"], 0 < row["seconds_left"] <= 1) == ("debug", True)
 
     def levels() -> set[str]:

@@ -67,7 +67,7 @@ ENTRIES = st.builds(
     SECONDS,
     st.sampled_from([None, DEAD]),
     st.sampled_from([None, CopyId("moved")]),
-    st.sampled_from(["", "why"]),
+    st.sampled_from(["", "why", "\x1fr", "why\x1fx{}"]),
     st.sampled_from([inf, 2.0, 0.0]),
     st.sampled_from([None, (SUBSCRIPTION, 1), (SUBSCRIPTION, 2)]),
 )

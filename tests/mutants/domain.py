@@ -26,7 +26,7 @@ DOMAIN = (
     Slip("domain/lease.py", "latest = record.leased_at + age", "latest = record.changed_at + age", LEASES),
     Slip("domain/lease.py", "    if is_overtaken and action is SettleAction.RELEASE:\n", "    if False:\n", LEASES),
     Slip("domain/lease.py", "visible_at = min(visible_at, latest)\n", "visible_at = max(visible_at, latest)\n", LEASES),
-    Slip("domain/lease.py", "reason=reason or record.reason,", "reason=reason,", (*LEASES, *DEAD)),
+    Slip("domain/lease.py", "if reason else record.reason,", "if reason else reason,", (*LEASES, *DEAD)),
     # -- identity, messages, receipts -------------------------------------------------------------------------------
     Slip("domain/identity.py", 'return "" if self._accepts_untagged else', 'return "" if True else', PROPERTIES),
     Slip(

@@ -4,14 +4,15 @@
 `releases.next_wire` is a version 2 that no release has.
 """
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 
 from popgate.domain.errors import PopgateError, WrongMode
-from popgate.domain.names import InstanceId
-from popgate.ports.peers import Follow, PeerMessage
+from popgate.domain.names import GroupName, InstanceId, Subscription, TopicName
+from popgate.ports.peers import Follow, PeerMessage, PeerOrder, SettleAtOwner
 from popgate.wire import version_1
 from popgate.wire.codec import CODEC, Codec, Version
 from popgate.wire.errors import NotUnderstood
@@ -32,6 +33,15 @@ def test_version_1_says_the_same_bytes_as_when_it_was_released_and_reads_the_sam
     answered = earlier_wire.encode_answer(message, answer)
     assert version_1.encode_answer(message, answer) == answered
     assert version_1.decode_answer(message, answered) == earlier_wire.decode_answer(message, answered) == answer
+
+
+def test_the_cause_of_a_rejection_is_a_field_that_the_earlier_release_skips() -> None:
+    order = PeerOrder("handle", None, "bad", error_type="ValueError", error_text="no such order", client="w-7")
+    message = SettleAtOwner(subscription=Subscription(TopicName("t"), GroupName("g")), verb="reject", orders=(order,))
+    said = version_1.encode_message(ME, message)
+    assert version_1.decode_message(said) == (ME, message)
+    _, understood = earlier_wire.decode_message(said)
+    assert understood == replace(message, orders=(PeerOrder("handle", None, "bad"),))
 
 
 def failure(codec: Codec, message: PeerMessage[Any], data: bytes) -> PopgateError:

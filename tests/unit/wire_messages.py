@@ -32,6 +32,10 @@ st.register_type_strategy(
         expires_at=numbers | st.none(),
     ),
 )
+st.register_type_strategy(  # without the fields that the first release of version 1 does not have
+    peers.PeerOrder,
+    st.tuples(texts, numbers | st.none(), texts).map(lambda three: peers.PeerOrder(*three)),
+)
 answers: dict[type[PeerMessage[Any]], st.SearchStrategy[Any]] = {
     peers.Learned: st.none(),
     peers.Wanted: st.booleans(),

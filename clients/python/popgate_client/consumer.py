@@ -82,6 +82,8 @@ class Consumer:
     retry_initial_seconds, retry_multiplier, retry_delay_seconds_max: a failed message becomes visible again after
         `retry_initial_seconds * retry_multiplier ** (delivery_count - 1)`, at most `retry_delay_seconds_max`. If
         `retry_initial_seconds` is None, the group's retry policy applies, whose default is no delay.
+    error_texts: send the text of a failed handler's exception to the server, and not only its type. The server keeps it
+        with the message, for the dead letter. A text may contain parts of the message.
 
     `counters` counts what the consumer has done. Raises: ValueError for invalid options.
     """
@@ -104,6 +106,7 @@ class Consumer:
         retry_initial_seconds: float | None = 1.0,
         retry_multiplier: float = 2.0,
         retry_delay_seconds_max: float = 300.0,
+        error_texts: bool = True,
         ssl_context: ssl.SSLContext | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         tracing: Traces | None = None,
@@ -127,6 +130,7 @@ class Consumer:
             client_id=self.client_id,
             invisibility_seconds=invisibility_seconds,
             filter=filter,
+            error_texts=error_texts,
         )
         chance = random.Random()
         delays = _delays(retry_initial_seconds, retry_multiplier, retry_delay_seconds_max)

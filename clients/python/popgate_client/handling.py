@@ -1,11 +1,13 @@
 """Decides what a handler's result means for its message: acked, released with a delay, or rejected. Does no I/O."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from popgate_client.message import Message, SettleEntry, Verb
 
 DELAY_SECONDS_MAX = 43_200.0
 REASON_LENGTH_MAX = 256
+ERROR_TYPE_LENGTH_MAX, ERROR_TEXT_LENGTH_MAX = 128, 500
+"""The server keeps no more characters of an exception's type and text."""
 
 
 class Reject(Exception):  # a decision of the handler, not an error
@@ -13,6 +15,7 @@ class Reject(Exception):  # a decision of the handler, not an error
 
     def __init__(self, reason: object = "") -> None:
         self.reason = str(reason)  # usually an exception
+        self.error = reason if isinstance(reason, BaseException) else None
         super().__init__(self.reason)
 
 
@@ -24,6 +27,7 @@ class Retry(Exception):  # a decision of the handler, not an error
             raise ValueError(f"delay_seconds must be 0 to {DELAY_SECONDS_MAX:.0f}, not {delay_seconds}")
         self.delay_seconds = float(delay_seconds)  # a Decimal passes the check above, but JSON can't encode it
         self.reason = str(reason)
+        self.error = reason if isinstance(reason, BaseException) else None
         super().__init__(self.delay_seconds, self.reason)
 
 
@@ -72,24 +76,26 @@ def settlement_for(message: Message, error: BaseException | None, delays: RetryD
     """Return the settlement for a handler's return (`error` is None) or exception. Without `delays` the group's retry
     policy sets the delay of a failed message.
 
-    The reason of a failure is only the exception's type, because its text may contain parts of the body.
+    The reason of a failure is only the exception's type, because the journal keeps the reason, and the exception's text
+    may contain parts of the body. The text is sent separately, for the dead letter.
     """
     handle, message_id = message.receipt_handle, message.message_id
     match error:
         case None:
             return Settlement(Verb.ACK, SettleEntry(receipt_handle=handle), message_id)
         case Reject():
-            return Settlement(Verb.REJECT, SettleEntry(receipt_handle=handle, reason=_reason(error.reason)), message_id)
+            entry = SettleEntry(receipt_handle=handle, reason=_reason(error.reason))
+            return Settlement(Verb.REJECT, _with_error(entry, _inner(error)), message_id)
         case Retry():
             entry = SettleEntry(receipt_handle=handle, delay_seconds=error.delay_seconds, reason=_reason(error.reason))
-            return Settlement(Verb.RELEASE, entry, message_id)
+            return Settlement(Verb.RELEASE, _with_error(entry, _inner(error)), message_id)
         case _:
             entry = SettleEntry(
                 receipt_handle=handle,
                 delay_seconds=delays.delay_seconds(message.delivery_count) if delays else None,
                 reason=_reason(type(error).__name__),
             )
-            return Settlement(Verb.RELEASE, entry, message_id)
+            return Settlement(Verb.RELEASE, _with_error(entry, error), message_id)
 
 
 def settlement_in_place(
@@ -102,7 +108,8 @@ def settlement_in_place(
     count = message.delivery_count
     if policy.max_deliveries is not None and count >= policy.max_deliveries:
         reason = _reason(f"max_deliveries: {error.reason if isinstance(error, Retry) else type(error).__name__}")
-        return Settlement(Verb.REJECT, SettleEntry(receipt_handle=message.receipt_handle, reason=reason))
+        entry = SettleEntry(receipt_handle=message.receipt_handle, reason=reason)
+        return Settlement(Verb.REJECT, _with_error(entry, _inner(error) if isinstance(error, Retry) else error))
     return error.delay_seconds if isinstance(error, Retry) else (delays or policy.retry).delay_seconds(count)
 
 
@@ -113,6 +120,33 @@ def give_back(message: Message) -> Settlement:
     return Settlement(Verb.RELEASE, entry, message.message_id)
 
 
+def _inner(error: Reject | Retry) -> BaseException | None:
+    """Return the exception that a handler's decision is about: its reason, or the one that it was raised from."""
+    # A subclass may not call __init__.
+    return getattr(error, "error", None) or error.__cause__
+
+
+def _with_error(entry: SettleEntry, error: BaseException | None) -> SettleEntry:
+    """Return the entry with the type and the text of an exception."""
+    if error is None:
+        return entry
+    kind = type(error)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        text = str(error)
+    except Exception as unprintable:
+        text = f"it can't be shown: {type(unprintable).__name__}"
+    return replace(
+        entry,
+        error_type=_encodable(name, ERROR_TYPE_LENGTH_MAX),
+        error_text=_encodable(text, ERROR_TEXT_LENGTH_MAX),
+    )
+
+
 def _reason(text: str) -> str | None:
-    # A reason that can't be encoded would block every settlement in its batch.
-    return text[:REASON_LENGTH_MAX].encode("utf-8", "replace").decode("utf-8") or None
+    return _encodable(text, REASON_LENGTH_MAX)
+
+
+def _encodable(text: str, length_max: int) -> str | None:
+    # A text that can't be encoded would block every settlement in its batch.
+    return text[:length_max].encode("utf-8", "replace").decode("utf-8") or None

@@ -150,12 +150,19 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleEntry:
-    """One lease in a list call, with its options; options that the verb does not use must be None."""
+    """One lease in a list call, with its options; options that the verb does not use must be None.
+
+    `error_type`, `error_text` and `client_id` are for a release or a rejection: the server keeps them for the dead
+    letter. They need a server with `causes` among its features.
+    """
 
     receipt_handle: str
     delay_seconds: float | None = None
     invisibility_seconds: float | None = None
     reason: str | None = None
+    error_type: str | None = None
+    error_text: str | None = None
+    client_id: str | None = None
 
 
 Leases: TypeAlias = Message | str | Iterable[Message | str]

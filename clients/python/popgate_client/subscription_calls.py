@@ -9,6 +9,7 @@ import re
 import secrets
 import socket
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from popgate_client import assignments
 from popgate_client.assignments import Assignment
@@ -23,6 +24,8 @@ from popgate_client.wire import HeaderFilter, JsonObject, subscription_path
 
 NAME_FEATURE = "client_id"
 """Feature of a server that accepts this field in a pop."""
+CAUSES_FEATURE, CAUSES_FIELDS = "causes", ("error", "client_id")
+"""Feature of a server that accepts these fields in the entries of a release or a rejection."""
 ACK_FEATURE, ACK_FIELD = "settle_on_pop", "ack"
 """Feature of a server that accepts this field in a pop."""
 _HOST_LENGTH_MAX = 32
@@ -46,7 +49,9 @@ class SubscriptionCalls:
         client_id: str,
         invisibility_seconds: float | None,
         filter: HeaderFilter | None,
+        error_texts: bool = True,
     ) -> None:
+        """`error_texts`: whether the texts of exceptions may be sent, and not only their types."""
         self._client = client
         self._exchanges = Exchanges(retry_seconds_max=0.0)
         self._topic = topic
@@ -54,7 +59,9 @@ class SubscriptionCalls:
         self._client_id = client_id
         self._invisibility_seconds = invisibility_seconds
         self._filter = filter
+        self._error_texts = error_texts
         self._tells_its_name = False
+        self._tells_causes = False
         self.acks_with_pops = False
         """Whether the server accepts acks in a pop."""
         self._policy: tuple[float, GroupPolicy] | None = None
@@ -63,6 +70,7 @@ class SubscriptionCalls:
         """Return the server's features."""
         names = await self._client.perform(self._exchanges.read_as("/v1", _features))
         self._tells_its_name = NAME_FEATURE in names
+        self._tells_causes = CAUSES_FEATURE in names
         self.acks_with_pops = ACK_FEATURE in names
         return names
 
@@ -98,7 +106,26 @@ class SubscriptionCalls:
         return Popped(messages, acked if self.acks_with_pops else None)
 
     async def settle(self, verb: Verb, entries: Sequence[SettleEntry]) -> list[SettleResult]:
+        """Settle, and say why messages are given back if the server accepts it. Another, older server may answer at the
+        same address, so rejected fields are left out from then on."""
+        try:
+            return await self._settle(verb, entries)
+        except RequestInvalid as error:
+            if not self._tells_causes or (error.field or "").rpartition(".")[2] not in CAUSES_FIELDS:
+                raise
+            self._tells_causes = False
+            return await self._settle(verb, entries)
+
+    async def _settle(self, verb: Verb, entries: Sequence[SettleEntry]) -> list[SettleResult]:
+        if verb in (Verb.RELEASE, Verb.REJECT):
+            entries = [self._with_cause(entry) for entry in entries]
         return await self._client.perform(self._exchanges.settle(self._topic, self._group, verb, entries))
+
+    def _with_cause(self, entry: SettleEntry) -> SettleEntry:
+        if not self._tells_causes:
+            return replace(entry, error_type=None, error_text=None, client_id=None)
+        text = entry.error_text if self._error_texts else None
+        return replace(entry, error_text=text, client_id=self._client_id)
 
     async def lease_seconds(self) -> float:
         """Return the length of a lease if a pop does not specify it."""

@@ -184,6 +184,8 @@ def settle_entry(verb: Verb, entry: SettleEntry) -> bytes:
         "delay_seconds": entry.delay_seconds,
         "invisibility_seconds": entry.invisibility_seconds,
         "reason": entry.reason,
+        "error": without_none({"type": entry.error_type, "text": entry.error_text}) or None,
+        "client_id": entry.client_id,
     }
     return encode(without_none(fields))
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from msgspec import Struct, ValidationError
 
 from popgate.api.requests import (
+    ErrorEntry,
     ExtendEntry,
     PublishEntry,
     RejectEntry,
@@ -97,6 +98,8 @@ def _known_fields(path: str, request_type: type[Struct]) -> tuple[str, ...]:
         return request_type.__struct_fields__
     if path.startswith("messages["):
         return PublishEntry.__struct_fields__
+    if path.endswith(".error"):
+        return ErrorEntry.__struct_fields__
     if request_type is ReleaseRequest:
         return ReleaseEntry.__struct_fields__
     return (RejectEntry if request_type is RejectRequest else ExtendEntry).__struct_fields__

@@ -87,6 +87,24 @@ class PurgeRequest(_Input):
     ) = None
 
 
+class DeadLetterError(BaseModel):
+    type: str
+    text: str
+
+
+class AttemptAnswer(BaseModel):
+    """One attempt on a message. Unknown values are omitted."""
+
+    attempt: Annotated[int, Field(description="its number, from 1")]
+    leased_at: float
+    ended_at: float
+    outcome: Annotated[str, Field(description='"released", "rejected" or "expired"')]
+    client: str | None = None
+    error_type: str | None = None
+    error_text: str | None = None
+    reason: str | None = None
+
+
 class DeadLetterAnswer(BaseModel):
     """A message, and the reason why it is a dead letter. Unknown values are omitted."""
 
@@ -103,6 +121,9 @@ class DeadLetterAnswer(BaseModel):
     published_at: float | None = None
     cause: Annotated[str | None, Field(description='"rejected" or "max_deliveries"')] = None
     reason: Annotated[str | None, Field(description="the client's reason, or the cause")] = None
+    error: Annotated[DeadLetterError | None, Field(description="the last error that a client reported")] = None
+    client: Annotated[str | None, Field(description="the client that had it last")] = None
+    attempts: Annotated[list[AttemptAnswer] | None, Field(description="the latest attempts, the oldest first")] = None
     delivery_count: int | None = None
     first_delivered_at: float | None = None
     dead_lettered_at: float | None = None

@@ -31,6 +31,7 @@ from popgate.api.dead_letter_models import (
 from popgate.api.formats import JSON
 from popgate.api.openapi_errors import problem_responses
 from popgate.api.visit import Sight, SightOfCaller
+from popgate.domain.attempts import Attempt
 from popgate.domain.dead_letter import bare, dead_letter_details, publisher_headers
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.message import Message
@@ -45,8 +46,9 @@ from popgate.runtime.timeouts import expire_now
 _log = logging.getLogger(__name__)
 
 _PATH = "/v1/admin/topics/{topic}/groups/{group}"
-_NOTE_BYTES_MAX = 4 * 1024
-"""Maximum size in bytes of the fields that a dead letter has in addition to a popped message, including the reason."""
+_NOTE_BYTES_MAX = 48 * 1024
+"""Maximum size in bytes of the fields that a dead letter has in addition to a popped message, including the reason and
+the attempts."""
 
 TopicInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
@@ -238,6 +240,7 @@ def _letter_json(shown: ListedLetter) -> orjson.Fragment:
 def _letter(shown: ListedLetter) -> dict[str, Any]:
     letter, message = shown.letter, shown.letter.message
     note = dead_letter_details(message.headers)
+    error = note.last_error
     fields: dict[str, Any] = {
         "id": letter.copy_id,
         "message_id": message.message_id or None,
@@ -248,6 +251,9 @@ def _letter(shown: ListedLetter) -> dict[str, Any]:
         "published_at": message.published_at or None,
         "cause": note.cause,
         "reason": note.reason,
+        "error": None if error is None else {"type": error.error_type, "text": error.error_text},
+        "client": note.last_client,
+        "attempts": [_attempt(one) for one in note.attempts] or None,
         "delivery_count": note.delivery_count,
         "first_delivered_at": note.first_delivered_at,
         "dead_lettered_at": note.dead_lettered_at,
@@ -258,6 +264,10 @@ def _letter(shown: ListedLetter) -> dict[str, Any]:
     except UnicodeDecodeError:
         fields["body_base64"] = b64encode(message.body).decode()
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _attempt(one: Attempt) -> dict[str, Any]:
+    return {name: value for name, value in one._asdict().items() if value != ""}
 
 
 def _progress(redrive: Redrive) -> RedriveAnswer:

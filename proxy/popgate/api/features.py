@@ -40,6 +40,7 @@ FIELDS: Mapping[Feature, tuple[str, ...]] = {
     Feature.ATTEMPT_ID: (f"{_GROUP}/pop", "attempt_id"),
     Feature.CLIENT_ID: (f"{_GROUP}/pop", "client_id"),
     Feature.FILTER: (f"{_GROUP}/pop", "filter"),
+    Feature.CAUSES: (f"{_GROUP}/(release|reject)", "error", "client_id"),
     Feature.SETTLE_ON_POP: (f"{_GROUP}/pop", "ack", "release", "extend", "reject"),
     Feature.ORDERING: (f"{_TOPIC}/messages", "ordering_key"),
     Feature.DELAY: (f"{_TOPIC}/messages", "delay_seconds"),
@@ -52,7 +53,7 @@ FIELDS: Mapping[Feature, tuple[str, ...]] = {
     Feature.PAUSE: (_ADMIN_GROUP, "paused"),
 }
 """For each feature that adds fields to requests: a pattern of the path, and the names of the fields. In publish
-requests, each message has these fields."""
+requests, each message has these fields, and in settlements, each entry."""
 
 
 class FeatureFilter:
@@ -101,8 +102,10 @@ class FeatureFilter:
 
 
 def _fields_of(body: bytes, *, packed: bool) -> Iterator[str]:
-    """Yield the names of the fields of a request and of its messages. Yield nothing for an unreadable body, because
-    ``app`` reports the error."""
+    """Yield the names of the fields of a request, and of its messages or entries.
+
+    Yield nothing for an unreadable body, because ``app`` reports the error.
+    """
     try:
         request: Any = (msgspec.msgpack if packed else msgspec.json).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -111,10 +114,11 @@ def _fields_of(body: bytes, *, packed: bool) -> Iterator[str]:
         return
     fields = cast("dict[object, object]", request)
     yield from (str(name) for name in fields)
-    messages = fields.get("messages")
-    for place, message in enumerate(cast("list[object]", messages) if isinstance(messages, list) else ()):
-        if isinstance(message, dict):
-            yield from (f"messages[{place}].{name}" for name in cast("dict[object, object]", message))
+    for listed in ("messages", "entries"):
+        many = fields.get(listed)
+        for place, one in enumerate(cast("list[object]", many) if isinstance(many, list) else ()):
+            if isinstance(one, dict):
+                yield from (f"{listed}[{place}].{name}" for name in cast("dict[object, object]", one))
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -28,6 +28,7 @@ from popgate.api.requests import (
     ReleaseEntry,
     ReleaseRequest,
 )
+from popgate.domain.attempts import Cause
 from popgate.domain.errors import InvalidRequest, MessageTooLarge
 from popgate.domain.filters import FilterValue, HeaderFilter, header_filter
 from popgate.domain.message import (
@@ -252,7 +253,12 @@ def _acks(handles: Sequence[str]) -> Sequence[SettleOrder]:
 
 def _releases(entries: Sequence[ReleaseEntry]) -> Sequence[SettleOrder]:
     return [
-        SettleOrder(one.receipt_handle, None if one.delay_seconds is UNSET else one.delay_seconds, one.reason or "")
+        SettleOrder(
+            one.receipt_handle,
+            None if one.delay_seconds is UNSET else one.delay_seconds,
+            one.reason or "",
+            _cause(one),
+        )
         for one in entries
     ]
 
@@ -262,7 +268,15 @@ def _extensions(entries: Sequence[ExtendEntry]) -> Sequence[SettleOrder]:
 
 
 def _rejections(entries: Sequence[RejectEntry]) -> Sequence[SettleOrder]:
-    return [SettleOrder(one.receipt_handle, None, one.reason or "") for one in entries]
+    return [SettleOrder(one.receipt_handle, None, one.reason or "", _cause(one)) for one in entries]
+
+
+def _cause(entry: ReleaseEntry | RejectEntry) -> Cause | None:
+    """Return why a client gives a message back, or None if it does not say. Raises: InvalidRequest."""
+    if entry.error is UNSET and entry.client_id is UNSET:
+        return None
+    client = "" if entry.client_id is UNSET else client_name(entry.client_id)
+    return Cause(client=client) if entry.error is UNSET else Cause(entry.error.type, entry.error.text, client)
 
 
 # -- the readers ------------------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ SMALL_REQUEST_BYTES_MAX = 2 * 1024 * 1024
 """Maximum size of any other request. 256 entries fit, whatever their texts are."""
 WAITING_REQUEST_BYTES_MAX = 256 * 1024
 """Maximum size of a request that waits: its body stays in memory for as long."""
+CAUSE_LENGTH_MAX = 4_096
+"""Maximum number of characters of an error's type and text in a request. A record keeps fewer of them."""
 ATTEMPT_ID_LENGTH_MAX = 128
 DEDUP_ID_LENGTH_MAX = 128
 BASE64_PATTERN = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
@@ -166,6 +168,19 @@ class AckRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     receipt_handles: Annotated[list[ReceiptHandle], Meta(min_length=1, max_length=BATCH_COUNT_MAX)]
 
 
+class ErrorEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """The error because of which a client gives a message back. Longer texts are cut."""
+
+    type: Annotated[str, Meta(max_length=CAUSE_LENGTH_MAX, description="for example the name of the exception")] = ""
+    text: Annotated[str, Meta(max_length=CAUSE_LENGTH_MAX, description="what it says")] = ""
+
+
+Error: TypeAlias = Annotated[ErrorEntry, Meta(description="why, for the dead letter and `explain`")]
+Client: TypeAlias = Annotated[
+    str, Meta(description="name of the client, for the dead letter", extra_json_schema={"pattern": NAME_PATTERN})
+]
+
+
 class ReleaseEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     receipt_handle: ReceiptHandle
     delay_seconds: (
@@ -180,6 +195,8 @@ class ReleaseEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
         | UnsetType
     ) = UNSET
     reason: Reason | UnsetType = UNSET
+    error: Error | UnsetType = UNSET
+    client_id: Client | UnsetType = UNSET
 
 
 class ReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -205,6 +222,8 @@ class ExtendRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 class RejectEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     receipt_handle: ReceiptHandle
     reason: Reason | UnsetType = UNSET
+    error: Error | UnsetType = UNSET
+    client_id: Client | UnsetType = UNSET
 
 
 class RejectRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):

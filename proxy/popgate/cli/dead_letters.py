@@ -6,6 +6,7 @@ import base64
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from popgate.cli.connecting import open_client
@@ -87,6 +88,25 @@ def _body(row: JsonObject) -> str:
     return visible(text + "..." if row.get("body_is_cut") else text)
 
 
+def _error(row: JsonObject) -> str:
+    error: JsonObject | None = row.get("error")
+    if error is None:
+        return "-"
+    return visible(": ".join(text for text in (error["type"], error["text"]) if text))
+
+
+def _attempt(row: JsonObject) -> JsonObject:
+    """Return one attempt as a row of the table of a dead letter's fields."""
+    held = duration(max(0.0, row["ended_at"] - row["leased_at"]))
+    told = ": ".join(row[name] for name in ("reason", "error_type", "error_text") if row.get(name))
+    by = f" by {row['client']}" if row.get("client") else ""
+    ended = datetime.fromtimestamp(row["ended_at"], UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return {
+        "name": f"attempt {row['attempt']}",
+        "value": f"{row['outcome']}{by} at {ended}, after {held}" + (f": {told}" if told else ""),
+    }
+
+
 def _ago(row: JsonObject) -> str:
     at: float | None = row.get("dead_lettered_at")
     return "-" if at is None else duration(max(0.0, time.time() - at))
@@ -99,6 +119,8 @@ COLUMNS = (
     Column("COUNT", field("delivery_count")),
     Column("DEAD FOR", _ago),
     Column("REASON", lambda row: visible(str(row.get("reason", "-"))), clips=True),
+    Column("ERROR", _error, clips=True),
+    Column("CLIENT", field("client")),
     Column("BODY", _body, clips=True),
 )
 REDRIVE_COLUMNS = (
@@ -242,7 +264,10 @@ def show_letter(arguments: argparse.Namespace) -> int:
     if not wants_table(arguments):
         Printer(COLUMNS, output_of(arguments)).print([letter])
         return ExitCode.OK
-    rows = [{"name": name, "value": _shown(name, value)} for name, value in letter.items()]
+    attempts: list[JsonObject] = letter.get("attempts") or []
+    fields = {name: value for name, value in letter.items() if name != "attempts"}
+    rows: list[JsonObject] = [{"name": name, "value": _shown(name, value)} for name, value in fields.items()]
+    rows += [_attempt(row) for row in attempts]
     Printer((Column("FIELD", field("name")), Column("VALUE", field("value"))), as_table=True).print(rows)
     return ExitCode.OK
 
@@ -250,6 +275,8 @@ def show_letter(arguments: argparse.Namespace) -> int:
 def _shown(name: str, value: Any) -> str:
     if name == "body_base64":
         return repr(base64.b64decode(value))
+    if name == "error":
+        return ": ".join(text for text in (value["type"], value["text"]) if text)
     return str(value)
 
 

@@ -8,20 +8,31 @@ from datetime import UTC, datetime
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Commands, add_command, number
-from popgate.cli.printing import Column, JsonObject, Printer, clipped, complain, duration, field, visible, wants_table
+from popgate.cli.printing import (
+    Column,
+    JsonObject,
+    Output,
+    Printer,
+    complain,
+    duration,
+    field,
+    output_of,
+    visible,
+    wants_table,
+)
 from popgate_client import Client
 
 PAGE_COUNT = 100
 SHOWN_DEFAULT = 20
 EPILOG = """\
 With a group, it says why a pop of the group gets no message: each reason with what helps, the most important first.
-With --message, it says where this message is in each group of the topic (or in GROUP only). The id is the publisher's
-message id, or popgate's own id of one copy. It changes nothing.
+With --message-id, it says where this message is in each group of the topic (or in GROUP only). The id is the
+publisher's message id, or popgate's own id of one copy. It changes nothing.
 
 examples:
   popgate explain orders billing
-  popgate explain orders --message order-7
-  popgate explain orders billing --output json | jq -r '.reasons[].code'
+  popgate explain orders --message-id order-7
+  popgate explain orders billing -o json | jq -r '.reasons[].code'
 """
 PEEK_EPILOG = """\
 Shows messages that the proxies have in memory, the oldest first, without leasing them. The proxies read messages from
@@ -31,7 +42,7 @@ delivery; popgate does not.
 examples:
   popgate peek orders billing
   popgate peek orders billing --state leased
-  popgate peek orders billing --key customer-7 --fetch
+  popgate peek orders billing --ordering-key customer-7 --fetch
 """
 
 
@@ -43,7 +54,7 @@ def _until(row: JsonObject) -> str:
     lease, blocked = row["lease"], row["blocked_by"]
     until = row["visible_at"] if lease is None else lease["deadline"]
     if lease is None and blocked is not None:
-        return f"behind {clipped(blocked['message_id'] or blocked['id'])}"
+        return f"behind {visible(blocked['message_id'] or blocked['id'])}"
     return _left(until)
 
 
@@ -59,19 +70,19 @@ def _body(row: JsonObject) -> str:
     if row["body_bytes"] is None:
         return "(not in memory)"
     text = row["body_preview"]
-    return f"(binary, {row['body_bytes']} B)" if text is None else clipped(text)
+    return f"(binary, {row['body_bytes']} B)" if text is None else visible(text)
 
 
 PEEK_COLUMNS = (
-    Column("MESSAGE ID", lambda row: clipped(row["message_id"] or row["id"])),
+    Column("MESSAGE ID", lambda row: visible(row["message_id"] or row["id"]), clips=True),
     Column("QUEUE", field("queue")),
     Column("STATE", field("state")),
     Column("PLACE", _place),
     Column("ATTEMPT", field("attempt")),
     Column("CLIENT", _client),
-    Column("UNTIL", _until),
+    Column("UNTIL", _until, clips=True),
     Column("KEY", field("ordering_key")),
-    Column("BODY", _body),
+    Column("BODY", _body, clips=True),
 )
 
 
@@ -81,8 +92,8 @@ def add_parsers(commands: Commands) -> None:
         commands, "explain", explain, help="say why a pop gets nothing, or where a message is", epilog=EPILOG
     )
     parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("group", metavar="GROUP", nargs="?", help="needed without --message")
-    parser.add_argument("--message", metavar="ID", help="say where this message is")
+    parser.add_argument("group", metavar="GROUP", nargs="?", help="needed without --message-id")
+    parser.add_argument("--message-id", metavar="ID", help="say where this message is")
     peeking = add_command(
         commands, "peek", peek, help="show messages of a group without leasing them", epilog=PEEK_EPILOG
     )
@@ -94,23 +105,27 @@ def add_parsers(commands: Commands) -> None:
         default="any",
         help="only messages in this state (default: any)",
     )
-    peeking.add_argument("--key", metavar="KEY", help="only messages of this ordering key")
+    peeking.add_argument("--ordering-key", metavar="KEY", help="only messages of this ordering key")
     peeking.add_argument(
-        "--max", type=number(1), default=SHOWN_DEFAULT, metavar="N", help=f"at most N (default: {SHOWN_DEFAULT})"
+        "--max-messages",
+        type=number(1),
+        default=SHOWN_DEFAULT,
+        metavar="N",
+        help=f"at most N (default: {SHOWN_DEFAULT})",
     )
     peeking.add_argument("--fetch", action="store_true", help="first read messages from the broker")
 
 
 def explain(arguments: argparse.Namespace) -> int:
     """Print why a pop of a group gets nothing, or where a message is."""
-    if arguments.message is not None:
+    if arguments.message_id is not None:
         return _explain_message(arguments)
     if arguments.group is None:
-        raise CommandFailed("name a GROUP, or a message with --message ID", ExitCode.USAGE)
+        raise CommandFailed("name a GROUP, or a message with --message-id ID", ExitCode.USAGE)
     with open_client(arguments) as client:
         answer = client.explain(arguments.topic, arguments.group)
     if not wants_table(arguments):
-        Printer((), as_table=False).print([answer])
+        _print_json(arguments, answer, answer["reasons"], "code")
         return ExitCode.OK
     name = f"{arguments.group} of {arguments.topic}"
     _say(answer["summary"] if answer["would_get"] else f"A pop of {name} gets nothing now.")
@@ -143,16 +158,23 @@ def _counts(answer: JsonObject) -> str:
     return f"Messages: {', '.join(counts)}. Waiting pops: {pops}."
 
 
+def _print_json(arguments: argparse.Namespace, answer: JsonObject, parts: list[JsonObject], name: str) -> None:
+    """Print the answer, or with ``-o name`` only the names of its parts."""
+    output = output_of(arguments)
+    columns = (Column(name.upper(), field(name)),)
+    Printer(columns, output).print(parts if output is Output.NAME else [answer])
+
+
 def _explain_message(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
-        answer = client.find_message(arguments.topic, arguments.message)
+        answer = client.find_message(arguments.topic, arguments.message_id)
     groups: list[JsonObject] = answer["groups"]
     if arguments.group is not None:
         groups = [group for group in groups if group["group"] == arguments.group]
         if not groups:
             raise CommandFailed(f"topic {arguments.topic} has no group {arguments.group!r} that you may see")
     if not wants_table(arguments):
-        Printer((), as_table=False).print([{**answer, "groups": groups}])
+        _print_json(arguments, {**answer, "groups": groups}, groups, "group")
         return ExitCode.OK
     for group in groups:
         _say(f"{group['group']}: {group['state']}")
@@ -194,7 +216,7 @@ def _clock(at: float) -> str:
 
 def peek(arguments: argparse.Namespace) -> int:
     """Print messages of a group without leasing them."""
-    printer = Printer(PEEK_COLUMNS, as_table=wants_table(arguments))
+    printer = Printer(PEEK_COLUMNS, output_of(arguments))
     shown = 0
     last: JsonObject = {}
     with open_client(arguments) as client:
@@ -205,7 +227,7 @@ def peek(arguments: argparse.Namespace) -> int:
     not_shown: int | None = last["not_shown"]
     unreachable: list[JsonObject] = last["unreachable"]
     if last["next"] is not None:
-        complain(f"there are more; see them with --max {2 * arguments.max}")
+        complain(f"there are more; see them with --max-messages {2 * arguments.max_messages}")
     if not_shown is None:
         complain("the broker does not answer, so it is unknown how many messages wait there")
     elif not_shown:
@@ -218,14 +240,14 @@ def peek(arguments: argparse.Namespace) -> int:
 
 
 def _pages(client: Client, arguments: argparse.Namespace) -> Iterator[JsonObject]:
-    left: int = arguments.max
+    left: int = arguments.max_messages
     after: str | None = None
     while left > 0:
         page = client.peek(
             arguments.topic,
             arguments.group,
             state=arguments.state,
-            key=arguments.key,
+            key=arguments.ordering_key,
             limit=min(left, PAGE_COUNT),
             after=after,
             fetch=arguments.fetch and after is None,

@@ -6,20 +6,20 @@ from urllib.parse import urlencode
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import TIMEOUT_SECONDS, Commands, add_command, seconds
-from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
+from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, output_of
 from popgate_client.exchange import Exchanges
 
 SECONDS_MAX = 7 * 86_400
 EPILOG = """\
 Without a level, it shows the present one of each proxy, and the one in its settings. A change applies to all proxies of
-the cluster, or to the one that --proxy names, until they are restarted. With --for, the level in the settings applies
-again after that time.
+the cluster, or to the one that --proxy names, until they are restarted. With --duration-seconds, the level in the
+settings applies again after that time.
 
 At debug, each proxy logs every request with its operation, topic, status, duration and id.
 
 examples:
   popgate log-level
-  popgate log-level debug --for 300
+  popgate log-level debug --duration-seconds 300
   popgate log-level info
 """
 COLUMNS = (
@@ -34,8 +34,7 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "log-level", log_level, help="show or change what proxies log", epilog=EPILOG)
     parser.add_argument("level", nargs="?", choices=("debug", "info", "warning", "error"), help="the new level")
     parser.add_argument(
-        "--for",
-        dest="seconds",
+        "--duration-seconds",
         type=seconds(0.1, SECONDS_MAX),
         metavar="SECONDS",
         help="how long the new level applies (default: until the proxy is restarted)",
@@ -44,7 +43,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def log_level(arguments: argparse.Namespace) -> int:
-    if arguments.level is None and arguments.seconds is not None:
+    if arguments.level is None and arguments.duration_seconds is not None:
         raise CommandFailed("name the new level: debug, info, warning or error", ExitCode.USAGE)
     path = "/v1/admin/log-level"
     if arguments.proxy is not None:
@@ -55,10 +54,10 @@ def log_level(arguments: argparse.Namespace) -> int:
             answer: JsonObject = client.perform(exchanges.read(path))
         else:
             change = {"level": arguments.level}
-            if arguments.seconds is not None:
-                change["seconds"] = arguments.seconds
+            if arguments.duration_seconds is not None:
+                change["seconds"] = arguments.duration_seconds
             answer = client.perform(exchanges.put(path, change))
-    Printer(COLUMNS, as_table=wants_table(arguments)).print(answer["proxies"])
+    Printer(COLUMNS, output_of(arguments)).print(answer["proxies"])
     silent = [row["proxy"] for row in answer["proxies"] if row["level"] is None]
     if silent:
         complain(f"no answer from: {', '.join(silent)}")

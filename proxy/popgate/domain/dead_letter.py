@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
+from popgate.domain.attempts import Attempt, header_of, read_header
 from popgate.domain.message import (
     MESSAGE_BYTES_MAX,
     RESERVED_HEADER_PREFIX,
@@ -31,6 +32,8 @@ UNREADABLE = "unreadable"
 _CAUSE, _REASON = "x-popgate-dead-cause", "x-popgate-dead-reason"
 _TOPIC, _GROUP, _QUEUE = "x-popgate-dead-topic", "x-popgate-dead-group", "x-popgate-dead-queue"
 _DEAD_AT, _FIRST_DELIVERED_AT = "x-popgate-dead-at", "x-popgate-first-delivered-at"
+_ERROR_TYPE, _ERROR_TEXT = "x-popgate-dead-error-type", "x-popgate-dead-error-text"
+_CLIENT, _ATTEMPTS = "x-popgate-dead-client", "x-popgate-dead-attempts"
 _DELIVERY_COUNT, _ORIGIN = "x-popgate-delivery-count", "x-popgate-origin-copy-id"
 _UNREADABLE_HEADERS = "amqp-unreadable-headers"
 _UNREADABLE_CHARACTERS_MAX = 4_096
@@ -44,7 +47,8 @@ publisher's headers."""
 class DeadLetterDetails(NamedTuple):
     """Why and when a message was dead-lettered. All fields are None if popgate did not dead-letter it.
 
-    ``queue`` is the index of the queue that the message came from; times are Unix seconds.
+    ``queue`` is the index of the queue that the message came from; times are Unix seconds. ``attempts`` are the latest
+    attempts that were recorded.
     """
 
     cause: str | None = None
@@ -53,6 +57,17 @@ class DeadLetterDetails(NamedTuple):
     delivery_count: int | None = None
     first_delivered_at: float | None = None
     dead_lettered_at: float | None = None
+    attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def last_error(self) -> Attempt | None:
+        """The latest attempt with an error, or None."""
+        return next((one for one in reversed(self.attempts) if one.error_type or one.error_text), None)
+
+    @property
+    def last_client(self) -> str | None:
+        """The client that had the message last, if this is known."""
+        return (self.attempts[-1].client or None) if self.attempts else None
 
 
 def dead_letter_headers(
@@ -60,8 +75,16 @@ def dead_letter_headers(
 ) -> dict[str, HeaderValue]:
     """Return ``headers`` and the headers that describe the dead letter. ``origin`` is the copy that was
     dead-lettered."""
+    error = note.last_error
+    described: dict[str, HeaderValue] = {
+        _ERROR_TYPE: error and error.error_type,
+        _ERROR_TEXT: error and error.error_text,
+        _CLIENT: note.last_client,
+        _ATTEMPTS: header_of(note.attempts) if note.attempts else None,
+    }
     return {
-        **headers,
+        **{name: value for name, value in headers.items() if name not in described},  # a program may have set them
+        **{name: value for name, value in described.items() if value},
         _CAUSE: note.cause,
         _REASON: note.reason,
         _TOPIC: subscription.topic,
@@ -144,6 +167,7 @@ def dead_letter_details(headers: Mapping[str, HeaderValue]) -> DeadLetterDetails
         delivery_count=_count(headers.get(_DELIVERY_COUNT)),
         first_delivered_at=_seconds(headers.get(_FIRST_DELIVERED_AT)),
         dead_lettered_at=_seconds(headers.get(_DEAD_AT)),
+        attempts=tuple(read_header(headers.get(_ATTEMPTS))),
     )
 
 

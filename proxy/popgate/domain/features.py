@@ -23,6 +23,8 @@ class Feature(StrEnum):
     DEAD_LETTERS = "dead_letters"
     EXPLAIN = "explain"
     """Requests that explain why a pop gets nothing, peek, and find a message."""
+    CAUSES = "causes"
+    """A release or a rejection may contain an ``error`` and a ``client_id``."""
     LEASE_GROUPS = "lease_groups"
     LOCKS = "locks"
     FILTER = "filter"

@@ -27,6 +27,7 @@ from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
+from popgate.domain.attempts import EXPIRED_MARK, SEPARATOR, noted, without_attempt
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId
 
 
@@ -76,6 +77,7 @@ class LeaseRecord(NamedTuple):
     target: BrokerQueue | None = None
     target_copy_id: CopyId | None = None
     reason: str = ""
+    """Why the message is dead-lettered, and the attempts so far (``domain.attempts``)."""
 
 
 class GrantStatus(StrEnum):
@@ -186,7 +188,25 @@ def decide_grant(
         count, first = record.delivery_count, record.first_delivered_at if record.delivery_count else now
         if max_deliveries is not None and count >= max_deliveries:
             return GrantAnswer(GrantStatus.EXHAUSTED, 0.0, record)
+        if record.reason or record.state is RecordState.LEASED:  # it keeps its attempts; the last one may have expired
+            return _granted_again(record, now, lease_id, invisibility_seconds, count, first, epoch)
     granted = LeaseRecord(RecordState.LEASED, lease_id, now + invisibility_seconds, count + 1, first, now, epoch, now)
+    return GrantAnswer(GrantStatus.GRANTED, invisibility_seconds, granted)
+
+
+def _granted_again(
+    record: LeaseRecord,
+    now: float,
+    lease_id: LeaseId,
+    invisibility_seconds: float,
+    count: int,
+    first: float,
+    epoch: int,
+) -> GrantAnswer:
+    new = f"{SEPARATOR}{EXPIRED_MARK}" if record.state is RecordState.LEASED else ""
+    reason = noted(record.reason, new, record.delivery_count, record.leased_at, record.visible_at)
+    ends_at = now + invisibility_seconds
+    granted = LeaseRecord(RecordState.LEASED, lease_id, ends_at, count + 1, first, now, epoch, now, reason=reason)
     return GrantAnswer(GrantStatus.GRANTED, invisibility_seconds, granted)
 
 
@@ -241,9 +261,18 @@ def decide_settle(
         leased_at=record.leased_at,
         target=target if begins_move else record.target,
         target_copy_id=target_copy_id if begins_move else record.target_copy_id,
-        reason=reason or record.reason,
+        reason=_noted(record, reason, action, now) if reason else record.reason,
     )
     return SettleAnswer(SettleStatus.DONE, remaining_seconds(changed, now), changed, now)
+
+
+def _noted(record: LeaseRecord, reason: str, action: SettleAction, now: float) -> str:
+    """Return the new reason, with the attempt that ``reason`` describes. An expired attempt ended with its lease."""
+    if action in _AFTER_LEASE:
+        if record.state is not RecordState.LEASED:  # the attempt was recorded when it ended
+            reason = without_attempt(reason)
+        now = record.visible_at
+    return noted(record.reason, reason, record.delivery_count, record.leased_at, now)
 
 
 def remaining_seconds(record: LeaseRecord, now: float) -> float:
@@ -261,6 +290,7 @@ _MOVES_DEADLINE = frozenset(
 )
 _BEGINS_MOVE = frozenset({SettleAction.MOVE, SettleAction.EXHAUST})
 _ONLY_VISIBLE = frozenset({SettleAction.EXPIRE, SettleAction.EXHAUST, SettleAction.DISCARD})
+_AFTER_LEASE = frozenset({SettleAction.EXPIRE, SettleAction.EXHAUST})
 _RESULT = {
     SettleAction.ACK: RecordState.ACKED,
     SettleAction.EXTEND: RecordState.LEASED,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from popgate.domain.attempts import without_attempt
 from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.peeked import PeekedMessage
 from popgate.domain.story import Story
@@ -187,7 +188,7 @@ def recorded(copy_id: str, queue: int, record: LeaseRecord, *, with_contents: bo
         queue=queue,
         at=record.changed_at if is_over else None,
         dead_letter=record.target_copy_id if state is CopyState.DEAD else None,
-        reason=(record.reason or None) if state is CopyState.DEAD and with_contents else None,
+        reason=(without_attempt(record.reason) or None) if state is CopyState.DEAD and with_contents else None,
     )
 
 

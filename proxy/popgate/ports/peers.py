@@ -116,6 +116,9 @@ class PeerOrder(NamedTuple):
     receipt_handle: str
     seconds: float | None
     reason: str
+    error_type: str = ""
+    error_text: str = ""
+    client: str = ""
 
 
 class PeerResult(NamedTuple):

@@ -98,7 +98,7 @@ def _fetch_of(one: FetchWire) -> peers.Fetch:
 
 
 def _settle(one: peers.SettleAtOwner) -> SettleWire:
-    return SettleWire(_subscription(one.subscription), one.verb, tuple(OrderWire(*order) for order in one.orders))
+    return SettleWire(_subscription(one.subscription), one.verb, tuple(OrderWire(*order[:3]) for order in one.orders))
 
 
 def _settle_of(one: SettleWire) -> peers.SettleAtOwner:

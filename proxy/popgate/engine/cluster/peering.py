@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from popgate.domain.attempts import Cause
 from popgate.domain.errors import RetryLater
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, GroupName, InstanceId, LeaseId, Subscription, TopicName
@@ -178,7 +179,7 @@ class Peering:
         return queue_counts(served.group, served.dead_letters.held_count)
 
     async def _settle(self, message: SettleAtOwner) -> list[PeerResult]:
-        orders = [SettleOrder(*order) for order in message.orders]
+        orders = [SettleOrder(*order[:3], cause=Cause(*order[3:])) for order in message.orders]
         served = self._served(message.subscription)
         results = await self._settler.settle(served, Verb(message.verb), orders, is_passed=True)
         return [PeerResult(*result) for result in results]

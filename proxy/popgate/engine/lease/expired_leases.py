@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from popgate.domain.attempts import AttemptEnd, Cause, described
 from popgate.domain.errors import RetryLater
 from popgate.domain.lease import SettleAction
 from popgate.engine.context.engine_context import EngineContext
@@ -55,6 +56,7 @@ class ExpiredLeases:
                 buffered.lease_id,
                 SettleAction.EXPIRE,
                 retry.delay_seconds(buffered.delivery_count),
+                reason=described("", AttemptEnd.EXPIRED, Cause(client=buffered.client or "")),
             )
             for buffered in ended
         ]

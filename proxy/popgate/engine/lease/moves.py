@@ -15,6 +15,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from popgate.domain.attempts import SEPARATOR, AttemptEnd, Cause, described, read, without_attempt
 from popgate.domain.dead_letter import (
     MAX_DELIVERIES,
     REJECTED,
@@ -124,7 +125,7 @@ class Mover:
         If a client has leased the message, the move waits until the lease has ended.
         """
         buffered.enter(MessageState.MOVING)
-        reason = f"{UNREADABLE}: {type(error).__name__}: {error}"[:REASON_LENGTH_MAX]
+        reason = f"{UNREADABLE}: {type(error).__name__}: {error}"[:REASON_LENGTH_MAX].replace(SEPARATOR, " ")
         self._context.background.spawn(self._set_aside(buffered, reason), name=f"dead-letter {self._dead}")
 
     async def _set_aside(self, buffered: BufferedMessage, reason: str) -> None:
@@ -191,7 +192,7 @@ class Mover:
             while batch:
                 pause = RETRY_SECONDS
                 try:
-                    await self._move(batch, SettleAction.EXHAUST, [MAX_DELIVERIES] * len(batch))
+                    await self._move(batch, SettleAction.EXHAUST, [_exhausted(one) for one in batch])
                 except RetryLater as error:
                     _log.warning("dead-lettering waits", extra={"queue": self._dead, "error": error.detail})
                     pause = error.retry_after_seconds
@@ -263,7 +264,7 @@ class Mover:
             if outcome.status is PublishStatus.PUBLISHED:
                 assert record.target_copy_id is not None, "a moving record names its copy"
                 stored.append(one)
-                reasons.append(record.reason)
+                reasons.append(without_attempt(record.reason))
                 letters.append(record.target_copy_id)
             else:
                 _log.warning("a dead letter was not stored", extra={"queue": self._dead, "why": outcome.detail})
@@ -314,18 +315,20 @@ class Mover:
 
     def _dead_letter(self, buffered: BufferedMessage, record: LeaseRecord, message: Message, now: float) -> Message:
         assert record.target_copy_id is not None, "a moving record names its copy"
-        cause = MAX_DELIVERIES if record.reason == MAX_DELIVERIES else REJECTED
+        reason, attempts = read(record.reason)
+        cause = MAX_DELIVERIES if reason == MAX_DELIVERIES else REJECTED
         if self._context.faults.is_unreadable(*self._place(buffered)):
             cause, message = UNREADABLE, bare(message)
-        elif record.reason.startswith(f"{UNREADABLE}: "):
+        elif reason.startswith(f"{UNREADABLE}: "):
             cause = UNREADABLE
         note = DeadLetterDetails(
             cause=cause,
-            reason=record.reason,
+            reason=reason,
             queue=buffered.queue_index,
             delivery_count=record.delivery_count,
             first_delivered_at=record.first_delivered_at,
             dead_lettered_at=now,
+            attempts=tuple(attempts),
         )
         return Message(
             copy_id=record.target_copy_id,
@@ -335,3 +338,8 @@ class Mover:
             ordering_key=message.ordering_key,
             published_at=message.published_at,
         )
+
+
+def _exhausted(buffered: BufferedMessage) -> str:
+    """Return the reason of the move, with the last attempt, which the store records only if its lease has expired."""
+    return described(MAX_DELIVERIES, AttemptEnd.EXPIRED, Cause(client=buffered.client or ""))

@@ -3,6 +3,7 @@
 from enum import StrEnum
 from typing import NamedTuple
 
+from popgate.domain.attempts import Cause
 from popgate.domain.names import is_transient
 from popgate.domain.receipt import Receipt
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
@@ -20,12 +21,13 @@ class SettleOrder(NamedTuple):
     """A client's order for one lease.
 
     ``seconds``: the new visibility timeout of an extension, or the delay of a release. A release with None uses the
-    retry delay of the group's policy.
+    retry delay of the group's policy. ``cause``: why the client gives the message back, if it says so.
     """
 
     receipt_handle: str
     seconds: float | None = None
     reason: str = ""
+    cause: Cause | None = None
 
 
 class SettleResult(NamedTuple):
@@ -64,6 +66,15 @@ class ValidOrder(NamedTuple):
     @property
     def is_transient(self) -> bool:
         return is_transient(self.receipt.copy_id)
+
+
+def cause_of(one: ValidOrder) -> Cause:
+    """Return why a client gives a message back, with the name of the client, if this proxy knows it."""
+    cause = one.order.cause or Cause()
+    buffered = one.buffered
+    if cause.client or buffered is None or not buffered.client or buffered.lease_id != one.receipt.lease_id:
+        return cause
+    return cause._replace(client=buffered.client)
 
 
 INVALID = SettleResult("invalid")

@@ -8,12 +8,13 @@ delivers the message.
 
 from collections.abc import Sequence
 
+from popgate.domain.attempts import AttemptEnd, described
 from popgate.domain.lease import RecordState, SettleAction, SettleStatus
 from popgate.domain.receipt import Receipt
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.lease.journal_subjects import Absent, Found, found_so, note_found_settled
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
-from popgate.engine.settle.orders import EXPIRED, UNAVAILABLE, SettleResult, ValidOrder
+from popgate.engine.settle.orders import EXPIRED, UNAVAILABLE, SettleResult, ValidOrder, cause_of
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import SettleEntry
@@ -75,7 +76,7 @@ class Rejections:
                 subjects.append(_as_it_is(buffered))
         if not able:
             return
-        moved = await subscription.mover.reject([buffered for _, buffered in able], [_reason(one) for one, _ in able])
+        moved = await subscription.mover.reject([buffered for _, buffered in able], [_attempt(one) for one, _ in able])
         done: list[Absent] = []
         reasons: list[str] = []
         for (one, buffered), subject, was_moved in zip(able, subjects, moved, strict=True):
@@ -106,7 +107,7 @@ class Rejections:
                 SettleAction.MOVE,
                 target=dead,
                 target_copy_id=self._context.mint_copy_id(),
-                reason=_reason(one),
+                reason=_attempt(one),
             )
             for one in absent
         ]
@@ -127,6 +128,11 @@ class Rejections:
 def _as_it_is(buffered: BufferedMessage) -> Absent:
     lease = buffered.leased_at, buffered.message, buffered.client, buffered.invisibility_seconds
     return Absent(buffered.copy_id, buffered.queue_index, buffered.delivery_count, *lease)
+
+
+def _attempt(one: ValidOrder) -> str:
+    """Return the reason of the move, with the attempt that the rejection ends."""
+    return described(_reason(one), AttemptEnd.REJECTED, cause_of(one))
 
 
 def _reason(one: ValidOrder) -> str:

@@ -7,6 +7,7 @@ before the answer, because the store has no record that would settle the message
 
 from collections.abc import Mapping, Sequence
 
+from popgate.domain.attempts import AttemptEnd, described
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.lease import SettleAction, SettleAnswer, SettleStatus
 from popgate.domain.modes import extended_under, is_pulled
@@ -16,7 +17,16 @@ from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.lease.journal_subjects import Absent, Found, found_so, note_found_settled
 from popgate.engine.queue.buffered import BufferedMessage
 from popgate.engine.queue.host import QueueHost
-from popgate.engine.settle.orders import EXPIRED, INVALID, UNAVAILABLE, SettleOrder, SettleResult, ValidOrder, Verb
+from popgate.engine.settle.orders import (
+    EXPIRED,
+    INVALID,
+    UNAVAILABLE,
+    SettleOrder,
+    SettleResult,
+    ValidOrder,
+    Verb,
+    cause_of,
+)
 from popgate.engine.settle.rejecting import Rejections
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.journal import EventKind, JournalSubject
@@ -108,7 +118,7 @@ class Settler:
                 rejected = [one for one in many if not one.is_transient] if verb is Verb.REJECT else []
                 await self._rejections.begin_absent(subscription, rejected, results)
                 continue
-            orders = tuple(PeerOrder(*one.order) for one in many)
+            orders = tuple(_peer_order(one.order) for one in many)
             message = SettleAtOwner(subscription=subscription.name, verb=verb, orders=orders)
             try:
                 answers = [SettleResult(*answer) for answer in await self._context.router.ask(owner, message)]
@@ -224,7 +234,12 @@ class Settler:
             count = counts.get(one.receipt.copy_id, 0)
             seconds = subscription.spec.policy.retry.delay_seconds(count) if count else 0.0
         receipt = one.receipt
-        entry = SettleEntry(one.host.broker_queue, receipt.copy_id, receipt.lease_id, _ACTION[verb], seconds)
+        attempt = ""
+        if verb is Verb.RELEASE:
+            attempt = described("", AttemptEnd.RELEASED, cause_of(one), attempt_reason=one.order.reason)
+        entry = SettleEntry(
+            one.host.broker_queue, receipt.copy_id, receipt.lease_id, _ACTION[verb], seconds, reason=attempt
+        )
         if verb is Verb.EXTEND:
             spec = subscription.spec
             return entry._replace(
@@ -287,6 +302,10 @@ def _without(orders: Sequence[ValidOrder], others: Sequence[ValidOrder]) -> list
     """Return ``orders`` without the ``others`` of the same request."""
     places = {one.place for one in others}
     return [one for one in orders if one.place not in places]
+
+
+def _peer_order(order: SettleOrder) -> PeerOrder:
+    return PeerOrder(order.receipt_handle, order.seconds, order.reason, *(order.cause or ()))
 
 
 def _ack(one: ValidOrder) -> SettleEntry:

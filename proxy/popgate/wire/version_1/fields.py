@@ -45,10 +45,13 @@ class GroupKeyWire(Struct, frozen=True):
     epoch: int
 
 
-class OrderWire(Struct, frozen=True):
+class OrderWire(Struct, frozen=True, omit_defaults=True):
     receipt_handle: str
     seconds: float | None
     reason: str
+    error_type: str = ""
+    error_text: str = ""
+    client: str = ""
 
 
 class LearnedWire(Struct, frozen=True, tag="learned"):

@@ -102,11 +102,22 @@ def _settle(one: peers.SettleAtOwner) -> SettleWire:
     return SettleWire(_subscription(one.subscription), one.verb, tuple(OrderWire(*order) for order in one.orders))
 
 
+def _order_of(one: OrderWire) -> peers.PeerOrder:
+    return peers.PeerOrder(
+        receipt_handle=one.receipt_handle,
+        seconds=one.seconds,
+        reason=one.reason,
+        error_type=one.error_type,
+        error_text=one.error_text,
+        client=one.client,
+    )
+
+
 def _settle_of(one: SettleWire) -> peers.SettleAtOwner:
     return peers.SettleAtOwner(
         subscription=_subscription_of(one.subscription),
         verb=one.verb,
-        orders=tuple(peers.PeerOrder(order.receipt_handle, order.seconds, order.reason) for order in one.orders),
+        orders=tuple(_order_of(order) for order in one.orders),
     )
 
 

@@ -10,7 +10,7 @@ local GRANTED, HELD, EXHAUSTED, IS_MOVING, SETTLED, FENCED, FULL, BEHIND, WRONG_
 -- without a record.
 local function granter(lease_id, invisibility, max_deliveries, earlier, epoch)
   return function(raw)
-    local count, first_at = earlier, now
+    local count, first_at, reason = earlier, now, ''
     if raw then
       local state = state_of(raw)
       if state >= ACKED then return SETTLED end
@@ -23,10 +23,11 @@ local function granter(lease_id, invisibility, max_deliveries, earlier, epoch)
       end
       count, first_at = r.count, r.count > 0 and r.first_at or now
       if max_deliveries and count >= max_deliveries then return EXHAUSTED end
+      reason = state == LEASED and noted(r, '\31e', r.visible_at) or r.reason -- it keeps its attempts
     end
     return GRANTED, pack_record({
       state = LEASED, lease_id = lease_id, leased_at = now, visible_at = now + invisibility, count = count + 1,
-      first_at = first_at, changed_at = now, epoch = epoch, reason = '',
+      first_at = first_at, changed_at = now, epoch = epoch, reason = reason,
     })
   end
 end

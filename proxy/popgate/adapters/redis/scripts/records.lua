@@ -35,6 +35,22 @@ local function unpack_record(raw)
   }
 end
 
+-- The reason of a record with one more attempt, as domain.attempts.noted. ended_at: when the attempt of new ended.
+local ATTEMPTS_MAX = 8
+local function noted(r, new, ended_at)
+  local head, attempt = new:match('^([^\31]*)\31(.*)$')
+  local old_head, attempts = r.reason:match('^([^\31]*)(.*)$')
+  if attempt then
+    local function ms(at) return math.floor(at / 1000) end
+    attempts = attempts .. '\31' .. string.format('%d,%.0f,%.0f,', r.count, ms(r.leased_at), ms(ended_at)) .. attempt
+  else
+    head = new
+  end
+  local _, surplus = attempts:gsub('\31', '')
+  for _ = ATTEMPTS_MAX + 1, surplus do attempts = attempts:match('^\31[^\31]*(.*)$') end
+  return (head ~= '' and head or old_head) .. attempts
+end
+
 -- The record, or nil if this popgate can't read it, because it is damaged or that of a newer popgate.
 local function readable_record(raw)
   local is_unpacked, r = pcall(unpack_record, raw)

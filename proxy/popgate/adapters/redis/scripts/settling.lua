@@ -24,11 +24,15 @@ local function rule_of(action)
     return { to = RELEASED, from = from(LEASED, EXPIRED), moves_deadline = true, uncounted = 1 }
   end
   if action == 'expire' then
-    return { to = EXPIRED, from = from(LEASED), repeatable = true, moves_deadline = true, only_visible = true }
+    return {
+      to = EXPIRED, from = from(LEASED), repeatable = true, moves_deadline = true, only_visible = true, after_lease = true,
+    }
   end
   if action == 'move' then return { to = MOVING, from = from(LEASED, EXPIRED), begins_move = true } end
   if action == 'exhaust' then
-    return { to = MOVING, from = from(LEASED, EXPIRED, RELEASED), begins_move = true, only_visible = true }
+    return {
+      to = MOVING, from = from(LEASED, EXPIRED, RELEASED), begins_move = true, only_visible = true, after_lease = true,
+    }
   end
   if action == 'moved' then return { to = DEAD, from = from(MOVING) } end
   if action == 'undo' then return { to = RELEASED, from = from(MOVING), moves_deadline = true } end
@@ -60,7 +64,14 @@ local function settler(lease_id, action, duration, target, target_copy, reason, 
     end
     if needs_mode and subscription and is_overtaken(subscription, generation) then return LOST end
     if rule.begins_move then r.target, r.target_copy = target, target_copy end
-    if reason ~= '' then r.reason = reason end
+    if reason ~= '' then
+      local new, ended_at = reason, now
+      if rule.after_lease then
+        if r.state ~= LEASED then new = reason:match('^[^\31]*') end -- the attempt was recorded when it ended
+        ended_at = r.visible_at
+      end
+      r.reason = noted(r, new, ended_at)
+    end
     r.state, r.visible_at, r.changed_at = rule.to, visible_at, now
     if rule.uncounted then r.count, r.lease_id = r.count - rule.uncounted, 'withdrawn' end
     return DONE, pack_record(r)
