@@ -30,7 +30,7 @@ from support.rabbitmq_releases import NEWEST, RabbitRelease, find_release, serie
 from support.redis import RedisServer
 from support.sharing import OTHER_SERIES, folder_of, note, scheduler, start_order
 from support.spark import require_java, started_spark
-from support.turns import ALL, Quiet, Turns
+from support.turns import Quiet, Turns
 from tla.checker import find_jar
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if turns not in item.config.stash:
         return (yield)
     turn = item.config.stash[turns]
-    turn.take(others=1 if _is_quiet(item) else ALL)
+    turn.take(quiet=_is_quiet(item))
     try:
         return (yield)
     finally:
@@ -184,16 +184,16 @@ def quiet(pytestconfig: pytest.Config) -> Quiet:
     """Creates a context for the part of a test that bounds how long something takes (see the marker `quiet`)."""
 
     @asynccontextmanager
-    async def context(others: int) -> AsyncGenerator[None]:
+    async def context() -> AsyncGenerator[None]:
         turn = pytestconfig.stash.get(turns, None)
         if turn is None:
             yield
             return
-        await asyncio.to_thread(turn.take, others=others)
+        await asyncio.to_thread(turn.take, quiet=True)
         try:
             yield
         finally:
-            await asyncio.to_thread(turn.take)
+            await asyncio.to_thread(turn.take, quiet=False)
 
     return context
 

@@ -25,9 +25,10 @@ def _conditions(figures: Mapping[str, Any]) -> str:
         lines += [
             f"- {run['date']}, `{run['command']}`, medians of {run['rounds']} rounds",
             (
-                f"- {run['machine']}, {versions}; a synced write of 4 KiB takes {run['sync_ms']:.2f} ms; "
+                f"- {run['machine']}; a synced write of 4 KiB takes {run['sync_ms']:.2f} ms; "
                 f"load before the start: {run['load']:.1f}"
             ),
+            f"- {versions}",
         ]
     return "\n".join(lines)
 

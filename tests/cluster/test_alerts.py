@@ -133,6 +133,7 @@ def test_every_alert_fires_at_its_fault_and_none_before(site: Site) -> None:
     quiet = site.topic(site.lone, "quiet")
     quiet.ack(*publish_and_pop(quiet, 3))
     time.sleep(4)
+    site.fires(*FROM_THE_START)
     assert site.prometheus.fired() - OF_A_BUSY_MACHINE == FROM_THE_START
     neglected(site)
     expiring(site)

@@ -45,8 +45,6 @@ REST_SECONDS = 0.1
 WATCH_SECONDS = 1.0
 """Seconds; longer than any permitted stall, so a cell that still makes no progress is noticed."""
 PATIENCE_SECONDS = 60.0
-OTHER_TESTS = 2
-"""Number of other tests that may run beside: a part of `OWN_SECONDS`."""
 BALANCED: dict[str, object] = {
     "pattern": "^popgate:",
     "definition": {"queue-leader-locator": "balanced"},
@@ -176,7 +174,7 @@ async def service(
                 await cells[queue % PROXIES * QUEUES + queue].client.create(queues=1)
             await asyncio.to_thread(rabbit.nodes[0].sync)  # a younger queue loses its leader for ever (3.10)
             served = Service(proxies, audit, cells)
-            async with quiet(OTHER_TESTS), asyncio.TaskGroup() as tasks:
+            async with quiet(), asyncio.TaskGroup() as tasks:
                 for cell in cells:
                     tasks.create_task(cell.run(), name=cell.name)
                 await served.flows()

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from popgate.domain.errors import BrokerUnavailable
 from popgate.engine.subscription import backlogs
 from popgate.engine.subscription.gauges import SubscriptionGauges
-from support.engines import World, eventually
+from popgate.runtime.clocks import ManualClock
+from support.engines import World, eventually, open_world
 
 TOPIC = "t"
 PAUSE_SECONDS = 0.001
@@ -82,3 +84,17 @@ async def test_a_group_that_is_gone_has_no_backlog(reading: World) -> None:
     (name,) = reading.engine.topics.served
     await reading.engine.deletions.delete_topic(TOPIC)
     await eventually(lambda: reading.engine.backlogs.of(name) is None)
+
+
+async def test_a_restart_does_not_make_waiting_messages_younger(folder: Path) -> None:
+    clock = ManualClock()
+    async with open_world(folder / "data", clock=clock) as world:
+        await world.create(TOPIC)
+        await world.publish(TOPIC, "a")
+        await world.let_pass(30)
+    async with open_world(folder / "data", clock=clock) as world:
+        task = asyncio.create_task(world.engine.backlogs.run(PAUSE_SECONDS))
+        await until_ready(world, 1)
+        assert gauges(world).oldest_age_seconds == pytest.approx(30.0)
+        task.cancel()
+        await asyncio.wait([task])

@@ -22,7 +22,7 @@ from simulator.planted import (
 from simulator.run import SEED_MAX
 from support.audit_rules import Kind
 
-SEEDS, SECONDS_FULL = 32, 1_200.0
+SEEDS, SECONDS_FULL = 48, 1_200.0
 FIRST = 1
 """First seed. It is fixed, so that a change is judged by its own effect. The full run draws a new one and prints it;
 a failure names its seed.

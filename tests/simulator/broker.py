@@ -186,6 +186,9 @@ class SimulatedBroker:
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
         return await self._do(lambda: [self._server.depth(queue) for queue in queues])
 
+    async def oldest_at(self, queue: BrokerQueue) -> float | None:
+        return None
+
     # -- messages -----------------------------------------------------------------------------------------------
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:

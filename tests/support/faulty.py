@@ -234,6 +234,9 @@ class FaultyBroker:
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
         return await self.faults.around("broker.depth", lambda: self.wrapped.depth(queues))
 
+    async def oldest_at(self, queue: BrokerQueue) -> float | None:
+        return await self.faults.around("broker.oldest_at", lambda: self.wrapped.oldest_at(queue))
+
     async def lose(self, queue: BrokerQueue, *, queue_gone: bool = False) -> None:
         """End the queue's channel as a broker would; its unacknowledged messages return to the queue."""
         await self.channels[queue].lose("lost by the test", queue_gone=queue_gone)

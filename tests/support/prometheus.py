@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 from prometheus_client.metrics_core import Metric
@@ -18,6 +18,10 @@ from support.proxy import plain_client
 REPOSITORY = Path(__file__).parents[2]
 RULES = REPOSITORY / "deploy" / "prometheus" / "alerts.yml"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "popgate" / "prometheus"
+
+
+# The library declares no types for it.
+_read: Any = parser.text_string_to_metric_families  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def program(name: str) -> str:
@@ -42,7 +46,7 @@ def promtool(*arguments: str, given: str | None = None) -> str:
 
 def read_open_metrics(text: str) -> list[Metric]:
     """Return the families of metrics in a text in the format OpenMetrics. Raises: ValueError if it is wrong."""
-    return list(cast(Any, parser).text_string_to_metric_families(text))  # it declares no types
+    return list(_read(text))
 
 
 class Prometheus(Server):

@@ -1,7 +1,7 @@
 """Decides which tests run in parallel when several processes share a run.
 
-More processes than cores use the time in which tests wait. But a test with a time limit expects the machine as few
-processes leave it, so only one or two others run beside it, however many processes there are.
+More processes than cores use the time in which tests wait. But a test with a time limit expects the machine as two
+processes leave it, so at most one other test runs beside it, however many processes there are.
 """
 
 import fcntl
@@ -13,10 +13,8 @@ from typing import IO
 
 LOOK_SECONDS = 0.02
 
-ALL = 1_000
-"""As many other tests as there are processes."""
-Quiet = Callable[[int], AbstractAsyncContextManager[None]]
-"""Creates a context in which at most that many other tests run."""
+Quiet = Callable[[], AbstractAsyncContextManager[None]]
+"""Creates a context in which at most one other test runs."""
 
 
 class Turns:
@@ -29,11 +27,11 @@ class Turns:
         self._taken = ExitStack()
         self._count = 0
 
-    def take(self, *, others: int = ALL) -> None:
-        """Wait until at most that many others can run: this process takes its own place, and those of the rest. In the
-        meantime it has none, so that two tests that become quiet don't wait for each other.
+    def take(self, *, quiet: bool) -> None:
+        """Wait until this process has one place, or all but one for a quiet test. In the meantime it has none, so that
+        two tests that become quiet don't wait for each other.
         """
-        wanted = max(1, len(self._places) - others)
+        wanted = max(1, len(self._places) - 1) if quiet else 1
         if self._count == wanted:
             return
         self.give_back()

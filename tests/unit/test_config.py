@@ -306,6 +306,7 @@ SWITCHES = (
     "replica_allow_stall",
     "accept_untagged",
     "insecure",
+    "tracing",
 )
 GOOD = [
     ("host", "::1", "::1"),

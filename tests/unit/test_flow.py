@@ -68,9 +68,27 @@ def test_a_queue_counts_as_constrained_when_other_queues_cut_its_memory_share() 
     assert not lacking.share_was_cut()
     flow.note()
     assert not lacking.constrained
+    assert budget.keep(SHARE_BYTES // 2)  # a body of another queue
+    assert lacking.share_was_cut()
+    flow.note()
+    assert lacking.constrained == {7}
+    budget.let_go(SHARE_BYTES // 2)
+    _widened(flow)
+    assert not lacking.constrained
     budget.opened(object())
     assert lacking.share_was_cut()
     flow.note()
+    assert lacking.constrained == {7}
+
+
+def test_a_queue_counts_as_constrained_when_its_prefetch_is_used_up_while_it_is_opened() -> None:
+    budget = BufferBudget(SHARE_BYTES)
+    lacking = LackingQueues(budget)
+    flow = Flow(budget, 7, lacking)
+    for tag in range(1, flow.open() + 1):
+        flow.took(tag, 1)
+    flow.note()
+    flow.opened()
     assert lacking.constrained == {7}
 
 

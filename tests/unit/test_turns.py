@@ -8,13 +8,13 @@ from time import sleep
 
 import pytest
 
-from support.turns import ALL, Turns
+from support.turns import Turns
 
 EACH = 15
 
 
-@pytest.mark.parametrize(("processes", "others"), [(2, 1), (3, 1), (5, 1), (5, 2)])
-def test_beside_a_quiet_test_only_so_many_others_run(tmp_path: Path, seed: int, processes: int, others: int) -> None:
+@pytest.mark.parametrize("processes", [2, 3, 5])
+def test_beside_a_quiet_test_at_most_one_other_runs(tmp_path: Path, seed: int, processes: int) -> None:
     guard = Lock()
     running: list[bool] = []
     most = {True: 0, False: 0}
@@ -25,7 +25,7 @@ def test_beside_a_quiet_test_only_so_many_others_run(tmp_path: Path, seed: int, 
         turns = Turns(tmp_path / "turns", processes)
         for _ in range(EACH):
             quiet = draw.random() < 0.3
-            turns.take(others=others if quiet else ALL)
+            turns.take(quiet=quiet)
             with guard:
                 running.append(quiet)
                 most[any(running)] = max(most[any(running)], len(running))
@@ -38,18 +38,18 @@ def test_beside_a_quiet_test_only_so_many_others_run(tmp_path: Path, seed: int, 
 
     with ThreadPoolExecutor(processes) as threads:
         list(threads.map(work, range(processes)))
-    assert most == {True: 1 + others, False: processes}
+    assert most == {True: 2, False: processes}
 
 
 def test_a_process_that_keeps_its_places_is_not_waited_for_twice(tmp_path: Path) -> None:
     quiet, other = Turns(tmp_path / "turns", 3), Turns(tmp_path / "turns", 3)
-    quiet.take(others=1)
-    other.take()
+    quiet.take(quiet=True)
+    other.take(quiet=False)
     for _ in range(3):
-        quiet.take(others=1)
+        quiet.take(quiet=True)
     quiet.give_back()
-    other.take(others=1)
-    quiet.take()
+    other.take(quiet=True)
+    quiet.take(quiet=False)
     quiet.give_back()
     other.give_back()
 
@@ -59,13 +59,13 @@ def test_tests_that_become_quiet_at_the_same_time_do_not_wait_for_each_other(tmp
 
     def work(_: int) -> bool:
         turns = Turns(tmp_path / "turns", 3)
-        turns.take()
+        turns.take(quiet=False)
         ready.wait(10)
-        turns.take(others=1)
+        turns.take(quiet=True)
         is_alone = running.acquire(blocking=False)
         sleep(0.05)
         running.release()
-        turns.take()
+        turns.take(quiet=False)
         turns.give_back()
         return is_alone
 

@@ -42,3 +42,11 @@ def test_messages_without_a_publish_time_wait_since_they_were_seen() -> None:
     seen = [waiting.at]
     waiting.counted(2, 7.0)
     assert [*seen, waiting.at] == [None, 7.0]
+
+
+def test_a_broker_that_tells_the_age_is_believed() -> None:
+    waiting = WaitingSince()
+    waiting.counted(2, 50.0, 4.0)
+    assert waiting.at == 4.0
+    waiting.counted(1, 60.0, 5.0)
+    assert [waiting.at] == [5.0]

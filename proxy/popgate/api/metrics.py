@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -32,6 +32,8 @@ from popgate.locks.hosted import HostedLocks
 from popgate.replicas.keeper import ReplicaKeeper
 
 OPEN_METRICS = "application/openmetrics-text"
+# The library declares no types for it.
+_write_open_metrics: Any = openmetrics.generate_latest  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 METRICS_PATH = "/metrics"
 _PROXY = "proxy"
 
@@ -202,8 +204,8 @@ class Metrics:
         """
         families = _Families(list(self._registry.collect()), subscription_figures(self._engine, self._counters))
         is_open = OPEN_METRICS in accept.lower()
-        write: Callable[[Collector], bytes] = cast(Any, openmetrics).generate_latest if is_open else generate_latest
-        text = await asyncio.to_thread(write, families)
+        write = _write_open_metrics if is_open else generate_latest
+        text: bytes = await asyncio.to_thread(write, families)
         return text, openmetrics.CONTENT_TYPE_LATEST if is_open else CONTENT_TYPE_LATEST
 
 

@@ -270,3 +270,10 @@ class Broker(Protocol):
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
         """Return the depth of each queue, in order."""
         ...
+
+    async def oldest_at(self, queue: BrokerQueue) -> float | None:
+        """Return since when the first message of a queue is visible, in Unix seconds.
+
+        Return None if the queue is empty or does not exist, or if this broker can't tell.
+        """
+        ...

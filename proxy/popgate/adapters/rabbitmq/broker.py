@@ -147,6 +147,9 @@ class RabbitBroker:
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
         return await self._topology.depth(queues)
 
+    async def oldest_at(self, queue: BrokerQueue) -> float | None:
+        return None  # RabbitMQ shows a message only to a consumer
+
     async def _adopted(self, what: Consumption, layout: Layout) -> Consumption:
         """Return ``what`` with the properties of its queue, which another application declared.
 

@@ -16,6 +16,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from popgate.adapters.sqlite.broker_queues import (
@@ -33,6 +34,7 @@ from popgate.adapters.sqlite.delayed import DelayedRow, Place, insert_delayed
 from popgate.adapters.sqlite.delays import DelayedPublishes
 from popgate.adapters.sqlite.failures import StorageUnavailable
 from popgate.adapters.sqlite.group_commit import Job
+from popgate.adapters.sqlite.messages import oldest_message_at
 from popgate.adapters.sqlite.publishing import Bindings, Part, route, steps, store
 from popgate.domain.errors import BrokerUnavailable, Conflict, QueueGone, StartupError
 from popgate.domain.names import BrokerQueue, Layout, TopicName
@@ -260,6 +262,13 @@ class SqliteBroker:
             )
             for queue in found
         ]
+
+    async def oldest_at(self, queue: BrokerQueue) -> float | None:
+        self._check_started()
+        stored = self._queues.get(queue)
+        if stored is None or not stored.stored:
+            return None
+        return await self._database.read(partial(oldest_message_at, queue_id=stored.queue_id), BrokerUnavailable)
 
     def look_at_the_clock(self) -> None:
         """Check which delayed messages are due. Tests call this after they have advanced a manual clock."""

@@ -93,6 +93,16 @@ def fetch_positions(connection: sqlite3.Connection, queue_id: int, positions: Se
     )
 
 
+def oldest_message_at(connection: sqlite3.Connection, queue_id: int) -> float | None:
+    """Return when the first message of a queue became visible. Return None if there is none, or its time is unknown."""
+    row = connection.execute(
+        "SELECT coalesce(visible_at, published_at) FROM message WHERE message_key >= ? AND message_key < ?"
+        " ORDER BY message_key LIMIT 1",
+        (message_key(queue_id, 0), message_key(queue_id + 1, 0)),
+    ).fetchone()
+    return None if row is None or not row[0] else float(row[0])
+
+
 def delete_messages(connection: sqlite3.Connection, queue_id: int, positions: Sequence[int]) -> int:
     """Delete the messages at ``positions``. Return the number of deleted messages."""
     if not positions:

@@ -1,4 +1,4 @@
-"""Remembers since when messages of one queue wait at the broker, which does not tell it.
+"""Remembers since when messages of one queue wait at the broker. RabbitMQ does not tell it.
 
 While a channel is open, the first messages of the queue are in memory, with their publish times. When the channel ends,
 the oldest time among the messages that return to the broker is remembered. A message that arrives while there is no
@@ -34,10 +34,12 @@ class WaitingSince:
         found = min(oldest, newest)
         self.at = found or None
 
-    def counted(self, at_broker: int, now: float) -> None:
-        """Note that the broker has ``at_broker`` messages at ``now`` that are not in memory, while no channel is
-        open."""
+    def counted(self, at_broker: int, now: float, oldest_at: float | None = None) -> None:
+        """Note that the broker has ``at_broker`` messages at ``now`` that are not in memory, while no channel is open.
+
+        ``oldest_at``: since when the first of them waits, if the broker tells it.
+        """
         if not at_broker:
             self.at = None
-        elif self.at is None:
-            self.at = now
+        elif self.at is None or oldest_at is not None:
+            self.at = oldest_at or now

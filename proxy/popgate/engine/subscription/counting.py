@@ -137,6 +137,9 @@ async def backlog_here(context: EngineContext, group: ServedGroup, dead_letters:
         return None
     has_dead = hosts[0].queue.number == 0
     queues = [host.broker_queue for host in hosts]
+    oldest = {
+        host.broker_queue: await context.broker.oldest_at(host.broker_queue) for host in hosts if host.channel is None
+    }
     depths = await context.broker.depth([*queues, group.layout.dead] if has_dead else queues)
     now, ready, delayed, blocked, oldest_at = context.clock.wall(), 0, 0, 0, inf
     for host, depth in zip(hosts, depths, strict=False):
@@ -144,7 +147,8 @@ async def backlog_here(context: EngineContext, group: ServedGroup, dead_letters:
             continue  # it was handed over in the meantime
         known = _counts(host, 0)
         if host.channel is None:
-            host.waiting_since.counted(max(0, (depth.ready or 0) - known.at_broker), now)
+            unseen = max(0, (depth.ready or 0) - known.at_broker)
+            host.waiting_since.counted(unseen, now, oldest.get(host.broker_queue))
             known = known._replace(oldest_at=_oldest_at(host))
         status = _status(host, known, depth)
         ready += status.ready or 0
