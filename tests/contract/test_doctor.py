@@ -78,7 +78,7 @@ def run(tmp_path: Path, amqp_url: str) -> Callable[..., Done]:
             "--replica-commands": "none",
         }
         given = [word for name, value in ways.items() if name not in arguments for word in (name, value)]
-        return CommandLine("")("doctor", *arguments, *given)
+        return CommandLine("", may_fork=True)("doctor", *arguments, *given)
 
     return doctor
 

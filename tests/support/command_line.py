@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from support import preloaded
 from support.proxy import popgate_command
 
 TIMEOUT_SECONDS = 60
@@ -33,22 +34,30 @@ class Done(NamedTuple):
 
 
 class CommandLine:
-    """Runs `popgate` commands with POPGATE_URL set to `url`."""
+    """Runs `popgate` commands with POPGATE_URL set to `url`. Those that run to their end may be forked from a process
+    that has already imported popgate (`support.preloaded`).
+    """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, may_fork: bool = False) -> None:
+        self._may_fork = may_fork
         own = {key: value for key, value in os.environ.items() if not key.startswith("POPGATE_")}
         self.environment = {**own, "POPGATE_URL": url, "NO_COLOR": "1"}
 
     def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Done:
         """Run one command until it ends."""
-        done = subprocess.run(
-            popgate_command(*arguments),
-            input=stdin.encode() if isinstance(stdin, str) else stdin,
-            capture_output=True,
-            env=self.environment,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-        )
+        command, given = popgate_command(*arguments), stdin.encode() if isinstance(stdin, str) else stdin
+        start = preloaded.Start.of(command, self.environment) if self._may_fork else None
+        if start is not None:
+            done = preloaded.run_to_end(start, given, TIMEOUT_SECONDS)
+        else:
+            done = subprocess.run(
+                command,
+                input=given,
+                capture_output=True,
+                env=self.environment,
+                timeout=TIMEOUT_SECONDS,
+                check=False,
+            )
         return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def shell(self, script: str) -> Done:

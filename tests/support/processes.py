@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import IO, ClassVar, Self
 
 from support import preloaded
-from support.preloaded import ForkedPopgate
+from support.preloaded import ForkedPopgate, Streams
 
 # Below the range from which Linux takes ports for outgoing connections, so a killed server finds its port still free.
 PORT_MIN, PORT_MAX = 20_000, 32_000
@@ -159,7 +159,8 @@ class Server(Startable):
             if start is None:
                 self._popen = self._executed(output)
             else:
-                self._popen = ForkedPopgate(start, output, self.folder)
+                log = str(self._log)
+                self._popen = ForkedPopgate(start, Streams(os.devnull, log, log), self.folder)
         atexit.register(self.kill)
 
     def _executed(self, output: IO[bytes]) -> subprocess.Popen[bytes]:

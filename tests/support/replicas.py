@@ -35,7 +35,7 @@ class ReplicaCommands:
     """Runs ``popgate replicas`` commands to completion."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._popgate = CommandLine("http://127.0.0.1:1")
+        self._popgate = CommandLine("http://127.0.0.1:1", may_fork=True)
         self._popgate.environment |= environment
 
     def __call__(self, *arguments: str) -> Done:
