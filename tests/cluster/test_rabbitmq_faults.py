@@ -174,7 +174,8 @@ async def service(
                 await cells[queue % PROXIES * QUEUES + queue].client.create(queues=1)
             await asyncio.to_thread(rabbit.nodes[0].sync)  # a younger queue loses its leader for ever (3.10)
             served = Service(proxies, audit, cells)
-            async with quiet(), asyncio.TaskGroup() as tasks:
+            pids = [server.pid for server in (*rabbit.nodes, *proxies.proxies, redis)]
+            async with quiet(pids), asyncio.TaskGroup() as tasks:
                 for cell in cells:
                     tasks.create_task(cell.run(), name=cell.name)
                 await served.flows()

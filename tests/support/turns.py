@@ -5,7 +5,7 @@ processes leave it, so at most one other test runs beside it, however many proce
 """
 
 import fcntl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from time import sleep
@@ -13,8 +13,8 @@ from typing import IO
 
 LOOK_SECONDS = 0.02
 
-Quiet = Callable[[], AbstractAsyncContextManager[None]]
-"""Creates a context in which at most one other test runs."""
+Quiet = Callable[[Sequence[int]], AbstractAsyncContextManager[None]]
+"""Creates a context in which servers, by their process ids, go before others, or at most one other test runs."""
 
 
 class Turns:
