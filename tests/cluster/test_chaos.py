@@ -18,8 +18,10 @@ from support.rabbitmq_releases import RabbitRelease, series_to_test
 from support.redis import RedisServer
 
 SECONDS, SECONDS_FULL = 40.0, 600.0
-OTHER_SECONDS = 20.0
-"""Seconds of faults on the older releases of RabbitMQ in a short run: the first of the same faults, of nodes, too."""
+OLDEST_SECONDS = 20.0
+"""Seconds of faults on the oldest release of RabbitMQ in a short run: the first of the same faults, of nodes, too. The
+releases between it and the newest have the full run only.
+"""
 HORIZON_SECONDS = 20
 """Seconds; longer than any delay of the load."""
 AUDIT_SECONDS_MAX = 300
@@ -36,8 +38,11 @@ async def test_every_promise_is_kept_whatever_is_done_to_the_parts(
     rabbitmq_series: str,
     redis_server: RedisServer,
 ) -> None:
-    is_audited = rabbitmq_series == next(iter(series_to_test()))
-    seconds = SECONDS_FULL if full_run else SECONDS if is_audited else OTHER_SECONDS
+    newest, *others = series_to_test()
+    if not full_run and rabbitmq_series in others[:-1]:
+        pytest.skip("the newest and the oldest release have it in the short run: make crash")
+    is_audited = rabbitmq_series == newest
+    seconds = SECONDS_FULL if full_run else SECONDS if is_audited else OLDEST_SECONDS
     without = {Fault.POLICY_DROPS} if is_audited else ()  # the journal does not record what RabbitMQ has dropped
     verdict = await run(tmp_path, seed=seed, seconds=seconds, release=rabbitmq_release, without=without)
     print(f"\n{verdict}")  # noqa: T201 - the result
