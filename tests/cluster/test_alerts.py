@@ -23,7 +23,7 @@ from support.certificates import MemoryAuthority, write
 from support.poisoned_proxy import poisoned_program
 from support.processes import PortBlock, wait_until
 from support.prometheus import REPOSITORY, RULES, Prometheus, promtool
-from support.proxy import ProxyProcess
+from support.proxy import POPGATE, ProxyProcess
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer
 
@@ -64,7 +64,7 @@ class Site:
     def __init__(self, folder: Path, node: RabbitNode, stack: ExitStack) -> None:
         self._folder = folder
         self._stack = stack
-        self.lone = self._proxy("lone", *READ_OFTEN)
+        self.lone = self._proxy("lone")
         self.poisoned = self._proxy("poisoned", program=poisoned_program("wherever its dead letter is made"))
         authority = MemoryAuthority()
         self.certificate, self.key = write(folder, *authority.issue(valid_for=timedelta(days=5)))
@@ -74,6 +74,7 @@ class Site:
             str(self.certificate),
             "--tls-key-file",
             str(self.key),
+            *READ_OFTEN,
         )
         self.tls.launch()  # it is never ready for the plain client
         stack.callback(self.tls.close)
@@ -83,12 +84,11 @@ class Site:
         self.owner = self._proxy("owner", *shared)
         self.front = self._proxy("front", *shared, "--owns-queues", "false")
         self.relay = Relay(node.amqp_url(stack.enter_context(node.own_vhost("alerts"))), lambda _: None)
-        self.cut_off = self._proxy("cut-off", "--amqp-url", self.relay.url, *READ_OFTEN)
+        self.cut_off = self._proxy("cut-off", "--amqp-url", self.relay.url)
         self.prometheus = stack.enter_context(Prometheus(folder / "prometheus", self._jobs(), quick_rules()))
 
     def _proxy(self, name: str, *flags: str, program: tuple[str, ...] | None = None) -> ProxyProcess:
-        folder = self._folder / name
-        proxy = ProxyProcess(folder, *flags) if program is None else ProxyProcess(folder, *flags, program=program)
+        proxy = ProxyProcess(self._folder / name, *flags, *READ_OFTEN, program=program or POPGATE)
         return self._stack.enter_context(proxy)
 
     def _jobs(self) -> list[dict[str, Any]]:
@@ -132,12 +132,12 @@ def site(tmp_path_factory: pytest.TempPathFactory, rabbitmq: RabbitNode, prometh
 def test_every_alert_fires_at_its_fault_and_none_before(site: Site) -> None:
     quiet = site.topic(site.lone, "quiet")
     quiet.ack(*publish_and_pop(quiet, 3))
-    time.sleep(4)
+    rejecting = site.topic(site.lone, "rejected")
     site.fires(*FROM_THE_START)
     assert site.prometheus.fired() - OF_A_BUSY_MACHINE == FROM_THE_START
     neglected(site)
     expiring(site)
-    rejected(site)
+    rejected(rejecting)
     poisoned(site)
     site.key.write_text("not a key")
     deleted_queue(site)
@@ -167,9 +167,8 @@ def expiring(site: Site) -> None:
     publish_and_pop(site.topic(site.lone, "expiring"), 8, invisibility_seconds=1)
 
 
-def rejected(site: Site) -> None:
+def rejected(topic: Topic) -> None:
     """PopgateDeadLettersGrow: a client that rejects."""
-    topic = site.topic(site.lone, "rejected")
     (message,) = publish_and_pop(topic, 1)
     topic.settle("reject", [{"receipt_handle": message["receipt_handle"], "reason": "it does not fit"}])
 
