@@ -178,7 +178,7 @@ def test_keda_reads_ready_plus_in_flight_where_its_scaler_looks(server: HttpServ
     (scaled,) = [one for one in documents if one["kind"] == "ScaledObject"]
     (trigger,) = scaled["spec"]["triggers"]
     assert trigger["type"] == "metrics-api"
-    assert trigger["metadata"]["format"] == "json"
+    assert trigger["metadata"].get("format", "json") == "json"
     topic = server.topic()
     topic.publish("a", "b", "c")
     topic.pop_one()
