@@ -36,7 +36,19 @@ COMMANDS = [
         "topics",
         "groups",
     ),
-    *("mode", "lease-groups", "dead-letters", "purge", "locks", "replicas", "keys", "secrets", "doctor", "prove"),
+    *(
+        "mode",
+        "lease-groups",
+        "dead-letters",
+        "purge",
+        "locks",
+        "replicas",
+        "keys",
+        "secrets",
+        "doctor",
+        "prove",
+        "completion",
+    ),
 ]
 ACTIONS = [
     *("topics create", "topics delete", "groups create", "groups policy", "groups delete"),

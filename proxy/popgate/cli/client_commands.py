@@ -5,6 +5,7 @@ import argparse
 
 from popgate.cli import (
     cluster,
+    completion,
     dead_letters,
     doctor,
     explaining,
@@ -55,6 +56,7 @@ def add_parsers(commands: Commands) -> None:
     secrets.add_parser(commands)
     doctor.add_parser(commands)
     prove.add_parser(commands)
+    completion.add_parser(commands)
 
 
 def run_command(parsed: argparse.Namespace) -> int:

@@ -17,6 +17,8 @@ from popgate.cli.flags import Parser
 from popgate.cli.former_flags import former_notes
 from popgate.cli.printing import complain, note
 
+COMPLETE = "__complete"
+"""The command that the scripts of ``popgate completion`` run."""
 EPILOG = """\
 'popgate COMMAND --help' has examples, and docs/cli.md describes what all commands share. The first message:
 
@@ -56,6 +58,8 @@ def run(arguments: Sequence[str]) -> int:
     _prepare_streams()
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
+    if arguments[:1] == [COMPLETE]:
+        return _complete(arguments[2:])
     serving = "serve" in arguments[:1]
     parsed = parser(serve_only=serving).parse_args(arguments)
     for line in former_notes(parsed):
@@ -84,6 +88,12 @@ def _run_client_command(parsed: argparse.Namespace) -> int:
     from popgate.cli.client_commands import run_command
 
     return run_command(parsed)
+
+
+def _complete(words: Sequence[str]) -> int:
+    from popgate.cli.completion import complete
+
+    return complete(parser(), words)
 
 
 def _prepare_streams() -> None:
