@@ -56,7 +56,8 @@ class Column:
 class Printer:
     """Prints rows in one form. The header of a table is printed once, before the first row.
 
-    ``name`` returns the name of a row for ``-o name``. By default, it is the cell in the first column. A command that
+    ``name`` returns the name of a row for ``-o name``. By default, it is the cell in the first column, if
+    there is one. A command that
     knows only tables and JSON lines may give ``as_table`` in place of ``output``.
     """
 
@@ -70,7 +71,7 @@ class Printer:
     ) -> None:
         self._output = Output.TABLE if as_table else output
         self._columns = [column for column in columns if self._output is Output.WIDE or not column.is_wide]
-        self._name = name or columns[0].cell
+        self._name = name or (columns[0].cell if columns else json_line)
         self._widths: list[int] = []
         self.count = 0
         """Number of printed rows."""
