@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from popgate.cli.commands import parser
-from popgate.cli.flags import COMMANDS, Parser
+from popgate.cli.flags import Parser
 from popgate.cli.former_flags import FormerFlag, former_notes
 from popgate.config.options import SETTINGS
 from popgate.config.setting import Setting
@@ -33,19 +33,17 @@ def leaves() -> dict[str, Parser]:
 
 
 def _leaves(name: str, one: Parser) -> Iterator[tuple[str, Parser]]:
-    actions: list[Any] = [action for action in one._actions if isinstance(action, COMMANDS)]
-    if not actions or (name and not actions[0].required):
+    below = one.subcommands()
+    if not below or (name and not one.needs_subcommand()):
         yield name, one
-    for action in actions:
-        for word, below in action.choices.items():
-            assert isinstance(below, Parser)
-            yield from _leaves(f"{name} {word}".strip(), below)
+    for word, other in below.items():
+        yield from _leaves(f"{name} {word}".strip(), other)
 
 
 def flags_of(one: Parser) -> Iterator[tuple[str, argparse.Action]]:
     """Yield the flags that the help shows, without those of settings."""
     settings = {flag for setting in SETTINGS for flag in _setting_flags(setting)}
-    for action in one._actions:
+    for action in one.all_actions():
         for flag in action.option_strings:
             if action.help != argparse.SUPPRESS and flag not in {"-h", "--help", *settings}:
                 yield flag, action
@@ -64,7 +62,10 @@ def documented(table: str) -> set[str]:
 
 def former_flags() -> list[tuple[str, FormerFlag]]:
     return [
-        (name, action) for name, one in leaves().items() for action in one._actions if isinstance(action, FormerFlag)
+        (name, action)
+        for name, one in leaves().items()
+        for action in one.all_actions()
+        if isinstance(action, FormerFlag)
     ]
 
 

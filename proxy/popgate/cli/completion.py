@@ -138,7 +138,7 @@ def _place(root: Parser, before: Sequence[str], current: str) -> tuple[_Place, s
     if current == "=" and place.waiting is not None:
         return place, ""
     flag, equals, value = current.partition("=")
-    action = place.parser._option_string_actions.get(flag)  # argparse has no public way
+    action = place.parser.action_of(flag)  # argparse has no public way
     if place.waiting is None and equals and action is not None:
         place.waiting, place.prefix = action, f"{flag}="
         return place, value
@@ -148,7 +148,7 @@ def _place(root: Parser, before: Sequence[str], current: str) -> tuple[_Place, s
 def _pass(place: _Place, word: str) -> None:
     waiting = place.waiting
     flag, equals, value = word.partition("=")
-    action = None if place.only_positionals else place.parser._option_string_actions.get(flag)
+    action = None if place.only_positionals else place.parser.action_of(flag)
     if waiting is not None and waiting.nargs == argparse.REMAINDER:
         return
     if word == "=" and waiting is not None:
@@ -169,8 +169,8 @@ def _pass(place: _Place, word: str) -> None:
 def _pass_positional(place: _Place, word: str) -> None:
     positional = _positional(place)
     if isinstance(positional, COMMANDS):
-        below = positional.choices.get(word)
-        if isinstance(below, Parser):
+        below = place.parser.subcommands().get(word)
+        if below is not None:
             place.parser, place.positionals = below, 0
     elif positional is not None:
         place.given[positional.dest] = word
@@ -178,7 +178,7 @@ def _pass_positional(place: _Place, word: str) -> None:
 
 
 def _positional(place: _Place) -> argparse.Action | None:
-    actions = [action for action in place.parser._actions if not action.option_strings]
+    actions = [action for action in place.parser.all_actions() if not action.option_strings]
     return actions[place.positionals] if place.positionals < len(actions) else None
 
 
@@ -196,7 +196,7 @@ def _candidates(place: _Place, current: str) -> Iterator[str]:
 
 
 def _flags(parser: Parser, current: str) -> Iterator[str]:
-    for action in parser._actions:
+    for action in parser.all_actions():
         if action.help == argparse.SUPPRESS or isinstance(action, FormerFlag):
             continue
         for flag in action.option_strings:
@@ -206,8 +206,7 @@ def _flags(parser: Parser, current: str) -> Iterator[str]:
 
 def _values(place: _Place, action: argparse.Action) -> Iterator[str]:
     if isinstance(action, COMMANDS):
-        helps = {one.dest: one.help for one in action._get_subactions()}
-        yield from (_described(name, helps.get(name)) for name in action.choices)
+        yield from (_described(name, one.description) for name, one in place.parser.subcommands().items())
     elif action.choices is not None:
         yield from map(str, action.choices)
     elif action.metavar == "TOPIC" or action.dest in ("topic", "target_topic"):

@@ -101,7 +101,7 @@ class Parser(argparse.ArgumentParser):
 
         argparse would take the value of an unknown flag for the subcommand.
         """
-        if not words and any(isinstance(one, COMMANDS) and one.required for one in self._actions):
+        if not words and self.needs_subcommand():
             self.print_help(sys.stderr)
             self.exit(2)
         waiting = iter(words)
@@ -120,6 +120,23 @@ class Parser(argparse.ArgumentParser):
         if flags:
             found = closest_flag(words[flags[0]], self.known_flags())
             self.error(f"unrecognized arguments: {' '.join(words[flags[0] :])}{did_you_mean(found)}")
+
+    def all_actions(self) -> Sequence[argparse.Action]:
+        """Return the actions of all flags and positional arguments."""
+        return self._actions
+
+    def action_of(self, flag: str) -> argparse.Action | None:
+        """Return the action of a flag, or None if there is no such flag."""
+        return self._option_string_actions.get(flag)
+
+    def subcommands(self) -> dict[str, "Parser"]:
+        """Return the parsers of the commands below this one, by name."""
+        found = [action.choices for action in self._actions if isinstance(action, COMMANDS)]
+        return cast("dict[str, Parser]", dict(found[0])) if found else {}
+
+    def needs_subcommand(self) -> bool:
+        """Return whether this command can't be run itself."""
+        return any(isinstance(action, COMMANDS) and action.required for action in self._actions)
 
     def known_flags(self) -> dict[str, str]:
         """Return the flags of this parser, each with the flag to suggest in its place: a former flag has a new one, and

@@ -66,7 +66,8 @@ def add_former(
     ``value`` is that value in its parsed form.
     """
     flag = spelling.partition(" ")[0]
-    current = next(one for one in parser._actions if flag in one.option_strings)
+    actions = parser._actions  # pyright: ignore[reportPrivateUsage]  # argparse has no public way
+    current = next(one for one in actions if flag in one.option_strings)
     parser.add_argument(former, action=FormerFlag, dest=current.dest, current=current, spelling=spelling, fixed=value)
 
 

@@ -56,9 +56,8 @@ class Column:
 class Printer:
     """Prints rows in one form. The header of a table is printed once, before the first row.
 
-    ``name`` returns the name of a row for ``-o name``. By default, it is the cell in the first column, if
-    there is one. A command that
-    knows only tables and JSON lines may give ``as_table`` in place of ``output``.
+    ``name`` returns the name of a row for ``-o name``. By default, it is the cell in the first column, if there is one.
+    A command that knows only tables and JSON lines may give ``as_table`` in place of ``output``.
     """
 
     def __init__(
