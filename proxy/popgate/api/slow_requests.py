@@ -9,9 +9,9 @@ time has doubled. One that ends before it was seen for so long is not reported.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from time import monotonic
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -104,7 +104,7 @@ def is_carried_out(cycle: RequestResponseCycle) -> bool:
     """Return whether popgate works on a request: it has arrived, it does not wait, and no answer was begun."""
     if cycle.more_body or cycle.response_started or cycle.disconnected:
         return False
-    scope: Any = cycle.scope
-    connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
+    scope = cast("Mapping[str, Any]", cycle.scope)
+    connection: Connection | None = scope["extensions"].get(EXTENSION)
     presence = None if connection is None else connection.presence
     return presence is None or presence.on_leave is None
