@@ -6,7 +6,7 @@ Most commands run in this process, because the start of a process takes most of 
 import os
 import pty
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,20 +102,20 @@ def test_every_read_prints_its_rows_or_that_there_are_none(here: Callable[..., D
             assert all(isinstance(row, dict) for row in done.rows), line
 
 
-def test_a_name_is_what_other_commands_take(popgate: CommandLine, filled: str) -> None:
-    assert filled in popgate("topics", "-o", "name").out.splitlines()
-    assert popgate("groups", "list", filled, "-o", "name").out == f"{GROUP}\n"
-    assert popgate("stats", filled, "-o", "name").out == f"{filled} {GROUP}\n"
+def test_a_name_is_what_other_commands_take(popgate: CommandLine, here: Callable[..., Done], filled: str) -> None:
+    assert filled in here("topics", "-o", "name").out.splitlines()
+    assert here("groups", "list", filled, "-o", "name").out == f"{GROUP}\n"
+    assert here("stats", filled, "-o", "name").out == f"{filled} {GROUP}\n"
     acked = popgate.shell(f"popgate pop {filled} {GROUP} -o name | popgate ack {filled} {GROUP}")
     assert [row["status"] for row in acked.rows] == ["acked"]
-    (letter,) = popgate("dead-letters", "list", filled, GROUP, "-o", "name").out.splitlines()
-    assert popgate("dead-letters", "show", filled, GROUP, letter).rows[0]["body"] == "first"
+    (letter,) = here("dead-letters", "list", filled, GROUP, "-o", "name").out.splitlines()
+    assert here("dead-letters", "show", filled, GROUP, letter).rows[0]["body"] == "first"
 
 
-def test_wide_shows_whole_cells_and_more_columns(popgate: CommandLine, filled: str, client: Client) -> None:
+def test_wide_shows_whole_cells_and_more_columns(here: Callable[..., Done], filled: str, client: Client) -> None:
     shown = {}
     for form in ("table", "wide"):
-        shown[form] = popgate("pop", filled, GROUP, "-o", form).out
+        shown[form] = here("pop", filled, GROUP, "-o", form).out
         client.release(filled, GROUP, [shown[form].split()[-1]], delay_seconds=0)
     assert "x" * 57 + "..." in shown["table"]
     assert "x" * 100 in shown["wide"]
@@ -130,33 +130,28 @@ def test_quiet_settling_prints_only_what_was_not_settled(popgate: CommandLine, f
     assert popgate("ack", filled, GROUP).err == "popgate: standard input contained no receipt handles\n"
 
 
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    with ProxyProcess(tmp_path_factory.mktemp("empty")) as proxy:
-        yield CommandLine(proxy.url)
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [("topics", "no topics"), ("stats", "no subscriptions"), ("locks", "no locks"), ("cluster", "runs alone")],
-)
-def test_an_empty_list_says_so_on_standard_error(empty: CommandLine, command: str, said: str) -> None:
-    done = empty(command)
-    assert (done.code, done.out) == (0, "")
-    assert said in done.err
-    assert empty(command, "-q") == (0, "", "")
+def test_an_empty_list_says_so_on_standard_error(
+    own_proxy: ProxyProcess, here: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POPGATE_URL", own_proxy.url)
+    empty = {"topics": "no topics", "stats": "no subscriptions", "locks": "no locks", "cluster": "runs alone"}
+    for command, said in empty.items():
+        done = here(command)
+        assert (done.code, done.out) == (0, "")
+        assert said in done.err
+        assert here(command, "-q") == (0, "", "")
 
 
 # ---------------------------------------------------------------- help and suggestions
 
 
-def test_help_is_shown_for_a_command_and_without_one(popgate: CommandLine) -> None:
-    bare = popgate()
+def test_help_is_shown_for_a_command_and_without_one(here: Callable[..., Done]) -> None:
+    bare = here()
     assert (bare.code, bare.out) == (2, "")
     assert "Exit codes:" in bare.err
-    assert popgate("help").out == bare.err
-    assert popgate("help", "groups", "create") == popgate("groups", "create", "--help")
-    assert popgate("groups").err == popgate("groups", "--help").out
+    assert here("help").out == bare.err
+    assert here("help", "groups", "create") == here("groups", "create", "--help")
+    assert here("groups").err == here("groups", "--help").out
 
 
 @pytest.mark.parametrize(
@@ -212,13 +207,13 @@ def test_a_header_is_bold_only_on_a_terminal_with_colours(
 # ---------------------------------------------------------------- files of keys and secrets
 
 
-def test_the_commands_for_files_have_the_same_flags(popgate: CommandLine, tmp_path: Path) -> None:
+def test_the_commands_for_files_have_the_same_flags(here: Callable[..., Done], tmp_path: Path) -> None:
     file, secret = str(tmp_path / "keys.toml"), str(tmp_path / "secret")
-    added = popgate("keys", "add", "app", "--role", "worker", "--file", file, "-q")
+    added = here("keys", "add", "app", "--role", "worker", "--file", file, "-q")
     assert (added.code, added.err, added.out[:3]) == (0, "", "pg_")
-    (row,) = popgate("keys", "add", "app", "--file", file, "-o", "json").rows
+    (row,) = here("keys", "add", "app", "--file", file, "-o", "json").rows
     assert row["key"].startswith("pg_")
-    assert len(popgate("keys", "list", "--file", file, "-o", "name").out.splitlines()) == 2
-    assert popgate("keys", "revoke", row["id"], "--file", file, "-q") == (0, "", "")
-    assert popgate("secrets", "new", secret, "-q") == (0, "", "")
-    assert len(popgate("secrets", "list", secret, "-o", "name").out.splitlines()) == 1
+    assert len(here("keys", "list", "--file", file, "-o", "name").out.splitlines()) == 2
+    assert here("keys", "revoke", row["id"], "--file", file, "-q") == (0, "", "")
+    assert here("secrets", "new", secret, "-q") == (0, "", "")
+    assert len(here("secrets", "list", secret, "-o", "name").out.splitlines()) == 1

@@ -176,8 +176,8 @@ def test_a_suspended_display_leaves_the_terminal_and_comes_back(live: Callable[.
     top.process.send_signal(signal.SIGTSTP)
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while LEAVE not in top.shown and time.monotonic() < deadline:
-        top._read(0.1)
-    assert termios.tcgetattr(top._terminal) == top.modes_before
+        top.read(0.1)
+    assert termios.tcgetattr(top.terminal) == top.modes_before
     top.process.send_signal(signal.SIGCONT)
     top.wait_for(lambda lines: top.shown.count(ENTER) == 2 and lines[2].startswith("many"))
     top.press("q")
