@@ -125,7 +125,10 @@ def shown_until(terminal: int, wanted: str) -> None:
 def test_a_proxy_that_is_away_leaves_the_rest_complete(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("popgate.cli.completion.signal.alarm", lambda seconds: 0)  # it would end this process
+    def no_alarm(seconds: int) -> int:
+        return 0
+
+    monkeypatch.setattr("popgate.cli.completion.signal.alarm", no_alarm)  # it would end this process
     monkeypatch.setenv("POPGATE_URL", "http://127.0.0.1:1")
     assert run(["__complete", "--", "pop", ""]) == 0
     assert capsys.readouterr() == ("", "")

@@ -74,7 +74,8 @@ def here(
             code = run(arguments)
         except SystemExit as ended:
             code = int(ended.code or 0)
-        return Done(code, *capsys.readouterr())
+        printed = capsys.readouterr()
+        return Done(code, printed.out, printed.err)
 
     return run_here
 
@@ -113,7 +114,7 @@ def test_a_name_is_what_other_commands_take(popgate: CommandLine, here: Callable
 
 
 def test_wide_shows_whole_cells_and_more_columns(here: Callable[..., Done], filled: str, client: Client) -> None:
-    shown = {}
+    shown: dict[str, str] = {}
     for form in ("table", "wide"):
         shown[form] = here("pop", filled, GROUP, "-o", form).out
         client.release(filled, GROUP, [shown[form].split()[-1]], delay_seconds=0)

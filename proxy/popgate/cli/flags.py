@@ -131,8 +131,10 @@ class Parser(argparse.ArgumentParser):
 
     def subcommands(self) -> dict[str, "Parser"]:
         """Return the parsers of the commands below this one, by name."""
-        found = [action.choices for action in self._actions if isinstance(action, COMMANDS)]
-        return cast("dict[str, Parser]", dict(found[0])) if found else {}
+        for action in self._actions:
+            if isinstance(action, COMMANDS):
+                return dict(cast("Commands", action).choices)
+        return {}
 
     def needs_subcommand(self) -> bool:
         """Return whether this command can't be run itself."""

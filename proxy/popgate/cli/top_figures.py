@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -51,7 +52,7 @@ def read_figures(client: Client, topic: str | None, group: str | None) -> Readin
     if group is not None and topic is not None and not names:
         client.stats(topic, group)  # raises GroupNotFound
     with ThreadPoolExecutor(REQUESTS_MAX) as threads:
-        states = dict(zip(names, threads.map(lambda name: _state(client, *name), names), strict=True))
+        states = dict(zip(names, threads.map(partial(_state, client), names), strict=True))
     present = {name: state for name, state in states.items() if state is not None}
     adopted = frozenset(one["topic"] for one in topics if one.get("adopted"))
     try:
@@ -61,10 +62,10 @@ def read_figures(client: Client, topic: str | None, group: str | None) -> Readin
     return Reading(time.monotonic(), present, events, pollers, adopted)
 
 
-def _state(client: Client, topic: str, group: str) -> Row | None:
+def _state(client: Client, name: Name) -> Row | None:
     """Return the state of a subscription, or None if it has just been deleted."""
     try:
-        return client.stats(topic, group)
+        return client.stats(*name)
     except (TopicNotFound, GroupNotFound):
         return None
 
