@@ -109,6 +109,11 @@ class Site:
         put(proxy.client, f"{topic.admin_path}/groups/default", policy)
         return topic
 
+    def knows(self, topic: Topic) -> None:
+        """Wait until Prometheus has scraped the rows of a topic: it sees growth only from there on."""
+        row = f'popgate_events_total{{topic="{topic.name}",kind="dead_lettered"}}'
+        wait_until(lambda: bool(self.prometheus.query(row)), timeout_seconds=FIRES_SECONDS, what="a scrape")
+
     def fires(self, *alerts: str) -> None:
         """Wait until these alerts have fired."""
 
@@ -134,6 +139,7 @@ def test_every_alert_fires_at_its_fault_and_none_before(site: Site) -> None:
     quiet.ack(*publish_and_pop(quiet, 3))
     rejecting = site.topic(site.lone, "rejected")
     site.fires(*FROM_THE_START)
+    site.knows(rejecting)
     assert site.prometheus.fired() - OF_A_BUSY_MACHINE == FROM_THE_START
     neglected(site)
     expiring(site)
