@@ -207,7 +207,7 @@ def test_the_command_changes_the_level_of_all_proxies_or_of_one(server: Logging)
 
     wait_until(lambda: levels() == {"info"}, timeout_seconds=10, what="the level to be the configured one again")
     assert time.monotonic() - began >= 1
-    assert line(server.front, "the level of the log has changed", to="debug", seconds="1")["was"] == "info"
+    assert line(server.front, "the level of the log has changed", to="debug", seconds=1)["was"] == "info"
 
 
 def test_only_an_administrator_changes_the_level(server: Logging) -> None:

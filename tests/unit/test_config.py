@@ -299,6 +299,7 @@ CLUSTER = {**NEEDED["redis_url"], "redis_url": "redis://127.0.0.1"}
 FILES = ("amqp_url_file", "redis_url_file", "management_url_file", "secret_file")
 """Settings whose files are read at once: a test of their own tries them."""
 SWITCHES = (
+    "tracing",
     "auto_create",
     "owns_queues",
     "replica_keeper",

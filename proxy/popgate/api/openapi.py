@@ -48,6 +48,7 @@ _EXAMPLES: Mapping[str, Any] = {
     "LockForceReleaseRequest": {"holder": "billing-7"},
     "TopicChange": {"queues": 4},
     "ConsumeModeChange": {"mode": "pull", "drain_timeout_seconds": 60, "dry_run": True},
+    "LogLevelChange": {"level": "debug", "seconds": 300},
     "PolicyChange": {"invisibility_seconds": 60, "max_deliveries": 5},
     "RedriveRequest": {"max_messages": 10, "wait_seconds": 5},
     "PurgeRequest": {"older_than_seconds": 604_800},
