@@ -121,6 +121,11 @@ def _rows() -> Iterator[tuple[str, str, Access]]:
         yield row("GET", f"/v1/admin/{path}", operation, Action.INSPECT, _server)
     yield row("GET", "/v1/admin/log-level", "log_level_get", Action.INSPECT, _server)
     yield row("PUT", "/v1/admin/log-level", "log_level_put", Action.ADMIN, _server, is_change=True)
+    # A backup contains every message and the secret of the data folder.
+    for method, operation in (("POST", "backup_start"), ("DELETE", "backup_delete")):
+        yield row(method, "/v1/admin/backup", operation, Action.ADMIN, _server, is_change=True)
+    yield row("GET", "/v1/admin/backup", "backup_get", Action.ADMIN, _server)
+    yield row("GET", "/v1/admin/backup/archive", "backup_read", Action.ADMIN, _server, is_change=True)
 
 
 TABLE: Mapping[tuple[str, str], Access] = MappingProxyType({(method, path): access for method, path, access in _rows()})

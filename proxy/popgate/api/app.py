@@ -44,6 +44,7 @@ from popgate.api.scope_keys import forwarding_of
 from popgate.api.subscription_state import SubscriptionStates
 from popgate.api.visit import Visit, visit_of
 from popgate.api.whole_answers import length_of, send_answer, wrote_success
+from popgate.backup.hosted import HostedBackup
 from popgate.domain.errors import BrokerUnavailable, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.domain.hosts import ANY_HOST
@@ -111,6 +112,7 @@ class PopgateApp:
         access: AccessFigures | None = None,
         process: ProcessFigures | None = None,
         levels: LogLevels | None = None,
+        backup: HostedBackup | None = None,
     ) -> None:
         self._requests = requests or RequestCounts()
         peers = None if cluster is None else cluster.peers
@@ -137,6 +139,7 @@ class PopgateApp:
             access=access,
             process=process,
             levels=levels,
+            backup=backup,
         )
         self._limit = options.request_bytes_max
         self._browser_guard = BrowserGuard(options.allowed_hosts)
@@ -281,6 +284,7 @@ def build_app(
     access: AccessFigures | None = None,
     process: ProcessFigures | None = None,
     levels: LogLevels | None = None,
+    backup: HostedBackup | None = None,
 ) -> ASGIApp:
     """Build the application. ``counters`` must receive the engine's journal events; /metrics shows its counts.
 
@@ -289,6 +293,7 @@ def build_app(
     written. ``replicas`` is None for a proxy without a replica keeper. ``requests`` counts the answered requests. The
     server may use the same object to count requests that it refuses before they reach the application. ``access`` and
     ``process`` are shown by /metrics. ``levels`` is the level of the process' log, which a request may change.
+    ``backup`` takes backups of the data folder, or is None without one.
 
     Serve the application with ``server.server_config``. With another configuration of the server, the application does
     not notice that a client has disconnected.
@@ -306,5 +311,6 @@ def build_app(
         access,
         process,
         levels,
+        backup,
     )
     return app if set(ALL_FEATURES) <= set(offered) else FeatureFilter(app, offered)

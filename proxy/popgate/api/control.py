@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from popgate import __version__
 from popgate.api.admin import admin_router
 from popgate.api.admin_models import PATTERNS_IN_WORDS, HealthAnswer, IndexAnswer, ProtocolRange
+from popgate.api.backup import backup_router
 from popgate.api.body import ClientGone, read_body
 from popgate.api.callers import callers_router
 from popgate.api.cluster import cluster_router
@@ -44,6 +45,7 @@ from popgate.api.process_metrics import ProcessFigures
 from popgate.api.readiness import Readiness
 from popgate.api.replicas import replicas_router
 from popgate.api.request_counts import RequestCounts
+from popgate.backup.hosted import HostedBackup
 from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.engine.engine import Engine
@@ -100,6 +102,7 @@ class ControlPlane:
         access: AccessFigures | None = None,
         process: ProcessFigures | None = None,
         levels: LogLevels | None = None,
+        backup: HostedBackup | None = None,
     ) -> None:
         self._requests = requests
         framework = _Framework()
@@ -111,6 +114,7 @@ class ControlPlane:
         framework.include_router(cluster_router(engine))
         framework.include_router(replicas_router(engine, replicas))
         framework.include_router(log_level_router(engine, peers, levels or LogLevels("info")))
+        framework.include_router(backup_router(backup))
         keeper = None if replicas is None else replicas.keeper
         metrics = Metrics(engine, locks, counters, requests, journal, keeper, access, process)
         _add_small_routes(framework, engine, readiness or Readiness(engine), metrics, offered)

@@ -22,7 +22,9 @@ from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.database import Database
 from popgate.api.process_metrics import ProcessFigures, RoundTrip
+from popgate.backup.hosted import HostedBackup
 from popgate.bootstrap.access import AccessControl, access_control
+from popgate.bootstrap.backup import hosted_backup
 from popgate.bootstrap.banner import banner
 from popgate.bootstrap.cluster import Membership, membership
 from popgate.bootstrap.credential_warnings import warn_of_credentials
@@ -94,6 +96,7 @@ class Proxy:
     """
 
     access: AccessControl
+    backup: HostedBackup
     engine: Engine
     locks: HostedLocks
     counters: EventCounters
@@ -152,6 +155,7 @@ async def started(
         replicas = await stack.enter_async_context(_keeper(options, engine))
         yield Proxy(
             access=access,
+            backup=hosted_backup(options, state, clock, background),
             engine=engine,
             locks=locks,
             counters=counters,

@@ -146,6 +146,7 @@ def http_server(
         access=access.figures(tls, is_insecure=is_insecure),
         process=proxy.process,
         levels=levels,
+        backup=proxy.backup,
     )
     if access.credentials is not None:
         topics = proxy.engine.topics

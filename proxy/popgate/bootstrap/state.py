@@ -25,6 +25,7 @@ from popgate.ports.lease_groups import LeaseGroupStore
 from popgate.ports.leases import LeaseStore
 from popgate.ports.limits import Limits
 from popgate.ports.lock_store import LockStore
+from popgate.ports.snapshots import Snapshots
 from popgate.runtime.background import Background
 from popgate.runtime.data_folder import bind_broker, bound_broker, kept_secret
 from popgate.runtime.histogram import Histogram
@@ -43,7 +44,7 @@ class State:
     ``place`` is the name of the store that operators see. ``bound`` returns the mark of the broker to which the store
     is bound, and ``bind`` sets this mark once. ``cluster`` is the common name of all processes that use the store,
     which stays the same after restarts. ``local_address`` returns the address at which the other processes can
-    presumably reach this machine.
+    presumably reach this machine. ``snapshots`` copies the store, and is None if popgate can't back it up.
 
     If several processes may use the store at the same time, ``claims`` assigns each queue to one owner, ``limits``
     counts the messages in flight at all processes, and ``on_data_loss`` registers a function that is called when the
@@ -61,6 +62,7 @@ class State:
     bind: Callable[[str], Awaitable[None]]
     local_address: Callable[[], Awaitable[str]]
     cluster: str
+    snapshots: Snapshots | None = None
     claims: Claims | None = None
     limits: Limits | None = None
     on_data_loss: Callable[[Callable[[], None]], None] | None = None
@@ -91,6 +93,7 @@ def sqlite_state(options: ServeOptions, database: Database) -> State:
         locks=SqliteLockStore(database),
         bound=bound,
         bind=bind,
+        snapshots=database,
         local_address=local_address,
         cluster=f"alone:{sha256(kept_secret(options.data_dir)).hexdigest()[:CLUSTER_LENGTH]}",
         round_trips={RoundTrip("sqlite", "commit"): database.commit_seconds},

@@ -1,9 +1,10 @@
 """Collects all commands except ``popgate serve``: the commands that send requests to a proxy, and ``popgate replicas``,
-``keys``, ``secrets``, ``doctor`` and ``prove``."""
+``restore``, ``keys``, ``secrets``, ``doctor`` and ``prove``."""
 
 import argparse
 
 from popgate.cli import (
+    backup,
     cluster,
     completion,
     dead_letters,
@@ -52,6 +53,7 @@ def add_parsers(commands: Commands) -> None:
     dead_letters.add_parsers(commands)
     locks.add_parser(commands)
     replicas.add_parser(commands)
+    backup.add_parsers(commands)
     keys.add_parser(commands)
     secrets.add_parser(commands)
     doctor.add_parser(commands)

@@ -10,6 +10,7 @@ import secrets
 from pathlib import Path
 
 from popgate.domain.errors import StartupError
+from popgate.runtime.restoring import check_restored
 from popgate.runtime.stable_files import check_file, checksum, make_stable_folder, write_stably
 
 SECRET_FILE = "secret"
@@ -36,6 +37,7 @@ def make_folder(folder: Path) -> None:
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StartupError(f"the data folder {folder} is not writable; choose one with --data-dir")
+    check_restored(folder)
 
 
 def kept_secret(folder: Path) -> bytes:

@@ -21,13 +21,16 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from popgate.adapters.sqlite.copying import StoreCopy
 from popgate.adapters.sqlite.failures import StorageUnavailable
 from popgate.adapters.sqlite.folder_lock import FolderLock
 from popgate.adapters.sqlite.group_commit import AwaitedJob, CallbackJob, Committer, Job, PendingJob
 from popgate.adapters.sqlite.opening import note_closed, open_connection
+from popgate.adapters.sqlite.schema import SCHEMA_VERSION
 from popgate.adapters.sqlite.store_clock import StoreClock
 from popgate.domain.errors import RetryLater
 from popgate.ports.clock import Clock
+from popgate.ports.snapshots import Snapshots, Tell
 from popgate.runtime.histogram import Histogram
 
 _log = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ class Database:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
         self._is_open = False
+        self._wanted_copy: StoreCopy | None = None
         self._on_rollback: list[Callable[[], None]] = []
         # The thread sets these fields before ``open`` returns.
         self._lock: FolderLock | None = None
@@ -124,6 +128,23 @@ class Database:
         ``forget`` must clear all cached rows.
         """
         self._on_rollback.append(forget)
+
+    @property
+    def schema(self) -> int:
+        return SCHEMA_VERSION
+
+    async def copy_to(self, target: Path, tell: Tell) -> None:
+        """Copy the store to the new file ``target``, as ``Snapshots`` describes. Only one copy may be made at a time.
+
+        Raises: StorageUnavailable.
+        """
+        assert self._loop is not None, "a database is used after it was opened"
+        copy = self._wanted_copy = StoreCopy(self.path, target, tell, self._loop)
+        try:
+            await self.read(lambda connection: None)  # wakes the thread
+            await copy.outcome
+        finally:
+            copy.cancel()
 
     async def write(self, job: Job[T], unavailable: type[RetryLater] = StorageUnavailable) -> T:
         """Run ``job`` in a transaction. When the transaction is on stable storage, return the result of ``job``.
@@ -223,6 +244,17 @@ class Database:
         closing = False
         while not closing:
             closing = self._serve_group(committer)
+            while self._wanted_copy is not None:  # a job that runs during a copy may ask for the next one
+                copy, self._wanted_copy = self._wanted_copy, None
+                if closing:
+                    copy.refuse()
+                else:
+                    closing = self._run_copy(committer, copy)
+
+    def _run_copy(self, committer: Committer, copy: StoreCopy) -> bool:
+        """Copy the store, and run the jobs that wait between the steps. Return whether ``close`` was called."""
+        assert self._connection is not None, "it has begun"
+        return copy.run(self._connection, lambda: not self._jobs.empty() and self._serve_group(committer))
 
     def _serve_group(self, committer: Committer) -> bool:
         """Wait for at least one job, and run the waiting jobs as a group. Return whether this was the last group.
@@ -296,3 +328,6 @@ def _answer(opened: asyncio.Future[None], error: Exception | None) -> None:
         opened.set_result(None)
     else:
         opened.set_exception(error)
+
+
+_conforms: type[Snapshots] = Database
