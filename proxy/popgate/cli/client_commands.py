@@ -1,5 +1,5 @@
 """Collects all commands except ``popgate serve``: the commands that send requests to a proxy, and ``popgate replicas``,
-``restore``, ``keys``, ``secrets``, ``doctor`` and ``prove``."""
+``restore``, ``keys``, ``secrets``, ``config``, ``doctor`` and ``prove``."""
 
 import argparse
 
@@ -7,6 +7,7 @@ from popgate.cli import (
     backup,
     cluster,
     completion,
+    config,
     dead_letters,
     doctor,
     explaining,
@@ -56,6 +57,7 @@ def add_parsers(commands: Commands) -> None:
     backup.add_parsers(commands)
     keys.add_parser(commands)
     secrets.add_parser(commands)
+    config.add_parser(commands)
     doctor.add_parser(commands)
     prove.add_parser(commands)
     completion.add_parser(commands)

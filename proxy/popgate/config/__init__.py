@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from popgate.config.contradictions import contradictions
+from popgate.config.lines import place_in, with_places
 from popgate.config.options import SETTINGS, URL_SETTINGS, ServeOptions
 from popgate.config.replica_values import management_urls_of
 from popgate.config.security_values import secrets_in
@@ -23,7 +24,7 @@ from popgate.domain.errors import StartupError
 from popgate.domain.hosts import ANY_HOST, is_loopback
 from popgate.runtime.private_files import PrivateFileError, exposure, read_private
 
-__all__ = ["ServeOptions", "environment", "serve_options"]
+__all__ = ["ServeOptions", "environment", "serve_options", "sources"]
 
 CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_TOKEN_FILE", "POPGATE_CONFIG"})
 """``POPGATE_*`` variables that are not settings of the proxy: the client commands read them, or they name the
@@ -57,7 +58,7 @@ def serve_options(
         sources: Sequence[tuple[str, object]] = [
             (setting.flag, flags.get(setting.name)),
             (setting.variable, environment.get(setting.variable)),
-            (f"{setting.name} in {file}", from_file.get(setting.name)),
+            (place_in(file, setting.name) if setting.name in from_file else "", from_file.get(setting.name)),
         ]
         where, raw = next(((where, raw) for where, raw in sources if raw is not None), ("", None))
         if raw is not None:
@@ -67,7 +68,7 @@ def serve_options(
         except ValueError as error:
             problems.append(f"{where}: {error}")
     _read_files(values, given, problems, serves=serves)
-    problems = problems or contradictions(values, serves=serves)
+    problems = problems or with_places(contradictions(values, serves=serves), given)
     if problems:
         raise StartupError("the configuration is wrong:\n" + "\n".join(f"  {problem}" for problem in problems))
     if values["auto_create"] is None:
@@ -78,6 +79,19 @@ def serve_options(
         values["management_url"] = management_urls_of(values["amqp_url"])
     options = {setting.option_name: values[setting.name] for setting in SETTINGS}
     return ServeOptions(**options, secrets=values["secrets"], exposed_files=tuple(exposed))
+
+
+def sources(environment: Mapping[str, str], file: Path | None) -> dict[str, str]:
+    """Return where each setting is given, by its name. The settings must be valid, and no flags are given."""
+    from_file = {} if file is None else _read_file(file, [], [])
+    environment = _without_service_links(environment)
+    given: dict[str, str] = {}
+    for setting in SETTINGS:
+        if setting.variable in environment:
+            given[setting.name] = setting.variable
+        elif setting.name in from_file:
+            given[setting.name] = place_in(file, setting.name)
+    return given
 
 
 def _read_files(values: dict[str, Any], sources: Mapping[str, str], problems: list[str], *, serves: bool) -> None:
@@ -160,7 +174,7 @@ def _read_file(file: Path, problems: list[str], exposed: list[str]) -> dict[str,
     names = {setting.name for setting in SETTINGS}
     for key in content:
         if key not in names:
-            problems.append(f"{key} in {file}: no such setting{_suggestion(key, names)}")
+            problems.append(f"{place_in(file, key)}: no such setting{_suggestion(key, names)}")
     hidden = [setting.name for setting in SETTINGS if setting.hidden and setting.name in content]
     # A pipe is not readable for others; a shell makes one for `--config <(command)`.
     if hidden and stat.S_ISREG(status.st_mode) and (reason := exposure(file, status)) is not None:
