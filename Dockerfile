@@ -1,5 +1,5 @@
 # Every package is the one of deploy/*.lock, checked by its hash: `make lock` writes these.
-FROM python:3.12-slim AS build
+FROM python:3.12-slim-bookworm AS build
 WORKDIR /source
 COPY deploy/requirements.lock deploy/build.lock deploy/
 RUN python -m venv /opt/popgate \
@@ -21,7 +21,9 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashe
     && python -m venv --clear /opt/popgate \
     && /opt/popgate/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl
 
-FROM python:3.12-slim AS pipeline
+FROM python:3.12-slim-bookworm AS pipeline
+# Debian removes replaced versions, so a pinned one would soon not be found.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends default-jre-headless procps \
     && rm -rf /var/lib/apt/lists/* \
@@ -29,19 +31,19 @@ RUN apt-get update \
     && install --directory --owner=popgate --group=popgate --mode=0700 /journal /reports
 COPY --from=build-pipeline /opt/popgate /opt/popgate
 ENV PATH="/opt/popgate/bin:$PATH" PYTHONUNBUFFERED=1
-USER popgate
+USER 10001:10001
 WORKDIR /reports
 ENTRYPOINT []
 CMD ["popgate-pipeline", "--help"]
 
 # The proxy. It listens on every address of the container, so it does not start without keys and TLS (docs/security.md).
-FROM python:3.12-slim
+FROM python:3.12-slim-bookworm
 RUN useradd --system --uid 10001 --user-group --no-create-home popgate \
     && install --directory --owner=popgate --group=popgate --mode=0700 /data /journal
 COPY --from=build /opt/popgate /opt/popgate
 COPY --chmod=0555 deploy/healthcheck.py /opt/popgate/healthcheck.py
 ENV PATH="/opt/popgate/bin:$PATH" PYTHONUNBUFFERED=1 POPGATE_HOST=0.0.0.0 POPGATE_DATA_DIR=/data
-USER popgate
+USER 10001:10001
 VOLUME /data
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s CMD ["python", "/opt/popgate/healthcheck.py"]
