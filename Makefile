@@ -7,7 +7,7 @@ DEV_INSTALLED := $(VENV)/.installed-dev
 BENCH_INSTALLED := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-quick test-unit crash check audit lock format bench bench-growth bench-peers prove chaos simulate fuzz mutate explore tla clean
+.PHONY: help setup run test test-quick test-unit crash check audit lock format bench bench-growth bench-peers prove chaos soak simulate fuzz mutate explore tla clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,10 @@ prove: $(DEV_INSTALLED) ## prove the locks: ten minutes of chaos on three Rabbit
 chaos: $(DEV_INSTALLED) ## half an hour of chaos in a whole cluster, then an audit (ARGS='--seconds 600 --seed 7')
 	@.ci/install-test-servers
 	PYTHONPATH=tests $(BIN)/python tests/chaos/run.py $(ARGS)
+
+soak: $(DEV_INSTALLED) ## two hours of mixed load; is memory, descriptors, threads or latency growing? (ARGS='--seconds 300 --out soak')
+	@.ci/install-test-servers
+	PYTHONPATH=tests $(BIN)/python tests/soak/run.py $(ARGS)
 
 simulate: $(DEV_INSTALLED) ## engines in virtual time, seed after seed (ARGS='--seeds 3000 --first 1 --world embedded')
 	PYTHONPATH=tests $(BIN)/python tests/simulator/run.py $(ARGS)
