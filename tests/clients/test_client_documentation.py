@@ -181,7 +181,9 @@ def test_the_tables_tell_the_defaults_that_hold() -> None:
     rows = defaults_in("| option | default |")
     assert rows.keys() == defaults.keys()
     for name, default in defaults.items():
-        if default is not None:
+        if isinstance(default, bool):
+            assert rows[name] == str(default), name
+        elif default is not None:
             assert float(rows[name]) == default, name
         elif name.startswith(("invisibility", "retry")):
             assert rows[name] == "the group's policy", name

@@ -1,4 +1,7 @@
-"""One browser for all tests of the console in a process, and one proxy for each file."""
+"""One browser and one proxy for each file of tests.
+
+A browser that stayed open would leave an event loop running, in which no other test could start its own.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +13,7 @@ from support.console import Console, chromium_browser, opened_console
 from support.proxy import ProxyProcess
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
     with chromium_browser(chromium) as opened:
         yield opened

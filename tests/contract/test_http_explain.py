@@ -34,7 +34,7 @@ class Questions:
         return answer(self.client.get(f"{self.path}/messages", params={name: str(v) for name, v in query.items()}))
 
     def find(self, message_id: str) -> Json:
-        found = answer(self.client.get(f"{self.topic.admin_path}/messages", params={"message_id": message_id}))
+        found = answer(self.client.get(f"{self.topic.admin_path}/messages", params={"find": message_id}))
         assert found["unreachable"] == []
         (group,) = found["groups"]
         return group

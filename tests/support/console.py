@@ -22,7 +22,9 @@ WAIT_SECONDS = 30
 DESKTOP: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 # Chromium reports each answer that is not a success, and each refused connection. The console handles both.
-_EXPECTED = re.compile(r"Failed to load resource: (the server responded with a status of 4\d\d|net::ERR_CONNECTION)")
+_EXPECTED = re.compile(
+    r"Failed to load resource: (the server responded with a status of (4\d\d|503)|net::ERR_CONNECTION)"
+)
 _AXE = files("axe_playwright_python") / "axe.min.js"
 _RUN_AXE = """async (only) => {
   const options = { resultTypes: ["violations"], ...(only.length ? { runOnly: { type: "rule", values: only } } : {}) }

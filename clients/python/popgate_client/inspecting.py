@@ -22,4 +22,4 @@ def peek_path(
 
 def message_path(topic: str, message_id: str) -> str:
     # In the query, because a message id may contain a slash.
-    return f"{admin_path(topic)}/messages?{urlencode({'message_id': message_id})}"
+    return f"{admin_path(topic)}/messages?{urlencode({'find': message_id})}"

@@ -119,13 +119,22 @@ def _rows() -> Iterator[tuple[str, str, Access]]:
 
     for path, operation in (("cluster", "cluster"), ("replicas", "replicas"), ("replicas/groups", "replica_groups")):
         yield row("GET", f"/v1/admin/{path}", operation, Action.INSPECT, _server)
+<<<<<<< ours
     yield row("GET", "/v1/admin/log-level", "log_level_get", Action.INSPECT, _server)
     yield row("PUT", "/v1/admin/log-level", "log_level_put", Action.ADMIN, _server, is_change=True)
     # A backup contains every message and the secret of the data folder.
+=======
+    yield from _backup_rows()
+
+
+def _backup_rows() -> Iterator[tuple[str, str, Access]]:
+    """A backup contains every message, and the secret of the data folder."""
+    path = "/v1/admin/backup"
+>>>>>>> theirs
     for method, operation in (("POST", "backup_start"), ("DELETE", "backup_delete")):
-        yield row(method, "/v1/admin/backup", operation, Action.ADMIN, _server, is_change=True)
-    yield row("GET", "/v1/admin/backup", "backup_get", Action.ADMIN, _server)
-    yield row("GET", "/v1/admin/backup/archive", "backup_read", Action.ADMIN, _server, is_change=True)
+        yield method, path, Access(operation, Action.ADMIN, _server, is_change=True)
+    yield "GET", path, Access("backup_get", Action.ADMIN, _server)
+    yield "GET", f"{path}/archive", Access("backup_read", Action.ADMIN, _server, is_change=True)
 
 
 TABLE: Mapping[tuple[str, str], Access] = MappingProxyType({(method, path): access for method, path, access in _rows()})

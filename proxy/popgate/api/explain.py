@@ -37,8 +37,6 @@ from popgate.engine.engine import Engine
 from popgate.engine.explain.peeking import PeekRequest
 from popgate.ports.peers import Peers
 
-CURSOR_LENGTH_MAX = 900
-
 TopicInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 MessageIdInPath = Annotated[str, Path(min_length=1, max_length=SHORT_STRING_BYTES_MAX)]
@@ -50,7 +48,7 @@ class PeekQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    state: PeekState = PeekState.ANY
+    state: Literal["ready", "leased", "delayed", "blocked", "any"] = "any"
     key: Annotated[
         str | None, Field(min_length=1, max_length=SHORT_STRING_BYTES_MAX, description="only this ordering key")
     ] = None
@@ -59,7 +57,6 @@ class PeekQuery(BaseModel):
         str | None,
         Field(
             pattern=CURSOR_PATTERN,
-            max_length=CURSOR_LENGTH_MAX,
             description="`next` of the last page, or the `cursor` of a message",
         ),
     ] = None
@@ -168,7 +165,7 @@ def _add_peek(router: APIRouter, engine: Engine, peers: _Peers) -> None:
         """Show messages of a group without leasing them, the oldest first: those in the memory of the proxies. Long
         bodies and headers are cut."""
         order = PeekRequest(
-            state=query.state,
+            state=PeekState(query.state),
             key=query.key,
             count_max=query.limit,
             after=FIRST if query.after is None else place_of_cursor(query.after),
@@ -215,12 +212,12 @@ def _add_message(router: APIRouter, engine: Engine, peers: _Peers) -> None:
     @router.get("/v1/admin/topics/{topic}/messages")
     async def find_message_by_query(
         topic: TopicInPath,
-        message_id: Annotated[str, Query(min_length=1, max_length=SHORT_STRING_BYTES_MAX)],
+        find: Annotated[str, Query(min_length=1, max_length=SHORT_STRING_BYTES_MAX, description="id of the message")],
         request: Request,
         sight: SightOfCaller,
     ) -> MessageAnswer:
         """Find a message like GET /v1/admin/topics/{topic}/messages/{message_id}, for ids that contain a slash."""
-        return await _find(engine, peers, topic, message_id, request, sight)
+        return await _find(engine, peers, topic, find, request, sight)
 
 
 async def _find(
