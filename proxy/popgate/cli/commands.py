@@ -56,9 +56,10 @@ def run(arguments: Sequence[str]) -> int:
     """Parse the command line and run the command. Return the exit code. If the usage is wrong, argparse exits with code
     2."""
     _prepare_streams()
-    if arguments[:1] == ["help"]:
+    first = arguments[0] if arguments else None
+    if first == "help":
         arguments = [*arguments[1:], "--help"]
-    if arguments[:1] == [COMPLETE]:
+    if first == COMPLETE:
         return _complete(arguments[2:])
     serving = "serve" in arguments[:1]
     parsed = parser(serve_only=serving).parse_args(arguments)
