@@ -120,11 +120,7 @@ class TracedEngine(Engine):
         except PopgateError as error:
             self._refused(topic, group, began, error)
             raise
-        answer: Any = found
-        if isinstance(answer, ForwardedAnswer):
-            self._received(topic, group, began, _popped_there(answer))
-        elif isinstance(answer, list):
-            self._received(topic, group, began, _popped_here(cast("list[Leased]", answer)))
+        self._received(topic, group, began, _popped_in(found))
         return found
 
     def _refused(self, topic: str, group: str, began: int, error: PopgateError) -> None:
@@ -184,6 +180,13 @@ class TracedEngine(Engine):
             except BaseException as error:
                 note_error(span, error)
                 raise
+
+
+def _popped_in(found: object) -> list[_Popped]:
+    """Return the messages that this proxy or another one has leased."""
+    if isinstance(found, ForwardedAnswer):
+        return _popped_there(found)
+    return _popped_here(cast("Sequence[Leased]", found))
 
 
 def _popped_here(leased: Sequence[Leased]) -> list[_Popped]:
