@@ -58,6 +58,8 @@ OPERATIONS = {
     "get /v1/admin/backup",
     "get /v1/admin/backup/archive",
     "delete /v1/admin/backup",
+    "get /v1/admin/log-level",
+    "put /v1/admin/log-level",
     "get /v1/admin/replicas",
     "get /v1/admin/replicas/groups",
     "get /v1/admin/topics",

@@ -119,18 +119,14 @@ def _rows() -> Iterator[tuple[str, str, Access]]:
 
     for path, operation in (("cluster", "cluster"), ("replicas", "replicas"), ("replicas/groups", "replica_groups")):
         yield row("GET", f"/v1/admin/{path}", operation, Action.INSPECT, _server)
-<<<<<<< ours
     yield row("GET", "/v1/admin/log-level", "log_level_get", Action.INSPECT, _server)
     yield row("PUT", "/v1/admin/log-level", "log_level_put", Action.ADMIN, _server, is_change=True)
-    # A backup contains every message and the secret of the data folder.
-=======
     yield from _backup_rows()
 
 
 def _backup_rows() -> Iterator[tuple[str, str, Access]]:
     """A backup contains every message, and the secret of the data folder."""
     path = "/v1/admin/backup"
->>>>>>> theirs
     for method, operation in (("POST", "backup_start"), ("DELETE", "backup_delete")):
         yield method, path, Access(operation, Action.ADMIN, _server, is_change=True)
     yield "GET", path, Access("backup_get", Action.ADMIN, _server)
