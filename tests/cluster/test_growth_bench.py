@@ -1,20 +1,20 @@
 """The short form of `make bench-growth`: checks that it measures, writes its figures, and draws them."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import growth, growth_plot
+from bench import growth, growth_load, growth_plot
 from bench.growth_curves import CURVES
 
 POINTS = {"clients": 2, "in flight": 1}
 
 
 def test_the_benchmark_of_growth_measures_and_draws_its_curves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(growth_load, "SETTLE_SECONDS", 0.03)
     saved: list[dict[str, Any]] = []
     figures = growth.run(list(POINTS), ["embedded"], growth.QUICK, saved.append)
     assert saved[-1] == figures == json.loads(json.dumps(figures))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
-from support.console import DESKTOP, PHONE, Console, opened_console
+from support.console import DESKTOP, PHONE, Console, Transfer, opened_console
 from support.console_load import bury, lease, make_group, publish
 from support.proxy import ProxyProcess
 
@@ -90,16 +90,21 @@ def test_a_dialog_is_accessible(tab: Console, place: str) -> None:
     expect(tab.page.get_by_role("dialog")).to_have_count(0)
 
 
+def of_console(transfers: list[Transfer]) -> int:
+    """Return how many bytes the files of the console took."""
+    return sum(one.size for one in transfers if one.path.startswith("/console"))
+
+
 def test_the_whole_console_is_transferred_in_100_kb(console: Console, filled: ProxyProcess) -> None:
     with console.transfers() as transfers:
         console.open()
         expect(console.page.get_by_text("paused, with 1 message waiting")).to_be_visible()
-        first = sum(one.size for one in transfers)
+        first = list(transfers)
         for place, heading in PAGES.items():
             console.go(place, heading)
-        files = sum(one.size for one in transfers if one.path.startswith("/console"))
-    assert first < FIRST_BYTES_MAX, "the first page, with the answers of the interface"
-    assert files < TRANSFER_BYTES_MAX, "all files of the console, for all pages"
+    assert of_console(first) < FIRST_BYTES_MAX, "the files of the first page"
+    assert sum(one.size for one in first) < TRANSFER_BYTES_MAX, "the first page, with the answers of the interface"
+    assert of_console(transfers) < TRANSFER_BYTES_MAX, "all files of the console, for all pages"
 
 
 def test_the_files_of_the_console_are_not_transferred_again(console: Console, filled: ProxyProcess) -> None:
@@ -108,7 +113,7 @@ def test_the_files_of_the_console_are_not_transferred_again(console: Console, fi
     with console.transfers() as transfers:
         console.open()
         expect(console.page.get_by_text("paused, with 1 message waiting")).to_be_visible()
-    assert sum(one.size for one in transfers if one.path.startswith("/console")) < 20 * 1024, "only heads of answers"
+    assert of_console(transfers) < 20 * 1024, "only heads of answers"
 
 
 def test_no_page_allows_scripts_or_styles_from_elsewhere(filled: ProxyProcess) -> None:

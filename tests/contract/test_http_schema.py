@@ -53,6 +53,7 @@ OPERATIONS = {
     "post /v1/locks/{name}/renew",
     "post /v1/locks/{name}/release",
     "post /v1/locks/{name}/force-release",
+    "get /v1/caller",
     "get /v1/admin/cluster",
     "post /v1/admin/backup",
     "get /v1/admin/backup",

@@ -270,7 +270,7 @@ class LackingMachine(RuleBasedStateMachine):
 
 def test_no_queue_that_could_give_messages_is_forgotten(*, full_run: bool) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    examples = 800 if full_run else 60
+    examples = 800 if full_run else 40
     run_state_machine_as_test(
         LackingMachine,
         settings=settings(max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=checks),

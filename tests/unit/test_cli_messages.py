@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from popgate.cli.messages import MESSAGE_COLUMNS, BadMessage, Defaults, outgoing, outgoing_from_json, popped
-from popgate.cli.printing import json_line
+from popgate.cli.printing import JsonObject, clipped, json_line
 from popgate_client import Message, OutgoingMessage
 
 NOTHING = Defaults(headers={}, ordering_key=None, message_id=None)
@@ -116,7 +116,12 @@ def test_a_line_is_one_line_and_harmless_on_a_terminal() -> None:
 
 
 def test_the_table_shows_the_beginning_of_a_text_and_the_size_of_anything_else() -> None:
-    body = {column.title: column.cell for column in MESSAGE_COLUMNS}["BODY"]
+    column = next(column for column in MESSAGE_COLUMNS if column.title == "BODY")
+    assert column.clips
+
+    def body(row: JsonObject) -> str:
+        return clipped(column.cell(row))
+
     assert body({"body": "one\ntwo\x1b[31m"}) == "one\\ntwo\\x1b[31m"
     assert body({"body": "x" * 61}) == "x" * 57 + "..."
     assert body({"body": "x" * 60}) == "x" * 60

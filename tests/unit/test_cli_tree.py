@@ -19,8 +19,8 @@ from popgate.config.options import SETTINGS
 from popgate.config.setting import Setting
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs/cli.md"
-WITHOUT_OUTPUT = {"serve", "replicas watch", "completion"}
-"""Commands whose output is not data: log lines, or a script."""
+WITHOUT_OUTPUT = {"serve", "replicas watch", "completion", "config sample"}
+"""Commands whose output is not data: log lines, a script, or a file of settings."""
 TWO_MEANINGS = {"--queues", "--min-replicas"}
 """Flags of two commands with different values: the names are those of the key file and of a setting."""
 

@@ -14,8 +14,8 @@ from popgate.cli.backup_files import BackupDraft, copy_stopped_folder, read_arch
 from popgate.cli.backup_source import RunningProxy
 from popgate.cli.connecting import open_client, url_of
 from popgate.cli.endings import CommandFailed, ExitCode, Terminated
-from popgate.cli.flags import Commands, add_command, add_plain_command
-from popgate.cli.printing import complain, json_line, wants_table
+from popgate.cli.flags import Commands, add_command, add_output_flags, add_plain_command
+from popgate.cli.printing import complain, is_quiet, json_line, wants_table
 from popgate.cli.progress import Progress
 from popgate.cli.restoring import checked_manifest, restore
 from popgate.config.options import SETTINGS
@@ -64,7 +64,7 @@ def add_parsers(commands: Commands) -> None:
         metavar="FOLDER",
         help=f"data folder to restore (POPGATE_DATA_DIR; default: {_DATA_DIR.shown_default()})",
     )
-    parser.add_argument("--output", choices=("json", "table"), help="JSON or text (as for other commands)")
+    add_output_flags(parser)
     parser.set_defaults(run=restore_backup)
 
 
@@ -130,6 +130,8 @@ def _data_folder(arguments: argparse.Namespace) -> Path:
 
 
 def _report(what: str, place: Path, manifest: Manifest, arguments: argparse.Namespace) -> None:
+    if is_quiet(arguments):
+        return
     size = sum(one.bytes for one in manifest.files)
     if not wants_table(arguments):
         row = {"place": str(place), "bytes": size, "taken_at": manifest.taken_at}

@@ -6,8 +6,8 @@ from typing import Any
 
 from popgate import config
 from popgate.cli.endings import CommandFailed, ExitCode
-from popgate.cli.flags import Commands, Parser, add_plain_command
-from popgate.cli.printing import Column, Printer, complain, field, wants_table
+from popgate.cli.flags import Commands, Parser, add_output_flags, add_plain_command
+from popgate.cli.printing import Column, Printer, complain, field, is_quiet, output_of, print_change
 from popgate.config.options import SETTINGS
 from popgate.config.sample import sample
 from popgate.domain.errors import StartupError
@@ -41,6 +41,7 @@ SAMPLE_EPILOG = """\
 examples:
   popgate config sample > popgate.toml
 """
+CHECK_COLUMNS = (Column("GIVEN", field("given")), Column("DEFAULT", field("default")))
 COLUMNS = (Column("SETTING", field("setting")), Column("VALUE", field("value")), Column("FROM", field("source")))
 
 
@@ -49,11 +50,12 @@ def add_parser(commands: Commands) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     action = add_plain_command(actions, "check", "check the settings", CHECK_EPILOG)
     _add_file(action)
+    add_output_flags(action, "text")
     action.set_defaults(run=check)
     action = add_plain_command(actions, "show", "show the settings in force", SHOW_EPILOG)
     _add_file(action)
     action.add_argument("--changed", action="store_true", help="leave out the settings that have their default")
-    action.add_argument("--output", choices=("json", "table"), help="JSON lines or a table (as for other commands)")
+    add_output_flags(action)
     action.set_defaults(run=show)
     action = add_plain_command(actions, "sample", "print a file with every setting", SAMPLE_EPILOG)
     action.set_defaults(run=write_sample)
@@ -73,9 +75,11 @@ def check(arguments: argparse.Namespace) -> int:
     if problems:
         raise CommandFailed("the configuration is wrong:\n" + "\n".join(f"  {one}" for one in problems), ExitCode.USAGE)
     given = config.sources(config.environment(), file)
-    print(
-        f"the configuration is right: {len(given)} settings are given, {len(SETTINGS) - len(given)} have their default"
-    )
+    row = {"given": len(given), "default": len(SETTINGS) - len(given)}
+    if getattr(arguments, "output", None) is not None:
+        print_change(arguments, CHECK_COLUMNS, [row])
+    elif not is_quiet(arguments):
+        print(f"the configuration is right: {row['given']} settings are given, {row['default']} have their default")
     return ExitCode.OK
 
 
@@ -93,7 +97,7 @@ def show(arguments: argparse.Namespace) -> int:
         for setting in SETTINGS
         if setting.name in sources or not arguments.changed
     ]
-    Printer(COLUMNS, as_table=wants_table(arguments)).print(rows)
+    Printer(COLUMNS, output_of(arguments)).print(rows)
     return ExitCode.OK
 
 
