@@ -20,7 +20,7 @@ run: $(SERVER_INSTALLED) ## start the proxy (popgate serve $(ARGS))
 
 test: $(DEV_INSTALLED) ## run all tests on RabbitMQ 4.3, and what depends on it on 4.0 and 3.10; one of them with RABBITMQ=4.0
 	@.ci/install-test-servers
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-quick: $(DEV_INSTALLED) ## run what needs no server but Redis, before each push: at most three minutes
 	@.ci/install-test-servers redis

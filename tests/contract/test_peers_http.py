@@ -476,8 +476,8 @@ async def test_a_request_is_answered_as_if_the_client_had_asked_there(peers: Htt
     popped = await peers.forward(B, posted(f"{GROUP}/pop", {"wait_seconds": 5}), wait_seconds=None)
     assert [message["body"] for message in json.loads(popped.body)["messages"]] == ["hello"]
     assert popped.headers == [(b"content-type", b"application/json")]
-    state = await peers.forward(B, ForwardedRequest("GET", GROUP, b"", [], b""), wait_seconds=None)
-    assert json.loads(state.body)["in_flight"] == 1
+    topic = await peers.forward(B, ForwardedRequest("GET", "/v1/admin/topics/t", b"", [], b""), wait_seconds=None)
+    assert json.loads(topic.body)["topic"] == "t"
 
 
 async def test_a_query_a_path_and_a_problem_pass_as_they_are(peers: HttpPeers) -> None:

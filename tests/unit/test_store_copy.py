@@ -71,7 +71,10 @@ async def ids(database: Database) -> list[int]:
     )
 
 
-async def test_writes_during_the_copy_do_not_wait_for_its_end_and_are_in_it(database: Database, tmp_path: Path) -> None:
+async def test_writes_during_the_copy_do_not_wait_for_its_end_and_are_in_it(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "STEP_PAGES", 8)  # so that a busy machine writes often enough between the steps
     copy = asyncio.create_task(database.copy_to(tmp_path / "copy", ignored))
     written = 0
     while not copy.done():
@@ -103,6 +106,7 @@ async def test_a_rollback_begins_the_copy_again_and_too_many_end_it(
                 await database.write(fail)
 
     monkeypatch.setattr(copying, "RESTARTS_MAX", 3)
+    monkeypatch.setattr(copying, "STEP_PAGES", 8)
     failures = [asyncio.create_task(failing()) for _ in range(4)]
     with pytest.raises(StorageUnavailable, match="its transactions fail too often"):
         await database.copy_to(tmp_path / "other", ignored)

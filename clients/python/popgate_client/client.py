@@ -270,7 +270,9 @@ class Client(PullCalls):
 
     def stats(self, topic: str, group: str) -> JsonObject:
         """Return the state of a subscription: mode, ready, in_flight, delayed, blocked (the ready messages that wait
-        behind an earlier one of their ordering key), dead, oldest_age_seconds, queues, policy."""
+        behind an earlier one of their ordering key), dead, oldest_age_seconds, backlog, pollers, polls_count,
+        published_count, delivered_count, settled_count, expired_count, redelivered_count, dead_lettered_count, queues,
+        policy."""
         return self.perform(self._exchanges.read(subscription_path(topic, group)))
 
     def info(self) -> JsonObject:

@@ -9,13 +9,33 @@ where it consumes (`about`).
 import logging
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
-from types import MappingProxyType
+from contextvars import ContextVar, Token
 from typing import Any
 
 TEXT_LENGTH_MAX = 500
 """Maximum number of characters of one fact in the text."""
-_about: ContextVar[Mapping[str, Any]] = ContextVar("popgate_about", default=MappingProxyType({}))
+
+
+class _About:
+    """The facts of the present context. It can be pickled, because a Spark job may send this module along by value."""
+
+    def __init__(self) -> None:
+        self._facts: ContextVar[Mapping[str, Any]] = ContextVar("popgate_about")
+
+    def __reduce__(self) -> tuple[type["_About"], tuple[()]]:
+        return _About, ()
+
+    def get(self) -> Mapping[str, Any]:
+        return self._facts.get({})
+
+    def set(self, facts: Mapping[str, Any]) -> Token[Mapping[str, Any]]:
+        return self._facts.set(facts)
+
+    def reset(self, token: Token[Mapping[str, Any]]) -> None:
+        self._facts.reset(token)
+
+
+_about = _About()
 
 
 class FactLogger(logging.LoggerAdapter[logging.Logger]):

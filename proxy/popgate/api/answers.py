@@ -133,7 +133,6 @@ class SubscriptionState(Struct, kw_only=True, gc=False):
     mode: ModeName
     ready: int
     in_flight: int
-    backlog: Annotated[int, Meta(description="ready and in flight together, for autoscalers")]
     delayed: int
     blocked: Annotated[
         int, Meta(description="ready messages that wait behind an earlier one with the same ordering key")
@@ -142,6 +141,7 @@ class SubscriptionState(Struct, kw_only=True, gc=False):
     oldest_age_seconds: Annotated[
         float | None, Meta(description="the oldest message waits at least so long; null: none is known to wait")
     ]
+    backlog: Annotated[int, Meta(description="ready and in flight together, for autoscalers")]
     pollers: Annotated[int, Meta(description="pops and pulls that wait now")]
     polls_count: Annotated[int, Meta(description="pops and pulls since the proxies have started")]
     published_count: Annotated[int | None, Meta(description="messages published to the topic; " + _COUNTED)]

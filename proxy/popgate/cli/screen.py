@@ -7,7 +7,6 @@ suspended (Ctrl-Z).
 import contextlib
 import os
 import select
-import shutil
 import signal
 import sys
 import termios
@@ -37,7 +36,7 @@ class Screen:
 
     @property
     def size(self) -> os.terminal_size:
-        return shutil.get_terminal_size()
+        return os.get_terminal_size(self._keys)  # not COLUMNS, which does not follow a resize
 
     def enter(self) -> None:
         tty.setcbreak(self._keys)
