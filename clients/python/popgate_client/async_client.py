@@ -6,27 +6,19 @@ documents the shapes and units of each call.
 
 import asyncio
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import httpx
 
 from popgate_client import async_held_lock
+from popgate_client.administration import AsyncAdminCalls
 from popgate_client.assignments import AsyncPullCalls
-from popgate_client.dead_letters import (
-    letter_path,
-    list_path,
-    purge_letters_request,
-    purge_request,
-    redrive_path,
-    redrive_request,
-)
 from popgate_client.exchange import RETRY_SECONDS_MAX, Attempt, Exchange, Exchanges, Traces
-from popgate_client.inspecting import explain_path, message_path, peek_path
 from popgate_client.lease_groups import AsyncLeaseStream, list_exchange
 from popgate_client.locks import TTL_SECONDS, LockKind, force_release_request, holders_of, list_locks, put_lock
 from popgate_client.message import (
@@ -46,11 +38,7 @@ from popgate_client.wire import (
     JsonObject,
     Reply,
     T,
-    admin_path,
     lock_path,
-    mode_change,
-    mode_path,
-    subscription_path,
 )
 
 
@@ -81,7 +69,7 @@ class AsyncLeasedMessage(Message):
         (await self.client.reject(self.topic, self.group, self, reason))[0].raise_for_status()
 
 
-class AsyncClient(AsyncPullCalls):
+class AsyncClient(AsyncAdminCalls, AsyncPullCalls):
     """Talks to popgate over HTTP, for one event loop. The arguments, guarantees and errors are those of `Client`,
     but a function for the token may be `async`.
 
@@ -222,179 +210,6 @@ class AsyncClient(AsyncPullCalls):
         """Take a lock away from its holders; see `Client.force_release`."""
         request = force_release_request(name, holder, fencing_token)
         return holders_of(await self.perform(self._exchanges.act(request)))
-
-    async def stats(self, topic: str, group: str) -> JsonObject:
-        """Return a subscription's mode, counts, age, queues and policy. See `Client.stats`."""
-        return await self.perform(self._exchanges.read(subscription_path(topic, group)))
-
-    async def info(self) -> JsonObject:
-        """Return the server's service, version, protocol {min, max} and features."""
-        return await self.perform(self._exchanges.read("/v1"))
-
-    async def cluster(self) -> JsonObject:
-        """Return the proxies and the queues that each of them owns, as seen by the proxy that answers."""
-        return await self.perform(self._exchanges.read("/v1/admin/cluster"))
-
-    async def list_topics(self) -> list[JsonObject]:
-        """Return all topics, each with at least `topic`."""
-        return await self.perform(self._exchanges.topics())
-
-    async def put_topic(self, topic: str, **settings: Any) -> JsonObject:
-        """Create or change a topic: `queues=N`, or `adopt=[names of existing RabbitMQ queues]`."""
-        return await self.perform(self._exchanges.put(admin_path(topic), settings))
-
-    async def get_topic(self, topic: str) -> JsonObject:
-        """Read a topic. Raises TopicNotFound."""
-        return await self.perform(self._exchanges.read(admin_path(topic)))
-
-    async def delete_topic(self, topic: str) -> None:
-        """Delete a topic with its groups and messages. Raises TopicNotFound."""
-        await self.perform(self._exchanges.delete(admin_path(topic)))
-
-    async def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
-        """Create or change a group. The policy: invisibility_seconds, max_lease_seconds, max_deliveries, max_in_flight,
-        paused, min_replicas, retry {initial_seconds, multiplier, max_seconds}. A setting that is not given keeps
-        its value; a new group has the server's defaults."""
-        return await self.perform(self._exchanges.put(admin_path(topic, group), policy))
-
-    async def get_group(self, topic: str, group: str) -> JsonObject:
-        """Read a group's policy. Raises TopicNotFound, GroupNotFound."""
-        return await self.perform(self._exchanges.read(admin_path(topic, group)))
-
-    async def pause_group(self, topic: str, group: str) -> JsonObject:
-        """Deliver no more messages; existing leases can be settled. Raises TopicNotFound, GroupNotFound."""
-        return await self.perform(self._exchanges.post(f"{admin_path(topic, group)}/pause"))
-
-    async def resume_group(self, topic: str, group: str) -> JsonObject:
-        """Deliver messages again. Raises TopicNotFound, GroupNotFound."""
-        return await self.perform(self._exchanges.post(f"{admin_path(topic, group)}/resume"))
-
-    async def consume_mode(self, topic: str, group: str) -> JsonObject:
-        """Return how a group is consumed: mode (pop, draining or pull), generation, wanted, converged, drain
-        {leases_left, seconds_left}, proxies. Raises TopicNotFound, GroupNotFound."""
-        return await self.perform(self._exchanges.read(mode_path(topic, group)))
-
-    async def set_consume_mode(
-        self, topic: str, group: str, mode: str, *, drain_timeout_seconds: float | None = None, dry_run: bool = False
-    ) -> JsonObject:
-        """Switch a group to "pop" or "pull"; return what `consume_mode` returns as soon as the switch has begun. Before
-        a switch to pull, leases have `drain_timeout_seconds` to end (None: the server's default). If it is given, pull
-        clients have the same time before a switch to pop. `dry_run` changes nothing; `preview` says what would happen.
-        Raises TopicNotFound, GroupNotFound."""
-        change = mode_change(mode, drain_timeout_seconds, dry_run=dry_run)
-        return await self.perform(self._exchanges.put(mode_path(topic, group), change))
-
-    async def delete_group(self, topic: str, group: str) -> None:
-        """Delete a group with its messages. Raises TopicNotFound, GroupNotFound."""
-        await self.perform(self._exchanges.delete(admin_path(topic, group)))
-
-    async def explain(self, topic: str, group: str) -> JsonObject:
-        """Say why a pop of a group gets no message: `would_get`, `summary`, `reasons` (each with `code`, `detail`,
-        `remedy`), and the facts (`standing`). Raises TopicNotFound, GroupNotFound."""
-        return await self.perform(self._exchanges.read(explain_path(topic, group)))
-
-    async def peek(
-        self,
-        topic: str,
-        group: str,
-        *,
-        state: str | None = None,
-        key: str | None = None,
-        limit: int | None = None,
-        after: str | None = None,
-        fetch: bool = False,
-    ) -> JsonObject:
-        """Return `messages` of a group, the oldest first, without leasing them: those in the memory of the proxies.
-
-        `state` is "ready", "leased", "delayed", "blocked" or "any", and `key` an ordering key. `next`, if it is not
-        None, is the `after` of the next page. `fetch` first reads messages from the broker, as a pop does. Raises
-        TopicNotFound, GroupNotFound.
-        """
-        path = peek_path(topic, group, state=state, key=key, limit=limit, after=after, fetch=fetch)
-        return await self.perform(self._exchanges.read(path))
-
-    async def find_message(self, topic: str, message_id: str) -> JsonObject:
-        """Say where a message is in each group of its topic: its `state`, its `copies`, and if it is unknown, what this
-        can mean (`because`). Raises TopicNotFound."""
-        return await self.perform(self._exchanges.read(message_path(topic, message_id)))
-
-    async def dead_letters(
-        self,
-        topic: str,
-        group: str,
-        *,
-        max_messages: int | None = None,
-        after: str | None = None,
-        body_bytes_max: int | None = None,
-    ) -> JsonObject:
-        """Return one page of a group's dead letters, in the order in which they were dead-lettered: `messages`, the
-        total number (`dead`), and, if there are more, `next`, which is the `after` of the next page. Changes
-        nothing."""
-        path = list_path(topic, group, max_messages=max_messages, after=after, body_bytes_max=body_bytes_max)
-        return await self.perform(self._exchanges.read(path))
-
-    async def get_dead_letter(self, topic: str, group: str, letter_id: str) -> JsonObject:
-        """Return one dead letter with its full body. Raises DeadLetterNotFound."""
-        return await self.perform(self._exchanges.read(letter_path(topic, group, letter_id)))
-
-    async def redrive(
-        self,
-        topic: str,
-        group: str,
-        *,
-        ids: Sequence[str] | None = None,
-        message_ids: Sequence[str] | None = None,
-        max_messages: int | None = None,
-        target_topic: str | None = None,
-        rate_per_second: float | None = None,
-        wait_seconds: float = 0.0,
-    ) -> JsonObject:
-        """Start to redrive dead letters, and return the progress: id, state, total, moved, failed, ...
-
-        The redrive moves the dead letters with these `ids` or `message_ids`, or all of them, back to their queues, or
-        publishes them to `target_topic`. This call waits up to `wait_seconds` (0 to 30) for its end. Raises Conflict
-        while another redrive of the group runs.
-        """
-        request = redrive_request(
-            topic,
-            group,
-            ids=ids,
-            message_ids=message_ids,
-            max_messages=max_messages,
-            target_topic=target_topic,
-            rate_per_second=rate_per_second,
-            wait_seconds=wait_seconds,
-        )
-        return await self.perform(self._exchanges.act(request))
-
-    async def get_redrive(self, topic: str, group: str) -> JsonObject:
-        """Return the progress of the running redrive, or of the latest one. Raises RedriveNotFound."""
-        return await self.perform(self._exchanges.read(redrive_path(topic, group)))
-
-    async def cancel_redrive(self, topic: str, group: str) -> JsonObject:
-        """Stop the running redrive; messages that it has moved stay moved. Raises RedriveNotFound."""
-        return await self.perform(self._exchanges.cancel(redrive_path(topic, group)))
-
-    async def purge_dead_letters(
-        self,
-        topic: str,
-        group: str,
-        *,
-        ids: Sequence[str] | None = None,
-        message_ids: Sequence[str] | None = None,
-        older_than_seconds: float | None = None,
-    ) -> JsonObject:
-        """Delete dead letters permanently: the given ones, the older ones, or all. Return how many were `purged`, how
-        many are left (`dead`), and whether the purge is `complete`; if not, call this again."""
-        request = purge_letters_request(
-            topic, group, ids=ids, message_ids=message_ids, older_than_seconds=older_than_seconds
-        )
-        return await self.perform(self._exchanges.act(request))
-
-    async def purge(self, topic: str, group: str) -> JsonObject:
-        """Delete the group's visible messages permanently; leased messages stay. Return how many were `purged`, and
-        whether the purge is `complete`; if not, call this again."""
-        return await self.perform(self._exchanges.act(purge_request(topic, group)))
 
     async def perform(self, exchange: Exchange[T]) -> T:
         """Run one exchange to its result, or to the error that it raises."""

@@ -51,15 +51,26 @@ class Access(NamedTuple):
     or_action: Action | None = None
 
 
-def _rows() -> Iterator[tuple[str, str, Access]]:
-    admin_topic, admin_group = f"/v1/admin{TOPIC.removeprefix('/v1')}", f"/v1/admin{GROUP.removeprefix('/v1')}"
-    dead, stream, lock = f"{admin_group}/dead-letters", f"{GROUP}/lease-groups/{{}}", f"{LOCKS}/{{}}"
+Row: TypeAlias = tuple[str, str, Access]
+"""A method, a path with {} in place of each parameter, and what this operation needs."""
 
-    def row(
-        method: str, path: str, operation: str, action: Action, resource: ResourceOf | None, *, is_change: bool = False
-    ) -> tuple[str, str, Access]:
-        return method, path, Access(operation, action, resource, is_change=is_change)
 
+def _row(
+    method: str, path: str, operation: str, action: Action, resource: ResourceOf | None, *, is_change: bool = False
+) -> Row:
+    return method, path, Access(operation, action, resource, is_change=is_change)
+
+
+def _rows() -> Iterator[Row]:
+    yield from _server_rows()
+    yield from _message_rows()
+    yield from _lock_rows()
+    yield from _topic_rows()
+    yield from _group_rows()
+    yield from _backup_rows()
+
+
+def _server_rows() -> Iterator[Row]:
     for probe in ("healthz", "readyz"):
         for method in ("GET", "HEAD"):
             yield method, f"/{probe}", Access(probe, is_public=True)
@@ -68,63 +79,76 @@ def _rows() -> Iterator[tuple[str, str, Access]]:
     for path in ("/console", "/console/{}"):  # files without data: the page asks for a key
         yield "GET", path, Access("console", is_public=True)
     yield "GET", "/v1/caller", Access("caller")
-    yield row("GET", "/metrics", "metrics", Action.METRICS, _server)
-
-    yield row("POST", f"{TOPIC}/messages", "publish", Action.PUBLISH, _topic)
-    yield "GET", GROUP, Access("state", Action.INSPECT, _group, or_action=Action.CONSUME)  # a consumer needs the policy
-    for verb in ("pop", "ack", "release", "extend", "reject"):
-        yield row("POST", f"{GROUP}/{verb}", verb, Action.CONSUME, _group)
-    yield row("POST", f"{GROUP}/assignment", "assignment", Action.CONSUME, _group)
-    yield row("DELETE", f"{GROUP}/assignment/{{}}", "assignment_leave", Action.CONSUME, _group)
-    for verb in ("pull", "commit"):
-        yield row("POST", f"{GROUP}/queues/{{}}/{verb}", verb, Action.CONSUME, _group)
-    yield row("GET", f"{GROUP}/lease-groups", "lease_groups_list", Action.CONSUME, _group)
-    yield row("PUT", f"{stream}/{{}}", "lease_groups_put", Action.CONSUME, _group)
-    yield row("GET", f"{stream}/{{}}/messages", "lease_groups_read", Action.CONSUME, _group)
-    for verb in ("ack", "extend", "release"):
-        yield row("POST", f"{stream}/{verb}", f"lease_groups_{verb}", Action.CONSUME, _group)
-
-    yield row("GET", LOCKS, "locks_list", Action.INSPECT, None)
-    yield row("GET", lock, "locks_get", Action.INSPECT, _lock)
-    for method, operation in (("PUT", "locks_put"), ("DELETE", "locks_delete")):
-        yield row(method, lock, operation, Action.ADMIN, _lock, is_change=True)
-    for verb in ("acquire", "verify", "renew", "release"):
-        yield row("POST", f"{lock}/{verb}", f"locks_{verb}", Action.LOCK, _lock)
-    yield row("POST", f"{lock}/force-release", "locks_force_release", Action.ADMIN, _lock, is_change=True)
-
-    yield row("GET", "/v1/admin/topics", "topics_list", Action.INSPECT, None)
-    yield row("GET", admin_topic, "topic_get", Action.INSPECT, _topic)
-    # Changing what exists, and adopting, need more: the engine checks this while no other request can change the topic.
-    yield row("PUT", admin_topic, "topic_put", Action.CREATE, _topic, is_change=True)
-    yield row("DELETE", admin_topic, "topic_delete", Action.ADMIN, _whole_topic, is_change=True)
-    yield row("GET", admin_group, "group_get", Action.INSPECT, _group)
-    yield row("PUT", admin_group, "group_put", Action.CREATE, _group, is_change=True)
-    yield row("DELETE", admin_group, "group_delete", Action.ADMIN, _group, is_change=True)
-    for verb in ("pause", "resume", "purge"):
-        yield row("POST", f"{admin_group}/{verb}", f"group_{verb}", Action.ADMIN, _group, is_change=True)
-    yield row("GET", f"{admin_group}/consume-mode", "mode_get", Action.INSPECT, _group)
-    yield row("PUT", f"{admin_group}/consume-mode", "mode_put", Action.ADMIN, _group, is_change=True)
-    yield row("GET", f"{admin_group}/explain", "group_explain", Action.INSPECT, _group)
-    # Other groups, and what the publisher has sent, are shown only if the caller may see them.
-    yield row("GET", f"{admin_topic}/messages", "message_find", Action.INSPECT, _topic)
-    yield row("GET", f"{admin_topic}/messages/{{}}", "message_get", Action.INSPECT, _topic)
-    # Peeked messages and dead letters are messages of the group, with their bodies.
-    yield row("GET", f"{admin_group}/messages", "group_peek", Action.CONSUME, _group)
-    yield row("GET", dead, "dead_letters_list", Action.CONSUME, _group)
-    yield row("GET", f"{dead}/{{}}", "dead_letters_get", Action.CONSUME, _group)
-    yield row("GET", f"{dead}/redrive", "redrive_get", Action.INSPECT, _group)
-    yield row("POST", f"{dead}/redrive", "redrive_start", Action.ADMIN, _group, is_change=True)
-    yield row("DELETE", f"{dead}/redrive", "redrive_cancel", Action.ADMIN, _group, is_change=True)
-    yield row("POST", f"{dead}/purge", "dead_letters_purge", Action.ADMIN, _group, is_change=True)
+    yield _row("GET", "/metrics", "metrics", Action.METRICS, _server)
 
     for path, operation in (("cluster", "cluster"), ("replicas", "replicas"), ("replicas/groups", "replica_groups")):
-        yield row("GET", f"/v1/admin/{path}", operation, Action.INSPECT, _server)
-    yield row("GET", "/v1/admin/log-level", "log_level_get", Action.INSPECT, _server)
-    yield row("PUT", "/v1/admin/log-level", "log_level_put", Action.ADMIN, _server, is_change=True)
-    yield from _backup_rows()
+        yield _row("GET", f"/v1/admin/{path}", operation, Action.INSPECT, _server)
+    yield _row("GET", "/v1/admin/log-level", "log_level_get", Action.INSPECT, _server)
+    yield _row("PUT", "/v1/admin/log-level", "log_level_put", Action.ADMIN, _server, is_change=True)
 
 
-def _backup_rows() -> Iterator[tuple[str, str, Access]]:
+def _message_rows() -> Iterator[Row]:
+    stream = f"{GROUP}/lease-groups/{{}}"
+    yield _row("POST", f"{TOPIC}/messages", "publish", Action.PUBLISH, _topic)
+    yield "GET", GROUP, Access("state", Action.INSPECT, _group, or_action=Action.CONSUME)  # a consumer needs the policy
+    for verb in ("pop", "ack", "release", "extend", "reject"):
+        yield _row("POST", f"{GROUP}/{verb}", verb, Action.CONSUME, _group)
+    yield _row("POST", f"{GROUP}/assignment", "assignment", Action.CONSUME, _group)
+    yield _row("DELETE", f"{GROUP}/assignment/{{}}", "assignment_leave", Action.CONSUME, _group)
+    for verb in ("pull", "commit"):
+        yield _row("POST", f"{GROUP}/queues/{{}}/{verb}", verb, Action.CONSUME, _group)
+    yield _row("GET", f"{GROUP}/lease-groups", "lease_groups_list", Action.CONSUME, _group)
+    yield _row("PUT", f"{stream}/{{}}", "lease_groups_put", Action.CONSUME, _group)
+    yield _row("GET", f"{stream}/{{}}/messages", "lease_groups_read", Action.CONSUME, _group)
+    for verb in ("ack", "extend", "release"):
+        yield _row("POST", f"{stream}/{verb}", f"lease_groups_{verb}", Action.CONSUME, _group)
+
+
+def _lock_rows() -> Iterator[Row]:
+    lock = f"{LOCKS}/{{}}"
+    yield _row("GET", LOCKS, "locks_list", Action.INSPECT, None)
+    yield _row("GET", lock, "locks_get", Action.INSPECT, _lock)
+    for method, operation in (("PUT", "locks_put"), ("DELETE", "locks_delete")):
+        yield _row(method, lock, operation, Action.ADMIN, _lock, is_change=True)
+    for verb in ("acquire", "verify", "renew", "release"):
+        yield _row("POST", f"{lock}/{verb}", f"locks_{verb}", Action.LOCK, _lock)
+    yield _row("POST", f"{lock}/force-release", "locks_force_release", Action.ADMIN, _lock, is_change=True)
+
+
+def _topic_rows() -> Iterator[Row]:
+    admin_topic = f"/v1/admin{TOPIC.removeprefix('/v1')}"
+    yield _row("GET", "/v1/admin/topics", "topics_list", Action.INSPECT, None)
+    yield _row("GET", admin_topic, "topic_get", Action.INSPECT, _topic)
+    # Changing what exists, and adopting, need more: the engine checks this while no other request can change the topic.
+    yield _row("PUT", admin_topic, "topic_put", Action.CREATE, _topic, is_change=True)
+    yield _row("DELETE", admin_topic, "topic_delete", Action.ADMIN, _whole_topic, is_change=True)
+    # Other groups, and what the publisher has sent, are shown only if the caller may see them.
+    yield _row("GET", f"{admin_topic}/messages", "message_find", Action.INSPECT, _topic)
+    yield _row("GET", f"{admin_topic}/messages/{{}}", "message_get", Action.INSPECT, _topic)
+
+
+def _group_rows() -> Iterator[Row]:
+    admin_group = f"/v1/admin{GROUP.removeprefix('/v1')}"
+    dead = f"{admin_group}/dead-letters"
+    yield _row("GET", admin_group, "group_get", Action.INSPECT, _group)
+    yield _row("PUT", admin_group, "group_put", Action.CREATE, _group, is_change=True)
+    yield _row("DELETE", admin_group, "group_delete", Action.ADMIN, _group, is_change=True)
+    for verb in ("pause", "resume", "purge"):
+        yield _row("POST", f"{admin_group}/{verb}", f"group_{verb}", Action.ADMIN, _group, is_change=True)
+    yield _row("GET", f"{admin_group}/consume-mode", "mode_get", Action.INSPECT, _group)
+    yield _row("PUT", f"{admin_group}/consume-mode", "mode_put", Action.ADMIN, _group, is_change=True)
+    yield _row("GET", f"{admin_group}/explain", "group_explain", Action.INSPECT, _group)
+    # Peeked messages and dead letters are messages of the group, with their bodies.
+    yield _row("GET", f"{admin_group}/messages", "group_peek", Action.CONSUME, _group)
+    yield _row("GET", dead, "dead_letters_list", Action.CONSUME, _group)
+    yield _row("GET", f"{dead}/{{}}", "dead_letters_get", Action.CONSUME, _group)
+    yield _row("GET", f"{dead}/redrive", "redrive_get", Action.INSPECT, _group)
+    yield _row("POST", f"{dead}/redrive", "redrive_start", Action.ADMIN, _group, is_change=True)
+    yield _row("DELETE", f"{dead}/redrive", "redrive_cancel", Action.ADMIN, _group, is_change=True)
+    yield _row("POST", f"{dead}/purge", "dead_letters_purge", Action.ADMIN, _group, is_change=True)
+
+
+def _backup_rows() -> Iterator[Row]:
     """A backup contains every message, and the secret of the data folder."""
     path = "/v1/admin/backup"
     for method, operation in (("POST", "backup_start"), ("DELETE", "backup_delete")):
