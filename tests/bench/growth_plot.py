@@ -1,6 +1,6 @@
 """The plots of the growth benchmark, drawn as SVG from its figures: one for each curve.
 
-All scales are logarithmic. A flat line means that a message costs the same, whatever grows.
+All scales are logarithmic. A flat line means that the cost of a message does not grow.
 """
 
 import math

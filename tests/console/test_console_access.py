@@ -1,4 +1,4 @@
-"""What the console shows to callers with different rights, and how it says that a proxy authenticates nobody."""
+"""What the console shows to callers with different rights, and how it says that a proxy has no authentication."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The text of a client's log message contains its facts, whatever formatter a program uses."""
+"""The text of a client's log message contains its facts with every formatter."""
 
 import asyncio
 import logging
