@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import sqlite3
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from popgate.adapters.sqlite.failures import StorageUnavailable
 from popgate.backup import hosted
 from popgate.backup.hosted import COPY_FILE, BackupPhase, HostedBackup
 from popgate.domain.errors import Conflict, RetryLater
+from popgate.ports.snapshots import Tell
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 
@@ -49,6 +50,23 @@ def ignored(copied: int, size: int) -> None:
     """Take no note of the progress."""
 
 
+def at_each_step(write: Callable[[], Coroutine[None, None, None]]) -> Tell:
+    """Return what a copy tells its progress to, on the store's thread: it submits a write at each step, before the
+    copy runs the waiting ones. So the writes do not depend on how the machine shares its processors.
+    """
+    loop = asyncio.get_running_loop()
+    writes = set[asyncio.Task[None]]()
+
+    async def submit() -> None:
+        writes.add(asyncio.create_task(write()))
+        await asyncio.sleep(0)
+
+    def tell(copied: int, size: int) -> None:
+        asyncio.run_coroutine_threadsafe(submit(), loop).result()
+
+    return tell
+
+
 def add(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT INTO row (body) VALUES (?)", (BODY,))
     connection.execute("DELETE FROM row WHERE id = (SELECT min(id) FROM row)")
@@ -71,21 +89,21 @@ async def ids(database: Database) -> list[int]:
     )
 
 
-async def test_writes_during_the_copy_do_not_wait_for_its_end_and_are_in_it(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(copying, "STEP_PAGES", 8)  # so that a busy machine writes often enough between the steps
-    copy = asyncio.create_task(database.copy_to(tmp_path / "copy", ignored))
-    written = 0
-    while not copy.done():
+async def test_writes_during_the_copy_do_not_wait_for_its_end_and_are_in_it(database: Database, tmp_path: Path) -> None:
+    ended = 0
+
+    async def write() -> None:
+        nonlocal ended
         await database.write(add)
-        written += not copy.done()
+        ended += not copy.done()
+
+    copy = asyncio.create_task(database.copy_to(tmp_path / "copy", at_each_step(write)))
     await copy
-    assert written > 5
+    assert ended > 5
     found = rows_of(tmp_path / "copy")
     assert len(found) == ROWS
     assert found == list(range(found[0], found[0] + ROWS)), "each transaction is in it completely or not at all"
-    assert found[0] > written // 2
+    assert found[0] > ended // 2
     await database.write(add)
     assert (await ids(database))[-1] > found[-1]
 
@@ -93,25 +111,21 @@ async def test_writes_during_the_copy_do_not_wait_for_its_end_and_are_in_it(
 async def test_a_rollback_begins_the_copy_again_and_too_many_end_it(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = asyncio.create_task(database.copy_to(tmp_path / "copy", ignored))
-    for _ in range(5):
-        with suppress(RuntimeError):
-            await database.write(fail)
-    await copy
-    assert rows_of(tmp_path / "copy") == await ids(database)
+    failed = 0
 
-    async def failing() -> None:
-        while True:
-            with suppress(RuntimeError):
-                await database.write(fail)
+    async def write() -> None:
+        nonlocal failed
+        failed += 1
+        with suppress(RuntimeError):
+            await database.write(fail if failed <= copying.RESTARTS_MAX else add)
 
     monkeypatch.setattr(copying, "RESTARTS_MAX", 3)
-    monkeypatch.setattr(copying, "STEP_PAGES", 8)
-    failures = [asyncio.create_task(failing()) for _ in range(4)]
+    await database.copy_to(tmp_path / "copy", at_each_step(write))
+    assert failed > copying.RESTARTS_MAX
+    assert rows_of(tmp_path / "copy") == await ids(database)
+    failed = -1
     with pytest.raises(StorageUnavailable, match="its transactions fail too often"):
-        await database.copy_to(tmp_path / "other", ignored)
-    for one in failures:
-        one.cancel()
+        await database.copy_to(tmp_path / "other", at_each_step(write))
 
 
 async def test_a_copy_ends_although_the_store_grows_faster_than_a_step(database: Database, tmp_path: Path) -> None:

@@ -5,4 +5,8 @@ import sys
 from popgate.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # If Ctrl-C came while generated code ran (a dataclass that is imported), Python would end with its signal whatever
+    # the code, until it has run other code.
+    exec("")
+    sys.exit(code)
