@@ -219,8 +219,9 @@ def test_topics_and_groups_are_made_read_changed_and_deleted(client: Client, top
     assert client.get_topic(topic)["queues"] == 3
     assert topic in {listed["topic"] for listed in client.list_topics()}
 
-    retry = {"initial_seconds": 2}
-    made = client.put_group(topic, "billing", invisibility_seconds=9, max_lease_seconds=90, retry=retry)
+    made = client.put_group(
+        topic, "billing", invisibility_seconds=9, max_lease_seconds=90, retry={"initial_seconds": 2}
+    )
     assert made["policy"]["invisibility_seconds"] == 9
     assert made["policy"]["max_lease_seconds"] == 90
     assert client.get_group(topic, "billing")["policy"]["retry"]["initial_seconds"] == 2

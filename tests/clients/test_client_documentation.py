@@ -38,16 +38,18 @@ def asyncio_example(line: str) -> str:
 
 
 EXAMPLES = [
+    Example('from popgate_client import Client\n\nwith Client() as client:\n    client.publish("orders", "a text"'),
     Example(
-        "from popgate_client import Client, OutgoingMessage\n\nwith Client() as client:\n    client",
-        prints=["published order-7\n"],
+        "from popgate_client import Client, OutgoingMessage\n\nwith Client() as client:\n    first",
+        prints=["published ", " None\n"],
     ),
+    Example("import json\nfrom dataclasses import asdict, dataclass", prints=["Ada ordered at 20"]),
     Example(
-        "from popgate_client import Client, OutgoingMessage\n\nwith Client() as client:\n    order",
+        "from popgate_client import Client\n\nwith Client() as client:\n    print",
         prints=["published\nduplicate\n"],
     ),
     Example(
-        "from popgate_client import Client, OutgoingMessage\n\nwith Client() as client:\n    later",
+        'from popgate_client import Client\n\nwith Client() as client:\n    client.publish("orders", "in a second"',
         prints=["[]\nin a second\n"],
     ),
     Example(

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, Unpack
 
 import httpx
 import pytest
 
-from popgate_client import Client, Consumer, Fenced, Message, NotSupported, Reject, Retry, WrongMode
+from popgate_client import Client, Consumer, Fenced, GroupSettings, Message, NotSupported, Reject, Retry, WrongMode
 from support.processes import Server, wait_until
 from support.proxy import ProxyProcess
 
@@ -56,7 +56,7 @@ class Shelf:
         )
 
 
-def make(client: Client, topic: str, *, queues: int = 2, **policy: object) -> None:
+def make(client: Client, topic: str, *, queues: int = 2, **policy: Unpack[GroupSettings]) -> None:
     client.put_topic(topic, queues=queues)
     client.put_group(topic, GROUP, **policy)
 

@@ -55,6 +55,7 @@ from popgate_client.errors import (
 )
 from popgate_client.handling import Reject, Retry
 from popgate_client.held_lock import HeldLock
+from popgate_client.keywords import GroupSettings, RetrySettings, TopicSettings
 from popgate_client.lease_groups import (
     AsyncLeaseStream,
     LeaseGroup,
@@ -73,6 +74,7 @@ from popgate_client.message import (
     SettleResult,
     Verb,
 )
+from popgate_client.publishing import Deserializer, PublishFailed, PublishOptions, Serializer
 from popgate_client.tokens import AsyncTokenSource, TokenSource, token_in
 
 __all__ = [
@@ -88,9 +90,11 @@ __all__ = [
     "Consumer",
     "Counters",
     "DeadLetterNotFound",
+    "Deserializer",
     "Fenced",
     "Forbidden",
     "GroupNotFound",
+    "GroupSettings",
     "Handler",
     "HeldLock",
     "LeaseFlag",
@@ -116,6 +120,8 @@ __all__ = [
     "NotSupported",
     "OutgoingMessage",
     "PopgateError",
+    "PublishFailed",
+    "PublishOptions",
     "PublishResult",
     "QuotaExceeded",
     "RedriveNotFound",
@@ -123,6 +129,8 @@ __all__ = [
     "RequestInvalid",
     "Retry",
     "RetryLater",
+    "RetrySettings",
+    "Serializer",
     "ServerFault",
     "ServerUnreachable",
     "SettleEntry",
@@ -131,6 +139,7 @@ __all__ = [
     "TokenSource",
     "TooManyInFlight",
     "TopicNotFound",
+    "TopicSettings",
     "Unauthorized",
     "Verb",
     "WrongMode",

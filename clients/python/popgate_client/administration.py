@@ -6,7 +6,7 @@ nothing: `exchange` and `wire` decide what is sent, repeated and read.
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
-from typing import Any
+from typing import Unpack
 
 from popgate_client.dead_letters import (
     letter_path,
@@ -18,6 +18,7 @@ from popgate_client.dead_letters import (
 )
 from popgate_client.exchange import Exchange, Exchanges
 from popgate_client.inspecting import explain_path, message_path, peek_path
+from popgate_client.keywords import GroupSettings, TopicSettings, check_keywords
 from popgate_client.wire import JsonObject, T, admin_path, mode_change, mode_path, subscription_path
 
 
@@ -48,9 +49,11 @@ class AdminCalls(ABC):
         """Return all topics, each with at least `topic`."""
         return self.perform(self._exchanges.topics())
 
-    def put_topic(self, topic: str, **settings: Any) -> JsonObject:
-        """Create or change a topic: `queues=N`, or `adopt=[names of existing RabbitMQ queues]`."""
-        return self.perform(self._exchanges.put(admin_path(topic), settings))
+    def put_topic(self, topic: str, **settings: Unpack[TopicSettings]) -> JsonObject:
+        """Create or change a topic: `queues=N`, or `adopt=[names of existing RabbitMQ queues]`. Raises TypeError for an
+        unknown setting."""
+        check_keywords("put_topic", settings, TopicSettings.__optional_keys__)
+        return self.perform(self._exchanges.put(admin_path(topic), {**settings}))
 
     def get_topic(self, topic: str) -> JsonObject:
         """Read a topic. Raises TopicNotFound."""
@@ -60,11 +63,12 @@ class AdminCalls(ABC):
         """Delete a topic with its groups and messages. Raises TopicNotFound."""
         self.perform(self._exchanges.delete(admin_path(topic)))
 
-    def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
+    def put_group(self, topic: str, group: str, **policy: Unpack[GroupSettings]) -> JsonObject:
         """Create or change a group. The policy: invisibility_seconds, max_lease_seconds, max_deliveries, max_in_flight,
         paused, min_replicas, retry {initial_seconds, multiplier, max_seconds}. A setting that is not given keeps
-        its value; a new group has the server's defaults."""
-        return self.perform(self._exchanges.put(admin_path(topic, group), policy))
+        its value; a new group has the server's defaults. Raises TypeError for an unknown setting."""
+        check_keywords("put_group", policy, GroupSettings.__optional_keys__)
+        return self.perform(self._exchanges.put(admin_path(topic, group), {**policy}))
 
     def get_group(self, topic: str, group: str) -> JsonObject:
         """Read a group's policy. Raises TopicNotFound, GroupNotFound."""
@@ -230,9 +234,11 @@ class AsyncAdminCalls(ABC):
         """Return all topics, each with at least `topic`."""
         return await self.perform(self._exchanges.topics())
 
-    async def put_topic(self, topic: str, **settings: Any) -> JsonObject:
-        """Create or change a topic: `queues=N`, or `adopt=[names of existing RabbitMQ queues]`."""
-        return await self.perform(self._exchanges.put(admin_path(topic), settings))
+    async def put_topic(self, topic: str, **settings: Unpack[TopicSettings]) -> JsonObject:
+        """Create or change a topic: `queues=N`, or `adopt=[names of existing RabbitMQ queues]`. Raises TypeError for an
+        unknown setting."""
+        check_keywords("put_topic", settings, TopicSettings.__optional_keys__)
+        return await self.perform(self._exchanges.put(admin_path(topic), {**settings}))
 
     async def get_topic(self, topic: str) -> JsonObject:
         """Read a topic. Raises TopicNotFound."""
@@ -242,11 +248,12 @@ class AsyncAdminCalls(ABC):
         """Delete a topic with its groups and messages. Raises TopicNotFound."""
         await self.perform(self._exchanges.delete(admin_path(topic)))
 
-    async def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
+    async def put_group(self, topic: str, group: str, **policy: Unpack[GroupSettings]) -> JsonObject:
         """Create or change a group. The policy: invisibility_seconds, max_lease_seconds, max_deliveries, max_in_flight,
         paused, min_replicas, retry {initial_seconds, multiplier, max_seconds}. A setting that is not given keeps
-        its value; a new group has the server's defaults."""
-        return await self.perform(self._exchanges.put(admin_path(topic, group), policy))
+        its value; a new group has the server's defaults. Raises TypeError for an unknown setting."""
+        check_keywords("put_group", policy, GroupSettings.__optional_keys__)
+        return await self.perform(self._exchanges.put(admin_path(topic, group), {**policy}))
 
     async def get_group(self, topic: str, group: str) -> JsonObject:
         """Read a group's policy. Raises TopicNotFound, GroupNotFound."""

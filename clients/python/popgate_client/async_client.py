@@ -5,13 +5,14 @@ documents the shapes and units of each call.
 """
 
 import asyncio
+import json
 import ssl
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, Unpack
 
 import httpx
 
@@ -24,13 +25,13 @@ from popgate_client.locks import TTL_SECONDS, LockKind, force_release_request, h
 from popgate_client.message import (
     Leases,
     Message,
-    OutgoingMessage,
     PublishResult,
     SettleEntry,
     SettleResult,
     Verb,
     settle_entries,
 )
+from popgate_client.publishing import Deserializer, PublishOptions, Serializer, in_json, outgoing, raise_for_failures
 from popgate_client.tokens import AsyncTokenSource
 from popgate_client.transport import call_async, connection, refuse_compressed_async
 from popgate_client.wire import (
@@ -86,17 +87,26 @@ class AsyncClient(AsyncAdminCalls, AsyncPullCalls):
         ssl_context: ssl.SSLContext | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         tracing: Traces | None = None,
+        serializer: Serializer = in_json,
+        deserializer: Deserializer = json.loads,
     ) -> None:
         self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max, tracing=tracing)
-        self._leased = partial(AsyncLeasedMessage, client=self)
+        self._leased = partial(AsyncLeasedMessage, client=self, deserializer=deserializer)
+        self._serializer = serializer
         arguments = connection(base_url, token, ssl_context, transport)
         arguments["event_hooks"] = {"response": [refuse_compressed_async]}
         self._http = httpx.AsyncClient(**arguments)
 
-    async def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
-        """Publish messages, and return a result for each; check them. `Client.publish` says when a publish is repeated
-        and when messages may be stored twice."""
-        return await self.perform(self._exchanges.publish(topic, messages))
+    async def publish(
+        self, topic: str, *messages: Any, raise_on_failure: bool = True, **options: Unpack[PublishOptions]
+    ) -> list[PublishResult]:
+        """Publish messages, and return one result for each, in order. `Client.publish` says what a message can be, what
+        is raised, when a publish is repeated, and when messages may be stored twice."""
+        whole = outgoing(messages, options, self._serializer)
+        results = await self.perform(self._exchanges.publish(topic, whole))
+        if raise_on_failure:
+            raise_for_failures(results)
+        return results
 
     async def pop(
         self,

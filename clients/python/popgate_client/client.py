@@ -3,6 +3,7 @@
 It decides nothing: `exchange` and `wire` decide what is sent, repeated and read. `async_client` is its twin.
 """
 
+import json
 import os
 import ssl
 import time
@@ -11,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, Unpack
 
 import httpx
 
@@ -24,13 +25,13 @@ from popgate_client.locks import TTL_SECONDS, LockKind, force_release_request, h
 from popgate_client.message import (
     Leases,
     Message,
-    OutgoingMessage,
     PublishResult,
     SettleEntry,
     SettleResult,
     Verb,
     settle_entries,
 )
+from popgate_client.publishing import Deserializer, PublishOptions, Serializer, in_json, outgoing, raise_for_failures
 from popgate_client.tokens import TokenSource
 from popgate_client.transport import call, connection
 from popgate_client.wire import (
@@ -83,6 +84,8 @@ class Client(AdminCalls, PullCalls):
     transport: another httpx transport, for tests or for a proxy; it verifies the server itself, so it excludes
         `ssl_context`. No proxy of the environment (HTTP_PROXY) is used.
     tracing: `popgate_client.tracing.Tracing()` makes spans with OpenTelemetry. None: nothing is traced.
+    serializer: returns the body for a published value that is neither text nor bytes. The default writes JSON.
+    deserializer: returns `message.data` for a body. The default reads JSON.
 
     After a fork, the child makes connections of its own; with a `transport`, create the client after the fork.
 
@@ -100,15 +103,27 @@ class Client(AdminCalls, PullCalls):
         ssl_context: ssl.SSLContext | None = None,
         transport: httpx.BaseTransport | None = None,
         tracing: Traces | None = None,
+        serializer: Serializer = in_json,
+        deserializer: Deserializer = json.loads,
     ) -> None:
         self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max, tracing=tracing)
-        self._leased = partial(LeasedMessage, client=self)
+        self._leased = partial(LeasedMessage, client=self, deserializer=deserializer)
+        self._serializer = serializer
         self._connect = partial(httpx.Client, **connection(base_url, token, ssl_context, transport))
         self._http = self._connect()
         self._process = os.getpid()
 
-    def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
-        """Publish messages. Check the results, or call `raise_for_status()` on each: some may have failed.
+    def publish(
+        self, topic: str, *messages: Any, raise_on_failure: bool = True, **options: Unpack[PublishOptions]
+    ) -> list[PublishResult]:
+        """Publish messages, and return one result for each, in order.
+
+        A message is text, bytes, a JSON value (see `serializer`), or an `OutgoingMessage` with options of its own. The
+        options of this call apply to all plain bodies: `headers`, `ordering_key`, `delay_seconds`, `ttl_seconds`, and,
+        for a single message, `message_id` and `dedup_id`.
+
+        Raises an error if a message is not stored: of a single message, its own one, such as NoSubscribers; of several,
+        PublishFailed, whose `results` say which ones are stored. With `raise_on_failure` false, check the results.
 
         A publish is repeated only if that can't store a message twice: if nothing was sent, if popgate itself answered
         503 or `limit_exceeded`, or if every message has a `dedup_id`. A single message with a `dedup_id` is also
@@ -119,7 +134,11 @@ class Client(AdminCalls, PullCalls):
         first time. If a later chunk fails, its messages are reported as `failed`, with the same uncertainty, and the
         messages after it as `failed` with the code `not_sent`.
         """
-        return self.perform(self._exchanges.publish(topic, messages))
+        whole = outgoing(messages, options, self._serializer)
+        results = self.perform(self._exchanges.publish(topic, whole))
+        if raise_on_failure:
+            raise_for_failures(results)
+        return results
 
     def pop(
         self,

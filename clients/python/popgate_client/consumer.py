@@ -27,7 +27,7 @@ from collections.abc import Callable
 import httpx
 
 from popgate_client.async_client import AsyncClient
-from popgate_client.calling import Handler
+from popgate_client.calling import Handler, prepared
 from popgate_client.counters import Counters
 from popgate_client.errors import PopgateError
 from popgate_client.exchange import Traces
@@ -37,6 +37,7 @@ from popgate_client.handling import RetryDelays, give_back
 from popgate_client.leases import Extender, LeaseBook
 from popgate_client.lengths import LeaseLength
 from popgate_client.popping import Popper
+from popgate_client.publishing import Deserializer
 from popgate_client.pulling import Puller
 from popgate_client.settling import Settler
 from popgate_client.signals import signals_to
@@ -66,6 +67,7 @@ class Consumer:
         delivery is at-least-once.
     base_url, token, ssl_context, transport: as for `AsyncClient`.
     tracing: `popgate_client.tracing.Tracing()` handles each message in a span. None: nothing is traced.
+    deserializer: returns `message.data` for a body. None: it reads JSON.
     concurrency: maximum number of handlers that run at once.
     buffer_messages_max: maximum number of messages that are popped in addition and wait for a free handler. Their
         leases are extended meanwhile, and no other client gets them, so keep this at 0 unless the handler is faster
@@ -85,7 +87,8 @@ class Consumer:
     error_texts: send the text of a failed handler's exception to the server, and not only its type. The server keeps it
         with the message, for the dead letter. A text may contain parts of the message.
 
-    `counters` counts what the consumer has done. Raises: ValueError for invalid options.
+    `counters` counts what the consumer has done. Raises: ValueError for invalid options; TypeError for a handler that
+    is not a function.
     """
 
     def __init__(
@@ -110,7 +113,9 @@ class Consumer:
         ssl_context: ssl.SSLContext | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         tracing: Traces | None = None,
+        deserializer: Deserializer | None = None,
     ) -> None:
+        handler = prepared(handler, deserializer)
         handler = handler if tracing is None else tracing.processed(handler)
         if concurrency < 1 or buffer_messages_max < 0 or drain_seconds < 0:
             raise ValueError("concurrency must be at least 1, buffer_messages_max and drain_seconds at least 0")

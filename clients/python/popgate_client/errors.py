@@ -15,6 +15,7 @@ Owns the error classes and the table that maps the server's `code` (RFC 9457 pro
         BrokerUnavailable  StateUnavailable  TooManyInFlight  LimitExceeded  ServerUnreachable
         LockNotAcquired  LockUnavailable
       Unauthorized  Forbidden   use another token
+      PublishFailed             some messages of a publish are not stored; `results` says which (`publishing`)
       ServerFault               the server failed, or its answer is malformed
 """
 

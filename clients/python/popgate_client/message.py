@@ -1,12 +1,16 @@
 """The arguments and results of the calls, as plain frozen values.
 
-Owns the client's types (message, lease flag, results). Does no I/O and knows nothing of JSON: `wire` translates. Times
-are Unix seconds, UTC, as floats, of the clock of the server's state store.
+Owns the client's types (message, lease flag, results). Does no I/O: `wire` translates to the HTTP interface. Times are
+Unix seconds, UTC, as floats, of the clock of the server's state store; the properties whose names end with `_datetime`
+have them as datetimes.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
+from math import isfinite
 from typing import Any, TypeAlias
 
 from popgate_client.errors import LeaseLost, RetryLater, error_from
@@ -44,6 +48,7 @@ class Message:
     `delivery_count` counts deliveries to clients, this one included. `invisible_until` is the end of the lease as it
     was granted; extensions don't change it here. `message_id` and `published_at` are None on an adopted queue whose
     publisher set none. `lease_lost` is set when a `Consumer` learns that the lease has ended during its handler.
+    `deserializer` makes `data` of the body; the client passes it on.
     """
 
     topic: str
@@ -59,6 +64,7 @@ class Message:
     first_delivered_at: float
     invisible_until: float
     lease_lost: LeaseFlag = field(default_factory=LeaseFlag, compare=False, repr=False)
+    deserializer: Callable[[bytes], Any] = field(default=json.loads, compare=False, repr=False)
 
     @property
     def text(self) -> str:
@@ -68,12 +74,40 @@ class Message:
         """
         return self.body.decode("utf-8")
 
+    @property
+    def data(self) -> Any:
+        """The value that the client's `deserializer` makes of the body; without one, the same as `json()`.
+
+        Raises the errors of the deserializer.
+        """
+        return self.deserializer(self.body)
+
+    def json(self) -> Any:
+        """Return the body as a JSON value. Raises: ValueError if it is not JSON."""
+        return json.loads(self.body)
+
+    @property
+    def published_datetime(self) -> datetime | None:
+        """`published_at`, in UTC."""
+        return None if self.published_at is None else datetime.fromtimestamp(self.published_at, UTC)
+
+    @property
+    def first_delivered_datetime(self) -> datetime:
+        """`first_delivered_at`, in UTC."""
+        return datetime.fromtimestamp(self.first_delivered_at, UTC)
+
+    @property
+    def invisible_until_datetime(self) -> datetime | None:
+        """`invisible_until`, in UTC; None for a pulled message, which has no lease that ends."""
+        return datetime.fromtimestamp(self.invisible_until, UTC) if isfinite(self.invisible_until) else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingMessage:
-    """A message to publish, with its options. Without options a plain `str` or `bytes` is enough.
+    """A message to publish, with its options. Without options of its own, a plain body is enough.
 
-    body: text, or bytes for anything that is not UTF-8.
+    body: text, or bytes for anything that is not UTF-8; or a value for the client's `serializer`, by default anything
+        that JSON can represent.
     headers: JSON values by name.
     ordering_key: messages with the same key go to the same queue.
     dedup_id: a repeat with the same id is answered `duplicate`; if every message has one, a publish is safe to repeat.
@@ -83,13 +117,17 @@ class OutgoingMessage:
     A server that does not support an option rejects it by name (RequestInvalid); it never ignores one.
     """
 
-    body: str | bytes
+    body: Any
     headers: Mapping[str, Any] | None = field(default=None, hash=False)
     message_id: str | None = None
     ordering_key: str | None = None
     dedup_id: str | None = None
     delay_seconds: float | None = None
     ttl_seconds: float | None = None
+
+    def with_body(self, body: str | bytes) -> "OutgoingMessage":
+        """Return the message with another body."""
+        return replace(self, body=body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ program, or to the one that is given. This module needs the extra `popgate[traci
 that use it.
 """
 
-import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from opentelemetry import context, trace
 from opentelemetry.trace import Link, SpanKind, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from popgate_client.calling import Handler
+from popgate_client.calling import Handler, is_async
 from popgate_client.errors import PopgateError
 from popgate_client.handling import Reject, Retry
 from popgate_client.message import Message, OutgoingMessage, PublishResult
@@ -73,7 +72,7 @@ class Tracing:
 
     def processed(self, handler: Handler) -> Handler:
         """Return the handler, called in the span of its message."""
-        if any(map(inspect.iscoroutinefunction, (handler, type(handler).__call__))):
+        if is_async(handler):
 
             @wraps(handler)
             async def handle_async(message: Message) -> object:

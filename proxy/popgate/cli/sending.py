@@ -59,7 +59,7 @@ def send(publish: Callable[..., list[PublishResult]], topic: str, batch: Sequenc
     rest = list(batch)
     while rest:
         try:
-            results = publish(topic, *(one.message for one in rest))
+            results = publish(topic, *(one.message for one in rest), raise_on_failure=False)
         except RequestInvalid as error:
             culprit = _FIELD.match(error.field or "")
             if culprit is None or int(culprit[1]) >= len(rest):

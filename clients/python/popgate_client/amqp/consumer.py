@@ -23,11 +23,12 @@ from popgate_client.amqp.group import Group, find_group
 from popgate_client.amqp.management import Management
 from popgate_client.amqp.session import Session
 from popgate_client.amqp.working import Work
-from popgate_client.calling import Handler, HandlerCalls
+from popgate_client.calling import Handler, HandlerCalls, prepared
 from popgate_client.counters import Counters
 from popgate_client.errors import BrokerUnavailable, RequestInvalid
 from popgate_client.facts import FactLogger
 from popgate_client.handling import RetryDelays
+from popgate_client.publishing import Deserializer
 from popgate_client.retrying import Backoff
 from popgate_client.signals import signals_to
 
@@ -76,11 +77,11 @@ class AmqpConsumer:
     prefetch_count: the prefetch of a queue: how many unacknowledged messages RabbitMQ sends.
     max_deliveries: a message that has failed this often goes to the dead letters. None: no limit.
     drain_seconds: how long a stop waits for running handlers.
-    retry_initial_seconds, retry_multiplier, retry_delay_seconds_max: as for `Consumer`.
+    retry_initial_seconds, retry_multiplier, retry_delay_seconds_max, deserializer: as for `Consumer`.
 
     Messages are those of `Consumer`, but they have no leases: `invisible_until` is infinite, and `lease_lost` is set
     when RabbitMQ may deliver the message to another consumer. `counters` and `state()` report what happens.
-    Raises: ValueError for invalid options.
+    Raises: ValueError for invalid options, TypeError for a handler that is not a function.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class AmqpConsumer:
         retry_initial_seconds: float = 1.0,
         retry_multiplier: float = 2.0,
         retry_delay_seconds_max: float = 300.0,
+        deserializer: Deserializer | None = None,
     ) -> None:
         if concurrency < 1 or drain_seconds < 0 or not 1 <= prefetch_count <= PREFETCH_MAX:
             raise ValueError("concurrency must be at least 1, drain_seconds at least 0, prefetch_count 1 to 65,535")
@@ -121,7 +123,7 @@ class AmqpConsumer:
         self._management_url = management_url
         self._drain_seconds = drain_seconds
         self._chance = random.Random()
-        self._calls = HandlerCalls(handler, concurrency=concurrency)
+        self._calls = HandlerCalls(prepared(handler, deserializer), concurrency=concurrency)
         self._work = Work(
             calls=self._calls,
             slots=asyncio.Semaphore(concurrency),

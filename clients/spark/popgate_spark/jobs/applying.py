@@ -53,7 +53,8 @@ def apply(client: Client, changes: Sequence[Change], told: Callable[[str], None]
     are done."""
     for change in changes:
         wanted = int(change.wanted) if change.setting == "max_in_flight" else change.wanted
-        client.put_group(change.topic, change.group, **{change.setting: wanted})
+        settings: Any = {change.setting: wanted}
+        client.put_group(change.topic, change.group, **settings)
         told(f"changed {change}")
 
 
