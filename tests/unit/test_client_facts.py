@@ -8,6 +8,7 @@ import pytest
 
 from popgate_client import Client, ServerUnreachable
 from popgate_client.facts import TEXT_LENGTH_MAX, FactLogger, about, cause_of
+from popgate_client.outages import Outage
 
 logger = FactLogger("popgate_client.of_a_test")
 
@@ -66,7 +67,9 @@ def test_a_repeated_call_is_logged_with_its_place_and_attempt(caplog: pytest.Log
 
     with Client("http://user:secret@popgate:8080", transport=httpx.MockTransport(answer)) as client:
         assert client.list_topics() == []
-    (told,) = caplog.messages
+    told, end = caplog.messages
+    assert end == "popgate answers again: failed_for_seconds=0.0"
+    assert caplog.records[0].levelname == "WARNING"
     assert told.startswith("a call failed and will be repeated: method=GET path=/v1/admin/topics attempt=1 ")
     assert 'cause="ServerUnreachable: no answer from http://popgate:8080/v1/admin/topics: ' in told
     assert "secret" not in caplog.text
@@ -81,3 +84,37 @@ def test_an_error_names_the_server_that_did_not_answer() -> None:
         pytest.raises(ServerUnreachable, match="no answer from http://popgate:8080/v1/admin/topics"),
     ):
         client.list_topics()
+
+
+def test_a_long_outage_is_told_at_once_and_then_seldom(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "popgate_client")
+    now = 100.0
+    outage = Outage(logger, lambda: now)
+    for _ in range(100):
+        outage.failed("a pop failed", {"cause": "refused"})
+        now += 1
+    outage.succeeded()
+    outage.succeeded()
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert warnings == [
+        "a pop failed: cause=refused",
+        *(f"a pop failed: cause=refused failing_for_seconds={seconds}.0" for seconds in (30, 60, 90)),
+    ]
+    assert caplog.messages[-1] == "popgate answers again: failed_for_seconds=100.0"
+    assert len(caplog.records) == 101
+    outage.failed("a pop failed", {})
+    assert caplog.records[-1].levelname == "WARNING"
+
+
+def test_httpx_does_not_log_the_requests_of_the_client_unless_it_is_asked_to(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    answers = httpx.MockTransport(lambda request: httpx.Response(200, json={"topics": []}))
+    with Client("http://popgate:8080", transport=answers) as client, httpx.Client(transport=answers) as other:
+        client.list_topics()
+        other.get("http://elsewhere:8080/v1/admin/topics")
+        other.get("http://popgate:8081/v1/admin/topics")
+        assert [one.name for one in caplog.records] == ["httpx", "httpx"]
+        assert "popgate:8080" not in caplog.text
+        with caplog.at_level(logging.INFO, "httpx"):
+            client.list_topics()
+    assert "popgate:8080" in caplog.text

@@ -30,6 +30,7 @@ from popgate_client.calling import Handler
 from popgate_client.errors import PopgateError, RetryLater, ServerUnreachable
 from popgate_client.facts import FactLogger, cause_of
 from popgate_client.message import OutgoingMessage, PublishResult, SettleEntry, SettleResult, Verb
+from popgate_client.outages import Outage
 from popgate_client.retrying import Patience
 from popgate_client.wire import (
     HeaderFilter,
@@ -111,6 +112,7 @@ class Exchanges:
         tracing: "Traces | None" = None,
     ) -> None:
         self._tracing = tracing
+        self._outage = Outage(logger, clock)
         self._retry_seconds_max = retry_seconds_max
         self._clock = clock
         self._chance = chance or random.Random()
@@ -321,7 +323,7 @@ class Exchanges:
         while True:
             reply = yield Attempt(request, delay_seconds)
             try:
-                return accepted(reply)
+                answer = accepted(reply)
             except PopgateError as error:
                 if not is_repeatable(error):
                     raise
@@ -332,7 +334,10 @@ class Exchanges:
                 delay_seconds, attempt = pause, attempt + 1
                 facts = {"method": request.method, "path": request.path, "attempt": attempt}
                 facts |= {"again_in_seconds": round(pause, 2), "cause": cause_of(error)}
-                logger.info("a call failed and will be repeated", extra=facts)
+                self._outage.failed("a call failed and will be repeated", facts)
+            else:
+                self._outage.succeeded()
+                return answer
 
     def patience(self, seconds_max: float = math.inf) -> Patience:
         """Return the patience for one call: at most `seconds_max`."""

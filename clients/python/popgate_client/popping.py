@@ -15,6 +15,7 @@ from popgate_client.exchange import new_attempt_id
 from popgate_client.facts import FactLogger, cause_of
 from popgate_client.lengths import LeaseLength
 from popgate_client.message import Message, SettleResult
+from popgate_client.outages import Outage
 from popgate_client.retrying import Backoff
 from popgate_client.wire import ENTRIES_MAX
 from popgate_client.working import HandlerPool
@@ -91,6 +92,7 @@ class Popper:
         self._counters = counters
         self._length = length
         self._backoff = Backoff(chance)
+        self._outage = Outage(logger)
         self._pending: PendingPop | None = None
 
     async def run(self, follower: ModeFollower) -> PopgateError:
@@ -116,6 +118,7 @@ class Popper:
                 await self._back_off(pending, error)
                 continue
             self._pending = None
+            self._outage.succeeded()
             follower.noted("pop")
             self._handlers.take(
                 messages, lease_seconds=self._length.seconds, extend_at_once=pending.repeated or delayed
@@ -177,7 +180,7 @@ class Popper:
         pause = self._backoff.next_seconds(asked_for, lease_seconds=self._length.seconds)
         pending.attempts += 1
         facts = {"attempt": pending.attempts, "again_in_seconds": round(pause, 2), "cause": cause_of(error)}
-        logger.warning("a pop failed and will be repeated", extra=facts)
+        self._outage.failed("a pop failed and will be repeated", facts)
         await asyncio.sleep(pause)
 
 

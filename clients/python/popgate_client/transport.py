@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from popgate_client.errors import RequestInvalid
+from popgate_client.httpx_log import keep_out
 from popgate_client.tokens import AsyncTokenSource, bearer_auth
 from popgate_client.wire import BYTES_PER_SECOND_MIN, Request
 
@@ -44,6 +45,7 @@ def connection(
     if complaint is not None:
         raise RequestInvalid("invalid_request", complaint)
     url = httpx.URL(text)
+    keep_out(url)
     headers = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "popgate-client-python"}
     limits = httpx.Limits(
         max_connections=CONNECTIONS_MAX,
