@@ -67,7 +67,7 @@ async def test_the_asyncio_client_does_the_same(
 ) -> None:
     bury("a", "b", "c")
     async with AsyncClient(shared_proxy.url) as client:
-        page = await client.dead_letters(topic, GROUP)
+        page = await client.dead_letters(topic, GROUP, filter={"reason": "bad"})
         first, second, _ = page["messages"]
         assert await client.get_dead_letter(topic, GROUP, first["id"]) == first
         moved = await client.redrive(topic, GROUP, message_ids=[second["message_id"]], wait_seconds=20)
@@ -136,6 +136,31 @@ def test_letters_are_listed_and_shown(popgate: CommandLine, topic: str, bury: Ca
     unknown = popgate("dead-letters", "show", topic, GROUP, "nobody")
     assert unknown.code == 1
     assert "nobody" in unknown.err
+
+
+def test_letters_are_selected_by_conditions(
+    popgate: CommandLine, client: Client, topic: str, bury: Callable[..., None]
+) -> None:
+    bury("a", "b", reason="timeout at the bank")
+    bury("c", reason="card declined")
+    found = popgate("dead-letters", "list", topic, GROUP, "--reason", "TIMEOUT", "--newer-than-seconds", "3600")
+    assert [row["body"] for row in found.rows] == ["a", "b"]
+    counted = popgate("dead-letters", "count", topic, GROUP, "--text", "declined")
+    assert counted.rows == [{"matching": 1, "dead": 3}]
+    none = popgate("dead-letters", "list", topic, GROUP, "--cause", "max_deliveries")
+    assert (none.rows, none.code) == ([], 0)
+    assert "no dead letters that meet these conditions" in none.err
+    asked = popgate("dead-letters", "purge", topic, GROUP, "--reason", "timeout")
+    assert asked.code == 2
+    assert "purging deletes 2 of 3 dead letters for good; confirm with --yes" in asked.err
+    first = found.rows[0]["message_id"]
+    moved = popgate("dead-letters", "redrive", topic, GROUP, "--reason", "timeout", "--message-id", first)
+    assert (moved.code, moved.rows[0]["moved"]) == (0, 1)
+    purge = ("dead-letters", "purge", topic, GROUP, "--reason", "timeout", "--older-than-seconds")
+    assert popgate(*purge, "3600", "--yes").rows == [{"purged": 0, "dead": 2}]
+    assert popgate(*purge, "0", "--yes").rows == [{"purged": 1, "dead": 1}]
+    assert client.dead_letters(topic, GROUP, filter={"client": "worker-9"})["messages"] == []
+    assert client.purge_dead_letters(topic, GROUP, filter={"text": "c"})["purged"] == 1
 
 
 def test_letters_are_redriven_and_the_exit_code_tells(

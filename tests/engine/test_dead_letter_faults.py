@@ -16,8 +16,9 @@ from engine.patience import (
     patient_pop,
 )
 from popgate.domain.errors import BrokerUnavailable, Conflict
+from popgate.domain.letter_filter import LetterFilter
 from popgate.domain.topics import Policy
-from popgate.engine.dead_letters import dead_walk
+from popgate.engine.dead_letters import dead_pages, dead_walk
 from popgate.engine.dead_letters.dead_pages import PageRequest
 from popgate.engine.dead_letters.dead_walk import DeadWalk, Letter
 from popgate.engine.lease import body_retrieval as retrieval
@@ -214,6 +215,29 @@ async def test_a_letter_is_found_while_a_list_that_has_passed_it_is_open(world: 
     assert body_of((await desk.find(listed.letter.copy_id)).message) == "a"
     page = await desk.page(PageRequest(max_messages=3, after=page.next))
     assert [body_of(shown.letter.message) for shown in page.letters] == ["b", "c"]
+
+
+async def test_a_search_ends_a_page_in_time_and_goes_on_behind_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_pages, "READ_COUNT", 2)
+    monkeypatch.setattr(dead_pages, "SEARCH_SECONDS", -1.0)
+    layout = world.served("t").layout
+    for body in (b"a", b"b", b"c", b"d", b"last"):
+        await world.broker.publish([Outgoing(message=message(body), queue=layout.dead)])
+    desk, wanted = world.served("t").dead_letters, LetterFilter(text="LAST")
+    page = await desk.page(PageRequest(max_messages=9, filter=wanted))
+    assert (page.letters, page.dead) == ([], 5)
+    assert page.searched in (1, 2)
+    await desk.page(PageRequest(max_messages=1))  # the search loses its place, and finds it again
+    pages = [page]
+    while pages[-1].next is not None:
+        pages.append(await desk.page(PageRequest(max_messages=9, after=pages[-1].next, filter=wanted)))
+    assert sum(one.searched for one in pages) == 5
+    assert [body_of(shown.letter.message) for shown in pages[-1].letters] == ["last"]
+    monkeypatch.setattr(dead_pages, "SEARCH_SECONDS", 60.0)
+    counted = await desk.page(PageRequest(max_messages=0, filter=wanted))
+    assert (counted.matching, counted.searched, counted.letters) == (1, 5, [])
 
 
 async def test_a_list_that_stopped_at_small_letters_takes_few_of_the_large_ones_behind_them(

@@ -5,8 +5,8 @@ nothing: `exchange` and `wire` decide what is sent, repeated and read.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
-from typing import Unpack
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Unpack
 
 from popgate_client.dead_letters import (
     letter_path,
@@ -139,11 +139,17 @@ class AdminCalls(ABC):
         max_messages: int | None = None,
         after: str | None = None,
         body_bytes_max: int | None = None,
+        filter: Mapping[str, Any] | None = None,
     ) -> JsonObject:
         """Return one page of a group's dead letters, in the order in which they were dead-lettered: `messages`, the
-        total number (`dead`), and, if there are more, `next`, which is the `after` of the next page. Changes
-        nothing."""
-        path = list_path(topic, group, max_messages=max_messages, after=after, body_bytes_max=body_bytes_max)
+        total number (`dead`), and, if there are more, `next`, which is the `after` of the next page. Changes nothing.
+
+        `filter`: only letters that meet all these conditions (`text`, `cause`, `reason`, `client`, `ordering_key`,
+        `message_id`, `header`, `dead_after`, `dead_before`). A page of a search may be empty and still have a `next`.
+        """
+        path = list_path(
+            topic, group, max_messages=max_messages, after=after, body_bytes_max=body_bytes_max, conditions=filter
+        )
         return self.perform(self._exchanges.read(path))
 
     def get_dead_letter(self, topic: str, group: str, letter_id: str) -> JsonObject:
@@ -157,6 +163,7 @@ class AdminCalls(ABC):
         *,
         ids: Sequence[str] | None = None,
         message_ids: Sequence[str] | None = None,
+        filter: Mapping[str, Any] | None = None,
         max_messages: int | None = None,
         target_topic: str | None = None,
         rate_per_second: float | None = None,
@@ -164,15 +171,16 @@ class AdminCalls(ABC):
     ) -> JsonObject:
         """Start to redrive dead letters, and return the progress: id, state, total, moved, failed, ...
 
-        The redrive moves the dead letters with these `ids` or `message_ids`, or all of them, back to their queues, or
-        publishes them to `target_topic`. This call waits up to `wait_seconds` (0 to 30) for its end. Raises Conflict
-        while another redrive of the group runs.
+        The redrive moves all dead letters, or those with these `ids` or `message_ids` that meet the conditions of
+        `filter` (see `dead_letters`), back to their queues, or publishes them to `target_topic`. This call waits up to
+        `wait_seconds` (0 to 30) for its end. Raises Conflict while another redrive of the group runs.
         """
         request = redrive_request(
             topic,
             group,
             ids=ids,
             message_ids=message_ids,
+            conditions=filter,
             max_messages=max_messages,
             target_topic=target_topic,
             rate_per_second=rate_per_second,
@@ -195,12 +203,13 @@ class AdminCalls(ABC):
         *,
         ids: Sequence[str] | None = None,
         message_ids: Sequence[str] | None = None,
+        filter: Mapping[str, Any] | None = None,
         older_than_seconds: float | None = None,
     ) -> JsonObject:
-        """Delete dead letters permanently: the given ones, the older ones, or all. Return how many were `purged`, how
-        many are left (`dead`), and whether the purge is `complete`; if not, call this again."""
+        """Delete dead letters permanently: those that meet all given conditions, or all. Return how many were `purged`,
+        how many are left (`dead`), and whether the purge is `complete`; if not, call this again."""
         request = purge_letters_request(
-            topic, group, ids=ids, message_ids=message_ids, older_than_seconds=older_than_seconds
+            topic, group, ids=ids, message_ids=message_ids, conditions=filter, older_than_seconds=older_than_seconds
         )
         return self.perform(self._exchanges.act(request))
 
@@ -302,12 +311,7 @@ class AsyncAdminCalls(ABC):
         after: str | None = None,
         fetch: bool = False,
     ) -> JsonObject:
-        """Return `messages` of a group, the oldest first, without leasing them: those in the memory of the proxies.
-
-        `state` is "ready", "leased", "delayed", "blocked" or "any", and `key` an ordering key. `next`, if it is not
-        None, is the `after` of the next page. `fetch` first reads messages from the broker, as a pop does. Raises
-        TopicNotFound, GroupNotFound.
-        """
+        """Return `messages` of a group, the oldest first, without leasing them. See `Client.peek`."""
         path = peek_path(topic, group, state=state, key=key, limit=limit, after=after, fetch=fetch)
         return await self.perform(self._exchanges.read(path))
 
@@ -324,11 +328,13 @@ class AsyncAdminCalls(ABC):
         max_messages: int | None = None,
         after: str | None = None,
         body_bytes_max: int | None = None,
+        filter: Mapping[str, Any] | None = None,
     ) -> JsonObject:
-        """Return one page of a group's dead letters, in the order in which they were dead-lettered: `messages`, the
-        total number (`dead`), and, if there are more, `next`, which is the `after` of the next page. Changes
-        nothing."""
-        path = list_path(topic, group, max_messages=max_messages, after=after, body_bytes_max=body_bytes_max)
+        """Return one page of a group's dead letters: `messages`, `dead`, and, if there are more, `next`. See
+        `Client.dead_letters`."""
+        path = list_path(
+            topic, group, max_messages=max_messages, after=after, body_bytes_max=body_bytes_max, conditions=filter
+        )
         return await self.perform(self._exchanges.read(path))
 
     async def get_dead_letter(self, topic: str, group: str, letter_id: str) -> JsonObject:
@@ -342,6 +348,7 @@ class AsyncAdminCalls(ABC):
         *,
         ids: Sequence[str] | None = None,
         message_ids: Sequence[str] | None = None,
+        filter: Mapping[str, Any] | None = None,
         max_messages: int | None = None,
         target_topic: str | None = None,
         rate_per_second: float | None = None,
@@ -349,15 +356,16 @@ class AsyncAdminCalls(ABC):
     ) -> JsonObject:
         """Start to redrive dead letters, and return the progress: id, state, total, moved, failed, ...
 
-        The redrive moves the dead letters with these `ids` or `message_ids`, or all of them, back to their queues, or
-        publishes them to `target_topic`. This call waits up to `wait_seconds` (0 to 30) for its end. Raises Conflict
-        while another redrive of the group runs.
+        The redrive moves all dead letters, or those with these `ids` or `message_ids` that meet the conditions of
+        `filter` (see `dead_letters`), back to their queues, or publishes them to `target_topic`. This call waits up to
+        `wait_seconds` (0 to 30) for its end. Raises Conflict while another redrive of the group runs.
         """
         request = redrive_request(
             topic,
             group,
             ids=ids,
             message_ids=message_ids,
+            conditions=filter,
             max_messages=max_messages,
             target_topic=target_topic,
             rate_per_second=rate_per_second,
@@ -380,12 +388,13 @@ class AsyncAdminCalls(ABC):
         *,
         ids: Sequence[str] | None = None,
         message_ids: Sequence[str] | None = None,
+        filter: Mapping[str, Any] | None = None,
         older_than_seconds: float | None = None,
     ) -> JsonObject:
-        """Delete dead letters permanently: the given ones, the older ones, or all. Return how many were `purged`, how
-        many are left (`dead`), and whether the purge is `complete`; if not, call this again."""
+        """Delete dead letters permanently: those that meet all given conditions, or all. Return how many were `purged`,
+        how many are left (`dead`), and whether the purge is `complete`; if not, call this again."""
         request = purge_letters_request(
-            topic, group, ids=ids, message_ids=message_ids, older_than_seconds=older_than_seconds
+            topic, group, ids=ids, message_ids=message_ids, conditions=filter, older_than_seconds=older_than_seconds
         )
         return await self.perform(self._exchanges.act(request))
 

@@ -3,7 +3,8 @@
 Owns their paths and fields; both clients have a method for each. Does no I/O.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from popgate_client.wire import ANSWER_SECONDS, Request, admin_path, encode
@@ -13,9 +14,15 @@ PURGE_SECONDS = 40.0
 
 
 def list_path(
-    topic: str, group: str, *, max_messages: int | None, after: str | None, body_bytes_max: int | None
+    topic: str,
+    group: str,
+    *,
+    max_messages: int | None,
+    after: str | None,
+    body_bytes_max: int | None,
+    conditions: Mapping[str, Any] | None,
 ) -> str:
-    query = {"max_messages": max_messages, "after": after, "body_bytes_max": body_bytes_max}
+    query = {**(conditions or {}), "max_messages": max_messages, "after": after, "body_bytes_max": body_bytes_max}
     given = urlencode({name: value for name, value in query.items() if value is not None})
     return f"{admin_path(topic, group)}/dead-letters" + (f"?{given}" if given else "")
 
@@ -34,6 +41,7 @@ def redrive_request(
     *,
     ids: Sequence[str] | None,
     message_ids: Sequence[str] | None,
+    conditions: Mapping[str, Any] | None,
     max_messages: int | None,
     target_topic: str | None,
     rate_per_second: float | None,
@@ -42,6 +50,7 @@ def redrive_request(
     fields = {
         "ids": None if ids is None else list(ids),
         "message_ids": None if message_ids is None else list(message_ids),
+        "filter": None if conditions is None else dict(conditions),
         "max_messages": max_messages,
         "target_topic": target_topic,
         "rate_per_second": rate_per_second,
@@ -61,11 +70,13 @@ def purge_letters_request(
     *,
     ids: Sequence[str] | None,
     message_ids: Sequence[str] | None,
+    conditions: Mapping[str, Any] | None,
     older_than_seconds: float | None,
 ) -> Request:
     fields = {
         "ids": None if ids is None else list(ids),
         "message_ids": None if message_ids is None else list(message_ids),
+        "filter": None if conditions is None else dict(conditions),
         "older_than_seconds": older_than_seconds,
     }
     return Request(

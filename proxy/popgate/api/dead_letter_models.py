@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from popgate.domain.letter_filter import LetterFilter
 from popgate.domain.message import BATCH_COUNT_MAX, MESSAGE_BYTES_MAX, SHORT_STRING_BYTES_MAX
 from popgate.domain.names import NAME_PATTERN
 from popgate.domain.topics import WAIT_SECONDS_MAX
@@ -12,6 +13,8 @@ LISTED_DEFAULT = 32
 NAMED_MAX = 1_000
 """Maximum number of dead letters that a request may list by id."""
 ID_LENGTH_MAX = 255
+TEXT_LENGTH_MAX = 1_000
+"""Maximum number of characters of a condition on dead letters."""
 RATE_MAX = 100_000
 SECONDS_MAX = 10 * 365 * 86_400
 COUNT_MAX = 2**53
@@ -48,9 +51,67 @@ class _Input(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
+class LetterConditions(BaseModel):
+    """Conditions on dead letters. A letter must meet all those that are set."""
+
+    text: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=TEXT_LENGTH_MAX,
+            description="occurs in its ids, key, cause, reason, error, client or headers, or in the first 4 KiB of its "
+            "body, in upper or lower case",
+        ),
+    ] = None
+    cause: Annotated[str | None, Field(min_length=1, max_length=TEXT_LENGTH_MAX, description="its cause")] = None
+    reason: Annotated[
+        str | None,
+        Field(min_length=1, max_length=TEXT_LENGTH_MAX, description="occurs in its reason or its last error"),
+    ] = None
+    client: Annotated[
+        str | None, Field(min_length=1, max_length=TEXT_LENGTH_MAX, description="the client that had it last")
+    ] = None
+    ordering_key: Annotated[str | None, Field(min_length=1, max_length=TEXT_LENGTH_MAX)] = None
+    message_id: Annotated[str | None, Field(min_length=1, max_length=SHORT_STRING_BYTES_MAX)] = None
+    header: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=TEXT_LENGTH_MAX,
+            description="occurs in one of its headers, written as `name: value`",
+        ),
+    ] = None
+    dead_after: Annotated[
+        float | None, Field(ge=0, description="it was dead-lettered at this time (Unix seconds) or later")
+    ] = None
+    dead_before: Annotated[
+        float | None, Field(ge=0, description="it was dead-lettered before this time (Unix seconds)")
+    ] = None
+
+    @property
+    def filter(self) -> LetterFilter | None:
+        """The conditions as a filter, or None if there are none."""
+        given = self.model_dump(include=set(LetterConditions.model_fields), exclude_none=True)
+        return LetterFilter(**given) if given else None
+
+
+class DeadLetterFilter(LetterConditions):
+    """The letters that meet all of these conditions. At least one condition must be set."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, frozen=True, json_schema_extra={"minProperties": 1}
+    )
+
+    @model_validator(mode="after")
+    def _has_conditions(self) -> "DeadLetterFilter":
+        if self.filter is None:
+            raise ValueError("must have at least one condition; without a filter, the request applies to all letters")
+        return self
+
+
 class RedriveRequest(_Input):
-    """A request that redrives dead letters. At most one of ``ids`` and ``message_ids`` may be set. If neither is set,
-    the request applies to all dead letters that exist now."""
+    """A request that redrives dead letters. At most one of ``ids`` and ``message_ids`` may be set. Without these and
+    without a ``filter``, the request applies to all dead letters that exist now."""
 
     model_config = ConfigDict(json_schema_extra=_NOT_BOTH)
 
@@ -59,6 +120,7 @@ class RedriveRequest(_Input):
     ) = None
     ids: _Ids | None = None
     message_ids: _MessageIds | None = None
+    filter: DeadLetterFilter | None = None
     target_topic: (
         Annotated[
             str,
@@ -74,13 +136,14 @@ class RedriveRequest(_Input):
 
 
 class PurgeRequest(_Input):
-    """A request that permanently deletes dead letters. At most one of ``ids`` and ``message_ids`` may be set. If
-    neither is set, the request applies to all dead letters that exist now."""
+    """A request that permanently deletes dead letters. At most one of ``ids`` and ``message_ids`` may be set. Without
+    any condition, the request applies to all dead letters that exist now."""
 
     model_config = ConfigDict(json_schema_extra=_NOT_BOTH)
 
     ids: _Ids | None = None
     message_ids: _MessageIds | None = None
+    filter: DeadLetterFilter | None = None
     older_than_seconds: (
         Annotated[float, Field(ge=0, le=SECONDS_MAX, description="only letters that were dead-lettered longer ago")]
         | None
@@ -134,6 +197,10 @@ class DeadLetterList(BaseModel):
     messages: list[DeadLetterAnswer]
     dead: Annotated[int, Field(description="total number of dead letters")]
     next: Annotated[str | None, Field(description="give it as `after` for the next page; absent at the end")] = None
+    searched: Annotated[
+        int | None, Field(description="in a search: the number of letters that were compared for this page")
+    ] = None
+    matching: Annotated[int | None, Field(description="in a search: how many of them meet the conditions")] = None
 
 
 class RedriveAnswer(BaseModel):
@@ -168,12 +235,14 @@ class PurgedGroupAnswer(BaseModel):
     complete: Annotated[bool, Field(description="false: it took too long; repeat the request for the rest")]
 
 
-class ListQuery(BaseModel):
-    """The query of a request that lists dead letters. Numbers arrive as texts."""
+class ListQuery(LetterConditions):
+    """The query of a request that lists or searches dead letters. Numbers arrive as texts."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
-    max_messages: Annotated[int, Field(ge=1, le=BATCH_COUNT_MAX)] = LISTED_DEFAULT
+    max_messages: Annotated[
+        int, Field(ge=0, le=BATCH_COUNT_MAX, description="maximum number of letters; 0 only counts them")
+    ] = LISTED_DEFAULT
     after: Annotated[
         str | None, Field(min_length=1, max_length=ID_LENGTH_MAX, description="`next` of the last page")
     ] = None

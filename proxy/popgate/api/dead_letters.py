@@ -87,12 +87,14 @@ def _add_letters(router: APIRouter, engine: Engine) -> None:
     async def list_dead_letters(
         topic: TopicInPath, group: GroupInPath, query: Annotated[ListQuery, Query()]
     ) -> Response:
-        """List the dead letters of a group in the order in which they became dead letters, one page at a time. Changes
-        nothing."""
+        """List the dead letters of a group in the order in which they became dead letters, one page at a time. With
+        conditions, list the letters that meet all of them: a page of such a search ends after 5 seconds, even if it has
+        no letters yet, and `next` goes on with the search. Changes nothing."""
         limit = query.body_bytes_max
         request = PageRequest(
             max_messages=query.max_messages,
             after=None if query.after is None else CopyId(query.after),
+            filter=query.filter,
             cut=lambda message: _cut(message, limit),
             answer_bytes=lambda message: json_bytes(message) + _NOTE_BYTES_MAX,
         )
@@ -101,6 +103,8 @@ def _add_letters(router: APIRouter, engine: Engine) -> None:
         answer: dict[str, Any] = {"messages": letters, "dead": page.dead}
         if page.next is not None:
             answer["next"] = page.next
+        if request.is_search:
+            answer |= {"searched": page.searched, "matching": page.matching}
         return _json(answer)
 
     @router.get(f"{_PATH}/dead-letters/{{id}}", response_model=DeadLetterAnswer)
@@ -133,7 +137,7 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
         if target is not None:  # the caller may be able to read them there, even in another group of this topic
             sight.permit(Action.CONSUME, Resource(topic=topic, group=group))
         order = RedriveOrder(
-            choice=_choice(request.ids, request.message_ids),
+            choice=_choice(request),
             max_messages=request.max_messages,
             target_topic=None if target is None else TopicName(target),
             rate_per_second=request.rate_per_second,
@@ -178,10 +182,10 @@ def _add_purges(router: APIRouter, engine: Engine) -> None:
     async def purge_dead_letters(
         topic: TopicInPath, group: GroupInPath, request: PurgeRequest | None = None
     ) -> PurgedLettersAnswer:
-        """Permanently delete dead letters of a group: all of them, those that the request lists, or those older than a
-        given age."""
+        """Permanently delete dead letters of a group: all of them, those that the request lists, those that meet the
+        conditions of a filter, or those older than a given age."""
         request = request or PurgeRequest()
-        choice = _choice(request.ids, request.message_ids)
+        choice = _choice(request)
         if request.older_than_seconds is not None:
             choice = replace(choice, before=engine.now() - request.older_than_seconds)
         purged = await _dead_letters(engine, topic, group).purge(choice)
@@ -195,13 +199,15 @@ def _add_purges(router: APIRouter, engine: Engine) -> None:
         return PurgedGroupAnswer(purged=purged.purged, complete=purged.complete)
 
 
-def _choice(ids: list[str] | None, message_ids: list[str] | None) -> LetterChoice:
+def _choice(request: RedriveRequest | PurgeRequest) -> LetterChoice:
     """Return the selection of dead letters. Raises: InvalidRequest if both ``ids`` and ``message_ids`` are given."""
+    ids, message_ids = request.ids, request.message_ids
     if ids is not None and message_ids is not None:
         raise InvalidRequest("give either ids or message_ids", field="message_ids")
     return LetterChoice(
         ids=None if ids is None else frozenset(map(CopyId, ids)),
         message_ids=None if message_ids is None else frozenset(message_ids),
+        filter=None if request.filter is None else request.filter.filter,
     )
 
 

@@ -50,8 +50,8 @@ _EXAMPLES: Mapping[str, Any] = {
     "ConsumeModeChange": {"mode": "pull", "drain_timeout_seconds": 60, "dry_run": True},
     "LogLevelChange": {"level": "debug", "seconds": 300},
     "PolicyChange": {"invisibility_seconds": 60, "max_deliveries": 5},
-    "RedriveRequest": {"max_messages": 10, "wait_seconds": 5},
-    "PurgeRequest": {"older_than_seconds": 604_800},
+    "RedriveRequest": {"filter": {"reason": "timeout"}, "max_messages": 10, "wait_seconds": 5},
+    "PurgeRequest": {"filter": {"cause": "rejected"}, "older_than_seconds": 604_800},
 }
 """Example requests for /docs, by the name of their schema. /docs would otherwise generate examples that have all
 fields, and the server would refuse these."""

@@ -11,8 +11,9 @@ from typing import Any
 
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import CommandFailed, ExitCode
-from popgate.cli.flags import Commands, Parser, add_command, number, seconds
+from popgate.cli.flags import Commands, Parser, add_command, number
 from popgate.cli.former_flags import add_former
+from popgate.cli.letter_conditions import COUNT_EPILOG, add_conditions, conditions_of, counted, print_count, without_age
 from popgate.cli.printing import (
     Column,
     JsonObject,
@@ -41,6 +42,7 @@ EPILOG = """\
 examples:
   popgate dead-letters list orders billing
   popgate dead-letters show orders billing ID
+  popgate dead-letters count orders billing --reason timeout
   popgate dead-letters redrive orders billing --rate-per-second 50
   popgate dead-letters status orders billing
   popgate dead-letters cancel orders billing
@@ -48,9 +50,11 @@ examples:
 """
 LIST_EPILOG = """\
 Lists dead letters in the order in which they died. JSON lines have whole bodies unless --body-bytes-max limits them.
+The conditions search all dead letters of the group.
 
 examples:
   popgate dead-letters list orders billing
+  popgate dead-letters list orders billing --reason timeout --newer-than-seconds 3600
   popgate dead-letters list orders billing --max-messages 1000 --body-bytes-max 0 -o json | jq -r .reason | sort
 """
 SHOW_EPILOG = """\
@@ -59,18 +63,22 @@ examples:
 """
 REDRIVE_EPILOG = """\
 Moves dead letters of this group back to their original queues; with --target-topic, publishes them to another topic.
-Without --id and --message-id, it moves all letters that exist when it starts. It runs in the proxy: Ctrl-C leaves it
-running, and 'cancel' ends it. The exit code is 1 if some letters could not be moved.
+Without a selection, it moves all letters that exist when it starts. It runs in the proxy: Ctrl-C leaves it running, and
+'cancel' ends it. The exit code is 1 if some letters could not be moved.
 
 examples:
   popgate dead-letters redrive orders billing
   popgate dead-letters redrive orders billing --max-messages 1
+  popgate dead-letters redrive orders billing --reason timeout --rate-per-second 50
   popgate dead-letters redrive orders billing --message-id order-7 --target-topic orders-repair
   popgate dead-letters redrive orders billing --rate-per-second 50 --no-wait
 """
 PURGE_EPILOG = """\
+Without --yes, it deletes nothing, and says how many letters it would delete.
+
 examples:
   popgate dead-letters purge orders billing --yes
+  popgate dead-letters purge orders billing --cause rejected --header-text 'kind: test'
   popgate dead-letters purge orders billing --older-than-seconds 604800 --yes
 """
 PURGE_GROUP_EPILOG = """\
@@ -152,6 +160,9 @@ def add_parsers(commands: Commands) -> None:
     )
     add_former(listing, "--max", "--max-messages")
     add_former(listing, "--body-bytes", "--body-bytes-max")
+    add_conditions(listing, message_id=True)
+    counting = _of_group(actions, "count", print_count, help="count dead letters", epilog=COUNT_EPILOG)
+    add_conditions(counting, message_id=True)
     show = _of_group(actions, "show", show_letter, help="show one dead letter with its whole body", epilog=SHOW_EPILOG)
     show.add_argument("id", metavar="ID", help="as list shows it")
     redrive = _of_group(
@@ -163,12 +174,6 @@ def add_parsers(commands: Commands) -> None:
     _of_group(actions, "cancel", cancel_redrive, help="cancel the running redrive", epilog=EPILOG)
     purge = _of_group(actions, "purge", purge_letters, help="delete dead letters for good", epilog=PURGE_EPILOG)
     _add_choice(purge)
-    purge.add_argument(
-        "--older-than-seconds",
-        type=seconds(0),
-        metavar="SECONDS",
-        help="only letters that were dead-lettered longer ago",
-    )
     add_former(purge, "--older-than", "--older-than-seconds")
     purge.add_argument("--yes", action="store_true", help="confirm: these messages are lost")
     group = _of_group(
@@ -194,6 +199,7 @@ def _add_choice(parser: Parser) -> None:
     choice.add_argument(
         "--message-id", action="append", metavar="ID", help="only letters with this message id; may be repeated"
     )
+    add_conditions(parser)
 
 
 def _add_redrive_flags(parser: Parser) -> None:
@@ -240,16 +246,23 @@ def list_letters(arguments: argparse.Namespace) -> int:
             if left <= 0 and "next" in page:
                 note(arguments, f"there are {page['dead']} dead letters; see more with --max-messages")
     if not printer.count:
-        note(arguments, f"{arguments.group} of {arguments.topic} has no dead letters")
+        which = "dead letters that meet these conditions" if conditions_of(arguments) else "dead letters"
+        note(arguments, f"{arguments.group} of {arguments.topic} has no {which}")
     return ExitCode.OK
 
 
 def _pages(client: Client, arguments: argparse.Namespace, limit: int | None) -> Iterator[JsonObject]:
     left: int = arguments.max_messages
+    conditions = conditions_of(arguments)
     after: str | None = None
     while left > 0:
         page = client.dead_letters(
-            arguments.topic, arguments.group, max_messages=min(left, PAGE_COUNT), after=after, body_bytes_max=limit
+            arguments.topic,
+            arguments.group,
+            max_messages=min(left, PAGE_COUNT),
+            after=after,
+            body_bytes_max=limit,
+            filter=conditions,
         )
         yield page
         left -= len(page["messages"])
@@ -292,6 +305,7 @@ def redrive_letters(arguments: argparse.Namespace) -> int:
                 group,
                 ids=arguments.id,
                 message_ids=arguments.message_id,
+                filter=conditions_of(arguments),
                 max_messages=arguments.max_messages,
                 target_topic=arguments.target_topic,
                 rate_per_second=arguments.rate_per_second,
@@ -340,8 +354,10 @@ def _code_of(redrive: JsonObject) -> int:
 
 
 def purge_letters(arguments: argparse.Namespace) -> int:
+    conditions = conditions_of(arguments)
     if not arguments.yes:
-        raise CommandFailed("purging deletes these dead letters for good; confirm with --yes", ExitCode.USAGE)
+        which = "these dead letters" if arguments.id or arguments.message_id else counted(arguments, conditions)
+        raise CommandFailed(f"purging deletes {which} for good; confirm with --yes", ExitCode.USAGE)
     with open_client(arguments) as client:
         return _purge(
             arguments,
@@ -350,6 +366,7 @@ def purge_letters(arguments: argparse.Namespace) -> int:
                 arguments.group,
                 ids=arguments.id,
                 message_ids=arguments.message_id,
+                filter=without_age(conditions),
                 older_than_seconds=arguments.older_than_seconds,
             ),
         )

@@ -150,7 +150,7 @@ class DeadLetters:
             if not goes_on:
                 await self._turns.close_walk()
             walk = await self._turns.walk_of(self)
-            builder = PageBuilder(walk, request, is_there=goes_on or request.after is None)
+            builder = PageBuilder(walk, request, self._context.clock, is_there=goes_on or request.after is None)
             page = await builder.run()
             if page.next is None or not builder.is_there:
                 await self._turns.close_walk()

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from popgate.domain.dead_letter import dead_letter_details, unpacked
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, QueueGone, queue_gone_detail
 from popgate.domain.lease import LeaseRecord, RecordState
+from popgate.domain.letter_filter import LetterFilter
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, CopyId, Layout, transient_copy_id
 from popgate.engine.context.engine_context import EngineContext
@@ -78,6 +79,10 @@ class Letter(NamedTuple):
         """The Unix time at which the message was dead-lettered. If this is unknown, the time of its publish."""
         at = dead_letter_details(self.message.headers).dead_lettered_at
         return self.message.published_at if at is None else at
+
+    def meets(self, wanted: LetterFilter) -> bool:
+        """Return whether the dead letter meets the conditions of a search."""
+        return wanted.takes(self.message, self.copy_id, self.dead_lettered_at)
 
 
 class DeadWalk:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from popgate.domain.letter_filter import LetterFilter
 from popgate.domain.names import CopyId, TopicName
 from popgate.engine.dead_letters.dead_moves import BATCH_BYTES_MAX, BATCH_COUNT_MAX, Moved, Route
 from popgate.engine.dead_letters.dead_walk import DeadWalk, Letter
@@ -35,23 +36,27 @@ class RedriveState(StrEnum):
 class LetterChoice:
     """Selects dead letters that meet all of the given conditions. Without conditions, it selects all of them.
 
-    ``ids``: the copy id is one of these. ``before``: the message was dead-lettered before this Unix time.
+    ``ids``: the copy id is one of these. ``before``: the message was dead-lettered before this Unix time. ``filter``:
+    the dead letter meets these conditions.
     """
 
     ids: frozenset[CopyId] | None = None
     message_ids: frozenset[str] | None = None
     before: float | None = None
+    filter: LetterFilter | None = None
 
     @property
     def is_all(self) -> bool:
-        return self.ids is None and self.message_ids is None and self.before is None
+        return self.ids is None and self.message_ids is None and self.before is None and self.filter is None
 
     def takes(self, letter: Letter) -> bool:
         if self.ids is not None and letter.copy_id not in self.ids:
             return False
         if self.message_ids is not None and letter.message.message_id not in self.message_ids:
             return False
-        return self.before is None or letter.dead_lettered_at < self.before
+        if self.before is not None and letter.dead_lettered_at >= self.before:
+            return False
+        return self.filter is None or letter.meets(self.filter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +111,8 @@ class Redrive:
         """Set ``total``, at the start of the redrive, from the number of dead letters in the queue (``dead``)."""
         if self.total is None:
             order, wanted = self.order, dead
-            if order.choice.message_ids is not None:
-                return  # it is unknown how many dead letters have these message ids
+            if order.choice.message_ids is not None or order.choice.filter is not None:
+                return  # it is unknown how many dead letters these are
             if order.choice.ids is not None:
                 wanted = min(wanted, len(order.choice.ids))
             self.total = wanted if order.max_messages is None else min(wanted, order.max_messages)
