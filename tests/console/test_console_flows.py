@@ -42,8 +42,9 @@ def test_selected_dead_letters_are_redriven_at_a_rate_and_the_others_purged(tab:
     bury(proxy, "redriven", [f"declined {number}" for number in range(4)], "card declined")
     bury(proxy, "redriven", [f"broken {number}" for number in range(3)], "ValueError: no total")
     tab.go("topics/redriven/default/dead-letters", "redriven/default")
-    tab.page.get_by_label("Filter by reason").fill("valueerror")
-    expect(tab.page.get_by_text("3 of 7 loaded letters")).to_be_visible()
+    tab.page.get_by_label("Text in the reason").fill("valueerror")
+    tab.page.keyboard.press("Enter")
+    expect(tab.page.get_by_text("3 letters match, 7 of 7 letters searched")).to_be_visible()
     tab.page.get_by_label("Select the 3 letters that match").check()
     button(tab, "Redrive the 3 selected")
     dialog = tab.page.get_by_role("dialog")
@@ -54,12 +55,39 @@ def test_selected_dead_letters_are_redriven_at_a_rate_and_the_others_purged(tab:
     assert counts(proxy, group) == {"ready": 3, "in_flight": 0, "dead": 4}
     progress = proxy.client.get("/v1/admin/topics/redriven/groups/default/dead-letters/redrive").json()
     assert (progress["state"], progress["moved"], progress["rate_per_second"]) == ("done", 3, 5)
+    expect(tab.page.get_by_text("No letter matches.")).to_be_visible()
+    button(tab, "Show all")
     expect(tab.page.get_by_text("4 letters, the oldest first")).to_be_visible()
     button(tab, "Purge all")
     expect(tab.page.get_by_role("dialog")).to_contain_text("permanently deletes all 4 dead letters of redriven/default")
     confirm(tab, "redriven/default", "Purge permanently")
     tab.said("4 dead letters purged, 0 left.")
     assert counts(proxy, group) == {"ready": 3, "in_flight": 0, "dead": 0}
+
+
+def test_what_a_search_finds_is_counted_and_purged_or_redriven(tab: Console, proxy: ProxyProcess) -> None:
+    group = make_group(proxy, "searched")
+    bury(proxy, "searched", [f"declined {number}" for number in range(3)], "card declined")
+    bury(proxy, "searched", ["late", "later"], "timeout")
+    tab.go("topics/searched/default/dead-letters", "searched/default")
+    tab.page.get_by_text("More conditions").click()
+    tab.page.get_by_label("Reason or error contains").fill("TIMEOUT")
+    tab.page.get_by_label("A header contains").fill("kind: test")
+    tab.page.get_by_label("Dead since, from").fill("2020-02-02T02:02:02")
+    button(tab, "Search")
+    expect(tab.page.get_by_text("2 letters match, 5 of 5 letters searched")).to_be_visible()
+    assert tab.violations() == []
+    button(tab, "Redrive all that match")
+    expect(tab.page.get_by_role("dialog")).to_contain_text("2 letters that match, the oldest first, go to the end")
+    tab.page.get_by_role("dialog").get_by_label("At most this many letters").fill("1")
+    button(tab, "Redrive 1 letter")
+    expect(tab.page.get_by_text("1 letter matches, 4 of 4 letters searched")).to_be_visible()
+    button(tab, "Purge all that match")
+    expect(tab.page.get_by_role("dialog")).to_contain_text("permanently deletes 1 dead letter that matches of searched")
+    assert tab.violations() == []
+    confirm(tab, "searched/default", "Purge permanently")
+    tab.said("1 dead letter purged, 3 left.")
+    assert counts(proxy, group) == {"ready": 1, "in_flight": 0, "dead": 3}
 
 
 def test_a_running_redrive_shows_its_progress_and_can_be_cancelled(tab: Console, proxy: ProxyProcess) -> None:

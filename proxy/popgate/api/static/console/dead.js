@@ -1,59 +1,24 @@
 // The dead letters of a group: read, filter, redrive and purge.
-import { get, path, query } from "./api.js"
-import { Actions, At, Awaited, Button, Dialog, Facts, Failure, Input, Loading, Notice, Section, Select } from "./parts.js"
+import { get, path } from "./api.js"
+import { Found, LetterSearch, MoreLetters, useLetters } from "./letters.js"
+import { Actions, At, Awaited, Button, Dialog, Facts, Failure, Loading, Notice, Section } from "./parts.js"
 import { PurgeLetters, RedriveLetters, RedriveProgress } from "./redrive.js"
 import { adminOf } from "./data.js"
 import { Body, Headers } from "./message.js"
 import { bytes, count, duration, NONE, plural, shortId } from "./format.js"
 import { refusal } from "./access.js"
 import { Table } from "./table.js"
-import { html, useEffect, useMemo, useState } from "./ui.js"
-
-const PAGE = 100
-const PREVIEW_BYTES = 240
-export const LOADED_MAX = 1000 // as many ids as one request may name
-
-// Loads the letters page by page. Lists are read only when they are asked for: on RabbitMQ, each takes the letters
-// out of the queue for a moment.
-function useLetters(topic, group) {
-  const [state, setState] = useState({ letters: null, dead: null, next: null, error: null, busy: false })
-  const load = async (after, known, most) => {
-    setState((before) => ({ ...before, busy: true, error: null }))
-    try {
-      let letters = known
-      let next = after
-      let dead = null
-      do {
-        const page = await get(`${adminOf(topic, group)}/dead-letters${query({ max_messages: PAGE, body_bytes_max: PREVIEW_BYTES, after: next })}`, { seconds: 40 })
-        letters = [...letters, ...page.messages]
-        next = page.next ?? null
-        dead = page.dead
-      } while (next && letters.length < most)
-      setState({ letters, dead, next, error: null, busy: false })
-    } catch (error) {
-      setState((before) => ({ ...before, error, busy: false }))
-    }
-  }
-  const reload = () => load(null, [], PAGE)
-  const more = (most) => load(state.next, state.letters, Math.min(LOADED_MAX, most))
-  return { ...state, reload, more }
-}
-
-const causeOf = (letter) => letter.cause ?? "unknown"
+import { html, useEffect, useState } from "./ui.js"
 
 export function DeadLetters({ topic, group, dead, onChanged }) {
   const mayRead = refusal("consume", { topic, group })
   const letters = useLetters(topic, group)
-  const [filter, setFilter] = useState("")
-  const [cause, setCause] = useState("")
   const [chosen, setChosen] = useState(new Set())
   const [dialog, setDialog] = useState(null)
   const [redrives, setRedrives] = useState(0)
   useEffect(() => {
-    if (!mayRead) letters.reload()
+    if (!mayRead) letters.search(null)
   }, [topic, group])
-  const found = useMemo(() => filtered(letters.letters ?? [], filter, cause), [letters.letters, filter, cause])
-  const causes = [...new Set((letters.letters ?? []).map(causeOf))].sort()
   const picked = [...chosen].filter((id) => letters.letters?.some((letter) => letter.id === id))
   const changed = () => {
     setChosen(new Set())
@@ -61,23 +26,20 @@ export function DeadLetters({ topic, group, dead, onChanged }) {
     onChanged()
     if (!mayRead) letters.reload()
   }
-  const shared = { topic, group, dead: letters.dead ?? dead, ids: picked, onClose: () => setDialog(null), onChanged: changed }
+  const shared = { topic, group, dead: letters.dead ?? dead, ids: picked, conditions: letters.conditions, onClose: () => setDialog(null), onChanged: changed }
   return html`
     <${RedriveProgress} topic=${topic} group=${group} key=${redrives} onEnd=${changed} />
     <${Section} title="Dead letters" aside=${letters.dead === null ? "" : `${plural(letters.dead, "letter")}, the oldest first`}>
-      <${LetterActions} topic=${topic} group=${group} dead=${letters.dead ?? dead} picked=${picked.length} busy=${letters.busy} onDialog=${setDialog} onReload=${letters.reload} mayRead=${!mayRead} />
+      <${LetterActions} topic=${topic} group=${group} dead=${letters.dead ?? dead} picked=${picked.length} isSearch=${letters.conditions !== null} busy=${letters.busy} onDialog=${setDialog} onReload=${letters.reload} mayRead=${!mayRead} />
+      ${!mayRead && html`<${LetterSearch} letters=${letters} />`}
       ${mayRead
         ? html`<${Notice}>The letters can't be read here. ${mayRead}<//>`
         : html`<${Awaited} poll=${{ data: letters.letters, error: letters.error }} what="The dead letters can't be listed">
             ${() => html`
               ${dead !== null && letters.dead !== null && dead > letters.dead && html`<${Notice}>${plural(dead - letters.dead, "letter has", "letters have")} come since this list was loaded.<//>`}
-              <div class="filters">
-                <${Input} label="Filter by reason, message id, key, header or body" type="search" value=${filter} onInput=${setFilter} wide />
-                <${Select} label="Cause" value=${cause} onChange=${setCause} options=${[["", "any"], ...causes.map((one) => [one, one])]} />
-                <p class="found" aria-live="polite">${count(found.length)} of ${plural(letters.letters.length, "loaded letter")}</p>
-              </div>
-              <${LetterTable} topic=${topic} group=${group} letters=${found} chosen=${chosen} onChosen=${setChosen} all=${letters.letters} />
-              ${letters.next && html`<${More} letters=${letters} />`}
+              <${Found} letters=${letters} />
+              <${LetterTable} topic=${topic} group=${group} letters=${letters.letters} isSearch=${letters.conditions !== null} busy=${letters.busy} chosen=${chosen} onChosen=${setChosen} />
+              <${MoreLetters} letters=${letters} />
             `}
           <//>`}
     <//>
@@ -85,19 +47,9 @@ export function DeadLetters({ topic, group, dead, onChanged }) {
   `
 }
 
-function filtered(letters, filter, cause) {
-  const wanted = filter.trim().toLowerCase()
-  return letters.filter((letter) => {
-    if (cause && causeOf(letter) !== cause) return false
-    if (!wanted) return true
-    const texts = [letter.reason, letter.client, letter.error?.type, letter.error?.text, letter.message_id, letter.ordering_key, letter.body, letter.id, JSON.stringify(letter.headers)]
-    return texts.some((text) => text && text.toLowerCase().includes(wanted))
-  })
-}
-
-function LetterActions({ topic, group, dead, picked, busy, onDialog, onReload, mayRead }) {
+function LetterActions({ topic, group, dead, picked, isSearch, busy, onDialog, onReload, mayRead }) {
   const admin = ["admin", { topic, group }]
-  const which = picked ? `the ${count(picked)} selected` : dead === 1 ? "the one letter" : `all ${dead ? count(dead) : "letters"}`
+  const which = picked === 0 && isSearch ? "all that match" : picked ? `the ${count(picked)} selected` : dead === 1 ? "the one letter" : `all ${dead ? count(dead) : "letters"}`
   return html`<${Actions}
     label="Actions on dead letters"
     actions=${[
@@ -108,19 +60,7 @@ function LetterActions({ topic, group, dead, picked, busy, onDialog, onReload, m
   />`
 }
 
-function More({ letters }) {
-  const left = letters.dead - letters.letters.length
-  if (letters.letters.length >= LOADED_MAX) {
-    return html`<p class="hint">The oldest ${count(LOADED_MAX)} letters are loaded. Redrive or purge some of them to see the next.</p>`
-  }
-  const most = Math.min(LOADED_MAX, letters.dead)
-  return html`<div class="toolbar" role="group" aria-label="More letters">
-    <${Button} disabled=${letters.busy} onClick=${() => letters.more(letters.letters.length + PAGE)}>Load ${count(Math.min(PAGE, left))} more<//>
-    ${left > PAGE && html`<${Button} disabled=${letters.busy} onClick=${() => letters.more(most)}>Load up to ${count(most)}<//>`}
-  </div>`
-}
-
-function LetterTable({ topic, group, letters, chosen, onChosen, all }) {
+function LetterTable({ topic, group, letters, isSearch, busy, chosen, onChosen }) {
   const [open, setOpen] = useState(null)
   const toggle = (id) => {
     const next = new Set(chosen)
@@ -138,12 +78,12 @@ function LetterTable({ topic, group, letters, chosen, onChosen, all }) {
   }
   return html`
     ${letters.length > 0 &&
-    html`<label class="hint"><input type="checkbox" checked=${areAll} onChange=${toggleAll} /> Select ${letters.length === all.length ? `all ${count(letters.length)} loaded letters` : `the ${plural(letters.length, "letter")} that match`}</label>`}
+    html`<label class="hint"><input type="checkbox" checked=${areAll} onChange=${toggleAll} /> Select ${isSearch ? `the ${plural(letters.length, "letter")} that match` : `all ${count(letters.length)} loaded letters`}</label>`}
     <${Table}
       caption="List of dead letters"
       rows=${letters}
       keyOf=${(letter) => letter.id}
-      empty=${all.length ? "No loaded letter matches." : "There are no dead letters."}
+      empty=${busy ? "Searching…" : isSearch ? "No letter matches." : "There are no dead letters."}
       rowClass=${(letter) => (chosen.has(letter.id) ? "chosen" : "")}
       columns=${[
         {

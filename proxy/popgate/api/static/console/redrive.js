@@ -3,6 +3,7 @@ import { del, get, post } from "./api.js"
 import { refusal } from "./access.js"
 import { adminOf, keyOf } from "./data.js"
 import { count, duration, plural, rate } from "./format.js"
+import { Counted, useCount } from "./letters.js"
 import { At, Button, Facts, Failure, FormDialog, Input, Notice, Progress, Section, Select, useAction } from "./parts.js"
 import { usePoll } from "./poll.js"
 import { html, useEffect, useRef, useState } from "./ui.js"
@@ -13,22 +14,26 @@ const ANSWER_SECONDS = 1 // a short redrive has ended when its request is answer
 
 const numberOf = (text) => (text.trim() === "" ? undefined : Number(text))
 
-export function RedriveLetters({ topic, group, dead, ids, onClose, onChanged }) {
+export function RedriveLetters({ topic, group, dead, ids, conditions, onClose, onChanged }) {
+  const isSearch = ids.length === 0 && conditions !== null
+  const found = useCount(topic, group, isSearch ? conditions : null)
   const [perSecond, setPerSecond] = useState("50")
   const [most, setMost] = useState("")
   const [target, setTarget] = useState("")
   const goal = target.trim()
-  const number = ids.length || Math.min(dead, numberOf(most) ?? dead)
+  const all = isSearch ? (found.data?.matching ?? 0) : dead
+  const number = ids.length || Math.min(all, numberOf(most) ?? all)
   const pace = numberOf(perSecond)
   const why = refusal("publish", { topic: goal || topic }) || (goal && refusal("consume", { topic, group }))
   return html`<${FormDialog}
     title="Redrive dead letters of ${keyOf(topic, group)}"
     verb=${`Redrive ${plural(number, "letter")}`}
-    disabled=${Boolean(why)}
+    disabled=${Boolean(why) || (isSearch && number === 0)}
     submit=${async () => {
       const order = { rate_per_second: pace, target_topic: goal || undefined, wait_seconds: ANSWER_SECONDS }
       if (ids.length) order.ids = ids
       else order.max_messages = numberOf(most)
+      if (isSearch) order.filter = found.data.conditions
       await post(`${adminOf(topic, group)}/dead-letters/redrive`, order)
       onChanged()
     }}
@@ -37,8 +42,9 @@ export function RedriveLetters({ topic, group, dead, ids, onClose, onChanged }) 
     onClose=${onClose}
   >
     ${(error) => html`
+      ${isSearch && html`<${Counted} found=${found} />`}
       <p>
-        ${ids.length ? html`The <strong>${plural(ids.length, "selected letter")}</strong>` : html`<strong>${plural(number, "letter")}</strong>, the oldest first,`}
+        ${ids.length ? html`The <strong>${plural(ids.length, "selected letter")}</strong>` : html`<strong>${plural(number, "letter")}</strong>${isSearch ? (number === 1 ? " that matches" : " that match") : ""}, the oldest first,`}
         ${" "}${number === 1 ? "goes" : "go"} to ${goal ? html`all groups of the topic <strong>${goal}</strong>` : html`the end of ${number === 1 ? "its queue" : "their queues"}, for this group only`}.
         ${" "}Delivery counts start at 1 again.${pace > 0 && number > 1 ? ` This takes about ${duration(number / pace)}.` : ""}
       </p>
@@ -98,16 +104,20 @@ const AGES = [
   ["2592000", "dead for more than 30 days"],
 ]
 
-export function PurgeLetters({ topic, group, dead, ids, onClose, onChanged }) {
+export function PurgeLetters({ topic, group, dead, ids, conditions, onClose, onChanged }) {
   const [older, setOlder] = useState("")
-  const what = ids.length ? plural(ids.length, "selected letter") : older ? `the letters that are ${AGES.find(([age]) => age === older)[1]}` : `all ${plural(dead, "dead letter")}`
+  const isSearch = ids.length === 0 && conditions !== null
+  const found = useCount(topic, group, isSearch ? conditions : null)
+  const matching = found.data?.matching ?? 0
+  const what = isSearch ? plural(matching, "dead letter that matches", "dead letters that match") : ids.length ? plural(ids.length, "selected letter") : older ? `the letters that are ${AGES.find(([age]) => age === older)[1]}` : `all ${plural(dead, "dead letter")}`
   return html`<${FormDialog}
     title="Purge dead letters of ${keyOf(topic, group)}?"
     verb="Purge permanently"
     kind="danger"
     phrase=${keyOf(topic, group)}
+    disabled=${isSearch && matching === 0}
     submit=${async () => {
-      const order = ids.length ? { ids } : older ? { older_than_seconds: Number(older) } : {}
+      const order = isSearch ? { filter: found.data.conditions } : ids.length ? { ids } : older ? { older_than_seconds: Number(older) } : {}
       const answer = await post(`${adminOf(topic, group)}/dead-letters/purge`, order)
       onChanged()
       return answer
@@ -115,7 +125,8 @@ export function PurgeLetters({ topic, group, dead, ids, onClose, onChanged }) {
     done=${(answer) => `${plural(answer.purged, "dead letter")} purged, ${count(answer.dead)} left.${answer.complete ? "" : " It took too long: purge again for the rest."}`}
     onClose=${onClose}
   >
-    ${ids.length === 0 && html`<${Select} label="Which letters" value=${older} onChange=${setOlder} options=${AGES} />`}
+    ${isSearch && html`<${Counted} found=${found} />`}
+    ${ids.length === 0 && !isSearch && html`<${Select} label="Which letters" value=${older} onChange=${setOlder} options=${AGES} />`}
     <p>This permanently deletes <strong>${what}</strong> of ${keyOf(topic, group)}, with ${ids.length === 1 ? "its body" : "their bodies"}. There is no way back.</p>
   <//>`
 }
