@@ -58,6 +58,7 @@ def test_a_group_is_in_pop_mode_and_every_proxy_says_so(server: HttpServer, topi
         "converged": True,
         "drain": None,
         "proxies": ...,
+        "clients": [],
         "preview": None,
     }
     assert len(found["proxies"]) == proxies(server)

@@ -88,6 +88,12 @@ def switch(topic: Topic, mode: str) -> None:
     wait_until(lambda: answer(topic.client.get(path))["converged"], timeout_seconds=20, what=f"mode {mode}")
 
 
+def clients(topic: Topic) -> dict[str, Json]:
+    """Return the pull clients that the group's consume mode lists, by name."""
+    path = f"{topic.admin_path}/groups/{topic.group}/consume-mode"
+    return {one["client_id"]: one for one in answer(topic.client.get(path))["clients"]}
+
+
 def test_a_client_registers_pulls_in_order_commits_and_leaves(server: HttpServer) -> None:
     topic = pulled_topic(server)
     client = Client(topic)
@@ -106,6 +112,7 @@ def test_a_client_registers_pulls_in_order_commits_and_leaves(server: HttpServer
     assert {message["delivery_count"] for message in messages} == {1}
     assert "invisible_until" not in messages[0], "it has none"
     assert topic.state()["in_flight"] == 300
+    assert clients(topic)["a"]["leases"] == 300
     assert client.commit(messages[199]) == 200
     assert client.commit(messages[199]) == 0
     assert bodies(client.pull(max_messages=3)) == sent[200:203]
@@ -113,6 +120,7 @@ def test_a_client_registers_pulls_in_order_commits_and_leaves(server: HttpServer
     client.leave()
     client.leave()
     assert topic.state()["in_flight"] == 0
+    assert clients(topic) == {}
 
 
 def test_two_clients_share_the_queues_and_nobody_else_gets_theirs(server: HttpServer) -> None:
@@ -122,12 +130,20 @@ def test_two_clients_share_the_queues_and_nobody_else_gets_theirs(server: HttpSe
     assert a.queues == [0, 1, 2, 3]
     b.ask()
     assert (b.queues, b.told["heartbeat_seconds"]) == ([], 1.0)
+    leaving = clients(topic)["a"]["leaving"]
+    assert (len(leaving), clients(topic)["b"]["queues"]) == (2, []), "a has not released them yet"
     a.ask()
     (mine, *_), theirs = a.queues, sorted({0, 1, 2, 3} - {*a.queues})
     problem(a.post("pull", theirs[0]), 409, "fenced")
     a.ask()
     b.has_queues(2)
-    assert b.queues == theirs
+    assert b.queues == theirs == leaving
+    told = clients(topic)
+    assert [(name, one["queues"], one["leaving"]) for name, one in told.items()] == [
+        ("a", a.queues, []),
+        ("b", theirs, []),
+    ]
+    assert told["b"]["generation"] == b.told["generation"]
     problem(b.post("pull", mine), 409, "fenced")
     topic.publish(*map(str, range(40)))
     got = {queue: bodies(client.pull_all(10, queue)) for client in (a, b) for queue in client.queues}

@@ -72,6 +72,21 @@ class ProxyModeAnswer(BaseModel):
     queues: list[QueueLeasesAnswer] = []
 
 
+class PullClientAnswer(BaseModel):
+    """A client that has registered for pull mode. ``generation`` is the latest one in which its queues changed.
+
+    ``queues`` are the numbers of the queues from which it may pull; outside of pull mode, there are none. ``leaving``
+    are those that it must release, because they go to another client. ``leases`` counts the messages of all these
+    queues that are pulled and not committed.
+    """
+
+    client_id: str
+    generation: int
+    queues: list[int]
+    leaving: list[int]
+    leases: int
+
+
 class DrainAnswer(BaseModel):
     """The progress of a drain. ``leases_left`` counts the leases at the proxies that answer."""
 
@@ -112,6 +127,7 @@ class ConsumeModeAnswer(BaseModel):
     converged: bool
     drain: DrainAnswer | None
     proxies: list[ProxyModeAnswer]
+    clients: list[PullClientAnswer] = []
     preview: PreviewAnswer | None = None
 
 
@@ -176,8 +192,9 @@ def _answer(standing: ModeStanding, proxies: Sequence[ProxyModeAnswer]) -> Consu
     for proxy in proxies:  # a proxy with a higher generation has already applied a later change
         proxy.converged = proxy.generation is not None and proxy.generation >= spec.mode_generation
     drain = None
+    leases = _leases(proxies)
     if standing.seconds_left is not None:
-        drain = DrainAnswer(leases_left=sum(_leases(proxies).values()), seconds_left=standing.seconds_left)
+        drain = DrainAnswer(leases_left=sum(leases.values()), seconds_left=standing.seconds_left)
     return ConsumeModeAnswer(
         topic=spec.subscription.topic,
         group=spec.subscription.group,
@@ -187,6 +204,16 @@ def _answer(standing: ModeStanding, proxies: Sequence[ProxyModeAnswer]) -> Consu
         converged=drain is None and all(proxy.converged for proxy in proxies),
         drain=drain,
         proxies=list(proxies),
+        clients=[
+            PullClientAnswer(
+                client_id=client.client_id,
+                generation=client.generation,
+                queues=client.queues,
+                leaving=client.leaving,
+                leases=sum(leases.get(queue, 0) for queue in (*client.queues, *client.leaving)),
+            )
+            for client in standing.clients
+        ],
     )
 
 
@@ -206,7 +233,7 @@ def _preview(standing: ModeStanding, change: ConsumeModeChange, proxies: Sequenc
         steps=steps,
         drain_timeout_seconds=None if after.drain is None else max(0.0, after.drain.ends_at - standing.now),
         pollers=sum(proxy.pollers for proxy in proxies),
-        pull_clients=standing.pull_clients,
+        pull_clients=len(standing.clients),
         leases=sum(leases.values()),
         queues=[QueueLeasesAnswer(queue=queue, leases=count) for queue, count in sorted(leases.items())],
     )

@@ -22,6 +22,7 @@ export function Now({ topic, group, state, mode }) {
     <${Why} topic=${topic} group=${group} />
     <${Rates} topic=${topic} group=${group} state=${state} cluster=${cluster} />
     <${Queues} state=${state.data} cluster=${cluster} />
+    <${PullClients} clients=${mode.data?.clients ?? []} isPulled=${state.data.mode === "pull"} queues=${state.data.queues} />
     <${Clients} leases=${leases} mode=${mode} />
     <${Leases} leases=${leases} topic=${topic} group=${group} policy=${state.data.policy} />
   `
@@ -96,6 +97,31 @@ function Queues({ state, cluster }) {
         { key: "in_flight", label: "In flight", num: true, sort: (row) => row.in_flight, cell: (row) => count(row.in_flight) },
         { key: "delayed", label: "Delayed", num: true, minor: true, sort: (row) => row.delayed, cell: (row) => count(row.delayed) },
         { key: "blocked", label: "Blocked", num: true, minor: true, sort: (row) => row.blocked, cell: (row) => count(row.blocked) },
+      ]}
+    />
+  <//>`
+}
+
+// The clients that are registered for pull mode. `queues`: the counts of the group's queues.
+function PullClients({ clients, isPulled, queues }) {
+  if (!isPulled) return null
+  const counts = new Map(queues.map((queue) => [queue.queue, queue]))
+  const lag = (client) => [...client.queues, ...client.leaving].reduce((sum, number) => sum + (counts.get(number)?.ready ?? 0) + (counts.get(number)?.in_flight ?? 0), 0)
+  const free = queues.length - clients.reduce((sum, client) => sum + client.queues.length + client.leaving.length, 0)
+  return html`<${Section} title="Pull clients" aside=${clients.length ? plural(clients.length, "client") : ""}>
+    ${free > 0 && clients.length > 0 && html`<${Notice} tone="warn">${plural(free, "queue has", "queues have")} no client yet.<//>`}
+    <${Table}
+      caption="Pull clients"
+      rows=${clients}
+      keyOf=${(client) => client.client_id}
+      sortBy=${{ key: "client", order: "ascending" }}
+      empty="No pull client is registered, so no client reads the queues."
+      columns=${[
+        { key: "client", label: "Client", head: true, sort: (client) => client.client_id, cell: (client) => html`<code>${client.client_id}</code>` },
+        { key: "queues", label: "Queues", cell: (client) => html`${client.queues.join(", ") || html`<span class="quiet">none</span>`}${client.leaving.length > 0 && html` <${Badge} tone="warn">releases ${client.leaving.join(", ")}<//>`}` },
+        { key: "lag", label: "Lag", num: true, sort: lag, cell: (client) => count(lag(client)) },
+        { key: "leases", label: "Not committed", num: true, sort: (client) => client.leases, cell: (client) => count(client.leases) },
+        { key: "generation", label: "Generation", num: true, minor: true, sort: (client) => client.generation, cell: (client) => html`<code>${client.generation}</code>` },
       ]}
     />
   <//>`
