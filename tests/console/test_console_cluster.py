@@ -49,3 +49,11 @@ def test_each_proxy_of_a_cluster_shows_the_whole_cluster(
             expect(page.get_by_text("give its management API with --management-url")).to_be_visible()
             expect(page.get_by_text("Check that RabbitMQ is up")).to_be_visible()
             assert console.violations() == []
+            console.go("checks", "Checks")
+            page.get_by_role("button", name="Run the doctor").click()
+            expect(page.get_by_text("Not looked at")).to_be_visible()
+            page.get_by_text("Not looked at").click()
+            expect(page.get_by_text("--management-url").first).to_be_visible()
+            findings = page.get_by_role("list", name="Findings").get_by_role("listitem")
+            expect(findings.filter(has_text="redis-append-only")).to_contain_text("CONFIG SET appendonly yes")
+            assert console.violations() == []

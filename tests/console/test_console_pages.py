@@ -67,6 +67,15 @@ def test_a_page_is_accessible_in_light_and_dark_and_on_a_phone(tab: Console, pla
     assert tab.errors == []
 
 
+def test_the_latest_report_is_shown_and_opened_in_a_tab_of_its_own(tab: Console) -> None:
+    tab.go("journal", "Journal")
+    expect(tab.page.get_by_text("FAULTS: 2 lost")).to_be_visible()
+    with tab.page.context.expect_page() as opened:
+        tab.page.get_by_role("link", name="Open the report audit").click()
+    expect(opened.value.get_by_text("2 messages are lost")).to_be_visible()
+    opened.value.close()
+
+
 DIALOGS = {
     "topics": "Create a topic",
     "topics/orders": "Delete the topic",

@@ -83,6 +83,11 @@ def _server_rows() -> Iterator[Row]:
 
     for path, operation in (("cluster", "cluster"), ("replicas", "replicas"), ("replicas/groups", "replica_groups")):
         yield _row("GET", f"/v1/admin/{path}", operation, Action.INSPECT, _server)
+    for path, operation in (("reports", "reports_list"), ("reports/{}", "reports_get")):
+        yield _row("GET", f"/v1/admin/{path}", operation, Action.INSPECT, _server)
+    # The doctor shows permissions and settings of RabbitMQ and Redis, and its runs cost them something.
+    yield _row("GET", "/v1/admin/doctor", "doctor_get", Action.ADMIN, _server)
+    yield _row("POST", "/v1/admin/doctor", "doctor_run", Action.ADMIN, _server)
     yield _row("GET", "/v1/admin/log-level", "log_level_get", Action.INSPECT, _server)
     yield _row("PUT", "/v1/admin/log-level", "log_level_put", Action.ADMIN, _server, is_change=True)
 

@@ -45,6 +45,7 @@ from popgate.api.subscription_state import SubscriptionStates
 from popgate.api.visit import Visit, visit_of
 from popgate.api.whole_answers import length_of, send_answer, wrote_success
 from popgate.backup.hosted import HostedBackup
+from popgate.doctor.examination import Checkup
 from popgate.domain.errors import BrokerUnavailable, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.domain.hosts import ANY_HOST
@@ -52,10 +53,12 @@ from popgate.domain.names import InstanceId
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
+from popgate.journal.reports import ReportFolder
 from popgate.locks.hosted import HostedLocks
 from popgate.ports.peers import ForwardedAnswer, Peers
 from popgate.replicas.view import CachedReplicaView
 from popgate.runtime.log_levels import LogLevels
+from popgate.runtime.single_run import SingleRun
 
 _log = logging.getLogger(__name__)
 
@@ -113,6 +116,8 @@ class PopgateApp:
         process: ProcessFigures | None = None,
         levels: LogLevels | None = None,
         backup: HostedBackup | None = None,
+        doctor: SingleRun[Checkup] | None = None,
+        reports: ReportFolder | None = None,
     ) -> None:
         self._requests = requests or RequestCounts()
         peers = None if cluster is None else cluster.peers
@@ -140,6 +145,8 @@ class PopgateApp:
             process=process,
             levels=levels,
             backup=backup,
+            doctor=doctor,
+            reports=reports,
         )
         self._limit = options.request_bytes_max
         self._browser_guard = BrowserGuard(options.allowed_hosts)
@@ -285,6 +292,8 @@ def build_app(
     process: ProcessFigures | None = None,
     levels: LogLevels | None = None,
     backup: HostedBackup | None = None,
+    doctor: SingleRun[Checkup] | None = None,
+    reports: ReportFolder | None = None,
 ) -> ASGIApp:
     """Build the application. ``counters`` must receive the engine's journal events; /metrics shows its counts.
 
@@ -293,7 +302,8 @@ def build_app(
     written. ``replicas`` is None for a proxy without a replica keeper. ``requests`` counts the answered requests. The
     server may use the same object to count requests that it refuses before they reach the application. ``access`` and
     ``process`` are shown by /metrics. ``levels`` is the level of the process' log, which a request may change.
-    ``backup`` takes backups of the data folder, or is None without one.
+    ``backup`` takes backups of the data folder, or is None without one. ``doctor`` is None for a proxy without
+    RabbitMQ, and ``reports`` is None without a folder of reports.
 
     Serve the application with ``server.server_config``. With another configuration of the server, the application does
     not notice that a client has disconnected.
@@ -312,5 +322,7 @@ def build_app(
         process,
         levels,
         backup,
+        doctor,
+        reports,
     )
     return app if set(ALL_FEATURES) <= set(offered) else FeatureFilter(app, offered)

@@ -25,6 +25,7 @@ from popgate.api.complaints import QUOTED_LENGTH_MAX, unknown_field
 from popgate.api.console import add_console
 from popgate.api.consume_mode import consume_mode_router
 from popgate.api.dead_letters import dead_letters_router
+from popgate.api.doctor import doctor_router
 from popgate.api.documentation import add_documentation
 from popgate.api.explain import explain_router
 from popgate.api.formats import JSON, MSGPACK_TYPES, check_json, media_type
@@ -44,17 +45,21 @@ from popgate.api.problems import (
 from popgate.api.process_metrics import ProcessFigures
 from popgate.api.readiness import Readiness
 from popgate.api.replicas import replicas_router
+from popgate.api.reports import reports_router
 from popgate.api.request_counts import RequestCounts
 from popgate.backup.hosted import HostedBackup
+from popgate.doctor.examination import Checkup
 from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
+from popgate.journal.reports import ReportFolder
 from popgate.locks.hosted import HostedLocks
 from popgate.ports.peers import Peers
 from popgate.replicas.view import CachedReplicaView
 from popgate.runtime.log_levels import LogLevels
+from popgate.runtime.single_run import SingleRun
 
 REQUEST_BYTES_MAX = 1024 * 1024
 PROTOCOL_MIN = PROTOCOL_MAX = 1
@@ -103,6 +108,8 @@ class ControlPlane:
         process: ProcessFigures | None = None,
         levels: LogLevels | None = None,
         backup: HostedBackup | None = None,
+        doctor: SingleRun[Checkup] | None = None,
+        reports: ReportFolder | None = None,
     ) -> None:
         self._requests = requests
         framework = _Framework()
@@ -115,6 +122,8 @@ class ControlPlane:
         framework.include_router(replicas_router(engine, replicas))
         framework.include_router(log_level_router(engine, peers, levels or LogLevels("info")))
         framework.include_router(backup_router(backup))
+        framework.include_router(doctor_router(doctor))
+        framework.include_router(reports_router(reports))
         keeper = None if replicas is None else replicas.keeper
         metrics = Metrics(engine, locks, counters, requests, journal, keeper, access, process)
         _add_small_routes(framework, engine, readiness or Readiness(engine), metrics, offered)

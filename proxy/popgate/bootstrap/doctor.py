@@ -47,9 +47,11 @@ class Doctor:
 
 
 @contextlib.asynccontextmanager
-async def doctor(options: ServeOptions, rabbit: RabbitOptions, named: Sequence[str]) -> AsyncGenerator[Doctor]:
+async def doctor(
+    options: ServeOptions, rabbit: RabbitOptions, named: Sequence[str], *, served: Sequence[CatalogQueue] | None = None
+) -> AsyncGenerator[Doctor]:
     """Yield a doctor that is connected to RabbitMQ. ``named`` lists additional queues that are checked as if they were
-    adopted.
+    adopted. ``served`` lists popgate's queues, if the caller knows them: a running proxy locks its data folder.
 
     Raises: StartupError if RabbitMQ can't be reached; StateUnavailable.
     """
@@ -64,7 +66,7 @@ async def doctor(options: ServeOptions, rabbit: RabbitOptions, named: Sequence[s
         if options.redis_url is not None:
             redis = RedisConnection(parse_address(options.redis_url), options.redis_namespace)
             stack.push_async_callback(redis.close)
-        known, unseen = await _catalog(options, redis)
+        known, unseen = await _catalog(options, redis) if served is None or redis is not None else (served, ())
         yield Doctor(
             place=f"RabbitMQ at {connection.place}, virtual host {rabbit.vhost}",
             interfaces=Interfaces(

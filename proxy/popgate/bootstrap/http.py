@@ -22,11 +22,13 @@ from popgate.api.server import server_config
 from popgate.api.slow_requests import SlowRequests
 from popgate.bootstrap.acceptor import Acceptor
 from popgate.bootstrap.cluster import UntrustedPeers
+from popgate.bootstrap.hosted_doctor import hosted_doctor
 from popgate.bootstrap.journal import journal_stories
 from popgate.bootstrap.tls import server_tls
 from popgate.bootstrap.tracing import within_trace
 from popgate.bootstrap.turns import Turns
 from popgate.config import ServeOptions
+from popgate.journal.reports import ReportFolder
 from popgate.replicas.view import CachedReplicaView
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
@@ -147,6 +149,8 @@ def http_server(
         process=proxy.process,
         levels=levels,
         backup=proxy.backup,
+        doctor=hosted_doctor(options, proxy.engine),
+        reports=None if options.report_folder is None else ReportFolder(options.report_folder),
     )
     if access.credentials is not None:
         topics = proxy.engine.topics

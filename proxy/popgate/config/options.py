@@ -357,6 +357,14 @@ class ServeOptions(SecurityOptions):
         200_000,
         (1, JOURNAL_ROTATE_EVENTS_MAX),
     )
+    report_folder: Path | None = setting(
+        "folder into which popgate-pipeline writes its reports; the console shows them",
+        values.folder_path,
+        None,
+        "FOLDER",
+        default_text="no reports are shown",
+    )
+    """The folder with the reports that this proxy shows, or None."""
     features: frozenset[Feature] = setting(
         "features that clients may use: names from GET /v1 with commas between them. Without pop, this "
         "proxy acts like an old one that supports only pull",

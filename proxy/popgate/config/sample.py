@@ -42,6 +42,7 @@ EXAMPLES: Mapping[str, object] = MappingProxyType(
         "replica_groups_url": "https://popgate:8080",
         "replica_policies": "orders*=5",
         "replica_zones": "rabbit@rabbit-1=a,rabbit@rabbit-2=b",
+        "report_folder": "/var/lib/popgate-reports",
         "secret": "0123456789abcdef0123456789abcdef",
         "secret_file": "/etc/popgate/secret",
         "tls_certificate_file": "/etc/popgate/tls.crt",

@@ -1,5 +1,7 @@
 """Applies every rule to the observed facts."""
 
+from typing import NamedTuple
+
 from popgate.doctor.broker_rules import broker_findings
 from popgate.doctor.facts import Facts
 from popgate.doctor.findings import Examination, Finding, Severity
@@ -23,3 +25,10 @@ def examine(facts: Facts) -> Examination:
         findings=tuple(sorted(found, key=lambda finding: _ORDER[finding.severity])),
         unseen=facts.unseen,
     )
+
+
+class Checkup(NamedTuple):
+    """What was examined, under the name that operators know it by, and what was found there."""
+
+    place: str
+    found: Examination

@@ -1,10 +1,12 @@
-// Whether the proxy is ready, and how its journal is doing.
+// Whether the proxy and its servers are well, and how its journal is doing.
 import { get } from "./api.js"
 import { refusal } from "./access.js"
 import { parseMetrics } from "./data.js"
+import { Doctor } from "./doctor.js"
 import { bytes, count, duration, plural } from "./format.js"
 import { Awaited, Empty, Figure, Figures, Notice, Page, Section } from "./parts.js"
 import { usePoll } from "./poll.js"
+import { Reports } from "./reports.js"
 import { html } from "./ui.js"
 
 export function Checks() {
@@ -17,13 +19,7 @@ export function Checks() {
           ? html`<${Notice}><p><strong>Ready.</strong> Messages can be published and consumed.</p><//>`
           : html`<${Empty}>Asking…<//>`}
     <//>
-    <${Section} title="Doctor" aside="RabbitMQ, Redis and their policies">
-      <${Notice}>
-        <p>The doctor is a command: it also checks what the proxy itself may not read. Run it on the proxy's machine, with the flags of <code>popgate serve</code>:</p>
-        <pre tabindex="0" aria-label="Command">popgate doctor</pre>
-        <p>It changes nothing. With <code>--fix</code>, it shows and carries out the commands that repair what it has found.</p>
-      <//>
-    <//>
+    <${Doctor} />
   <//>`
 }
 
@@ -36,13 +32,7 @@ export function Journal() {
         ? html`<${Notice}>The figures of the journal are in the proxy's metrics. ${why}<//>`
         : html`<${Awaited} poll=${poll} what="The figures can't be read">${(figures) => html`<${JournalFigures} figures=${figures} />`}<//>`}
     <//>
-    <${Section} title="Was everything delivered?">
-      <${Notice}>
-        <p>Spark answers this from the journal, and writes a report that names each missing or doubled message:</p>
-        <pre tabindex="0" aria-label="Command">popgate-pipeline audit --journal FOLDER --out ./audit</pre>
-        <p>Open <code>audit/report.html</code>. The proxy does not run Spark, so the report is not shown here.</p>
-      <//>
-    <//>
+    <${Reports} />
   <//>`
 }
 
