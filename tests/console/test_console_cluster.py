@@ -55,5 +55,5 @@ def test_each_proxy_of_a_cluster_shows_the_whole_cluster(
             page.get_by_text("Not looked at").click()
             expect(page.get_by_text("--management-url").first).to_be_visible()
             findings = page.get_by_role("list", name="Findings").get_by_role("listitem")
-            expect(findings.filter(has_text="redis-append-only")).to_contain_text("CONFIG SET appendonly yes")
+            expect(findings.filter(has_text="redis-append-sync")).to_contain_text("CONFIG SET appendfsync always")
             assert console.violations() == []

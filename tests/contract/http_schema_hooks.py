@@ -33,7 +33,16 @@ def to_msgpack(context: schemathesis.SerializationContext, value: Any) -> Any:
 
 @schemathesis.deserializer(MSGPACK)
 def from_msgpack(context: schemathesis.DeserializationContext, response: schemathesis.Response) -> Any:
-    return msgspec.msgpack.decode(response.content)
+    return _as_json(msgspec.msgpack.decode(response.content))
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value with texts in place of bytes: schemathesis remembers answers as JSON, which has no bytes."""
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, dict):
+        return {name: _as_json(one) for name, one in value.items()}
+    return [_as_json(one) for one in value] if isinstance(value, list) else value
 
 
 @schemathesis.hook  # pyright: ignore[reportUnknownMemberType]  # not annotated there

@@ -263,7 +263,8 @@ class _Planner:
             self._on_node[change.node] += 1
             self._replicas[change.node] += {ChangeKind.ADD: 1, ChangeKind.FORGET: -1, ChangeKind.LEAD: 0}[change.kind]
         if wanted < asked.replicas:
-            reason += f"; {asked.replicas} are requested, but there are only {wanted} nodes"
+            there = "is only 1 node" if wanted == 1 else f"are only {wanted} nodes"
+            reason += f"; {asked.replicas} are requested, but there {there}"
         return QueuePlan(
             ref=queue.ref,
             members=queue.members,

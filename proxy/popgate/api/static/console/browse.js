@@ -120,7 +120,7 @@ const firstOf = (blocking) => (typeof blocking === "string" ? blocking : idOf(bl
 export function Where({ row }) {
   if (row.lease) {
     const ends = row.lease.deadline === null ? html`<span class="quiet">until it commits</span>` : html`<${Left} until=${row.lease.deadline} />`
-    return html`${row.lease.client ? html`<code>${row.lease.client}</code> ` : ""}${ends}`
+    return html`${row.lease.client ? html`<code class="name" title=${row.lease.client}>${row.lease.client}</code> ` : ""}${ends}`
   }
   if (row.blocked_by) return html`<span class="quiet">behind</span> <code>${shortId(firstOf(row.blocked_by))}</code>${row.blocked_by.ahead > 1 ? ` and ${count(row.blocked_by.ahead - 1)} more` : ""}`
   if (row.visible_at && row.visible_at > now()) return html`<span class="quiet">visible in</span> ${duration(Math.ceil(row.visible_at - now()))}`

@@ -25,7 +25,7 @@ export function Chart({ label, points, seconds = 300, tone = "", format = asRate
     const box = event.currentTarget.getBoundingClientRect()
     setPlace((event.clientX - box.left) / box.width)
   }
-  return html`<figure class="chart ${tone}">
+  return html`<figure class="chart ${max > 0 ? tone : ""}">
     <figcaption>
       <span class="chart-label">${label}</span>
       <span class="chart-value">${shown ? format(shown.value) : "–"}<span class="unit">${unit}</span></span>

@@ -113,8 +113,8 @@ function Attempts({ attempts }) {
       { key: "attempt", label: "Attempt", num: true, head: true, cell: (one) => count(one.attempt) },
       { key: "outcome", label: "Outcome", cell: (one) => one.outcome },
       { key: "client", label: "Client", cell: (one) => html`<code>${one.client ?? ""}</code>` },
-      { key: "began", label: "Leased", num: true, cell: (one) => html`<${At} at=${one.leased_at} />` },
-      { key: "held", label: "Held for", num: true, cell: (one) => duration(one.ended_at - one.leased_at) },
+      { key: "began", label: "Leased", num: true, minor: true, cell: (one) => html`<${At} at=${one.leased_at} />` },
+      { key: "held", label: "Held for", num: true, minor: true, cell: (one) => duration(one.ended_at - one.leased_at) },
       { key: "error", label: "Error", kind: "text", cell: words },
     ]}
   />`

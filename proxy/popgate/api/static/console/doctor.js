@@ -45,11 +45,14 @@ function Findings({ found }) {
   `
 }
 
+// The doctor's texts begin in lower case, for the command line. Names such as popgate stay as they are.
+const sentence = (text) => (/^[a-z]+[ ,]/.test(text) && !text.startsWith("popgate ") ? text[0].toUpperCase() + text.slice(1) : text)
+
 const Finding = ({ finding }) =>
   html`<li class="finding ${TONES[finding.severity] ?? ""}">
-    <p><${Badge} tone=${TONES[finding.severity] ?? "plain"}>${finding.severity}<//> <strong>${finding.found}</strong></p>
+    <p><${Badge} tone=${TONES[finding.severity] ?? "plain"}>${finding.severity}<//> <strong>${sentence(finding.found)}</strong></p>
     ${finding.queues.length > 0 && html`<p class="hint">Queues: ${finding.queues.slice(0, QUEUES_SHOWN).join(", ")}${finding.queues.length > QUEUES_SHOWN ? ` and ${count(finding.queues.length - QUEUES_SHOWN)} more` : ""}</p>`}
-    <p>${finding.why}</p>
+    <p>${sentence(finding.why)}.</p>
     <p class="hint">Remedy${finding.fixable ? ", which the doctor can carry out" : ""}:</p>
     <pre tabindex="0" aria-label=${`Remedy of ${finding.code}`}>${finding.command}</pre>
     <p class="hint"><code>${finding.code}</code></p>

@@ -139,7 +139,7 @@ function Clients({ leases, mode }) {
     byClient.set(name, known)
   }
   const rows = [...byClient.values()].sort((a, b) => b.leases - a.leases)
-  return html`<${Section} title="Clients" aside=${mode.data ? `${plural(waiting, "request waits", "requests wait")} for messages${proxies.length > 1 ? `: ${proxies.map((proxy) => `${proxy.pollers} at ${proxy.proxy}`).join(", ")}` : ""}` : ""}>
+  return html`<${Section} title="Clients" aside=${mode.data ? waiting === 0 ? "no request waits for messages" : `${plural(waiting, "request waits", "requests wait")} for messages${proxies.length > 1 ? `: ${proxies.map((proxy) => `${proxy.pollers} at ${proxy.proxy}`).join(", ")}` : ""}` : ""}>
     ${leases.error?.isNotOffered
       ? html`<${Notice}>This version of the proxy does not list leases, so the clients that hold them are not known here.<//>`
       : html`<${Awaited} poll=${leases} what="The leases can't be read">
@@ -171,7 +171,7 @@ function Leases({ leases, topic, group, policy }) {
         empty="Nothing is leased."
         columns=${[
           { key: "id", label: "Message", head: true, cell: (row) => html`<a class="mono" title=${idOf(row)} href=${path`#/find/${topic}/${idOf(row)}`}>${shortId(idOf(row))}</a>` },
-          { key: "client", label: "Client", sort: (row) => row.lease?.client ?? "", cell: (row) => (row.lease?.client ? html`<code>${row.lease.client}</code>` : NONE) },
+          { key: "client", label: "Client", sort: (row) => row.lease?.client ?? "", cell: (row) => (row.lease?.client ? html`<code class="name" title=${row.lease.client}>${row.lease.client}</code>` : NONE) },
           { key: "left", label: "Time left", num: true, sort: (row) => row.lease?.deadline ?? null, cell: (row) => html`<${Left} until=${row.lease?.deadline} whole=${Math.max(policy.invisibility_seconds, (row.lease?.deadline ?? 0) - clock())} />` },
           { key: "attempt", label: "Attempt", num: true, sort: (row) => row.attempt, cell: (row) => html`${count(row.attempt)}${policy.max_deliveries ? html`<span class="quiet"> / ${count(policy.max_deliveries)}</span>` : ""}` },
           { key: "key", label: "Ordering key", minor: true, cell: (row) => row.ordering_key ?? NONE },

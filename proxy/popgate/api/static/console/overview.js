@@ -57,7 +57,7 @@ export function Overview() {
                 ? "Nothing so far."
                 : "Nothing: no dead letters, no paused groups, no queue without an owner, no old messages."}
             columns=${[
-              { key: "group", label: "Group", head: true, cell: (row) => html`<a href=${pageOf(row.topic, row.group)}>${row.topic}/${row.group}</a>` },
+              { key: "group", label: "Group", head: true, cell: (row) => html`<a href=${pageOf(row.topic, row.group)}>${row.topic}/<wbr />${row.group}</a>` },
               { key: "why", label: "Why", kind: "text", cell: (row) => html`<${Reasons} row=${row} />` },
               { key: "ready", label: "Ready", num: true, minor: true, sort: (row) => row.state.ready, cell: (row) => count(row.state.ready) },
               { key: "in_flight", label: "In flight", num: true, minor: true, sort: (row) => row.state.in_flight, cell: (row) => count(row.state.in_flight) },

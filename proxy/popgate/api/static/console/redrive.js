@@ -46,11 +46,11 @@ export function RedriveLetters({ topic, group, dead, ids, conditions, onClose, o
       <p>
         ${ids.length ? html`The <strong>${plural(ids.length, "selected letter")}</strong>` : html`<strong>${plural(number, "letter")}</strong>${isSearch ? (number === 1 ? " that matches" : " that match") : ""}, the oldest first,`}
         ${" "}${number === 1 ? "goes" : "go"} to ${goal ? html`all groups of the topic <strong>${goal}</strong>` : html`the end of ${number === 1 ? "its queue" : "their queues"}, for this group only`}.
-        ${" "}Delivery counts start at 1 again.${pace > 0 && number > 1 ? ` This takes about ${duration(number / pace)}.` : ""}
+        ${" "}Delivery counts start at 1 again.${pace > 0 && number > pace ? ` This takes about ${duration(number / pace)}.` : ""}
       </p>
       ${!pace && number > 100 && html`<${Notice} tone="warn">Without a rate, all of them come back at once. If the fault that made them dead is not repaired, they load your clients, and die again.<//>`}
       <${Input} label="Rate, in letters per second" hint="Empty: as fast as possible" inputmode="decimal" value=${perSecond} onInput=${setPerSecond} error=${error?.field === "rate_per_second" ? error.message : ""} />
-      ${ids.length === 0 && html`<${Input} label="At most this many letters" hint="Empty: all that exist now" inputmode="numeric" value=${most} onInput=${setMost} error=${error?.field === "max_messages" ? error.message : ""} />`}
+      ${ids.length === 0 && html`<${Input} label="At most this many letters" hint=${isSearch ? "Empty: all that match" : "Empty: all that exist now"} inputmode="numeric" value=${most} onInput=${setMost} error=${error?.field === "max_messages" ? error.message : ""} />`}
       <${Input} label="To another topic" hint="Empty: each letter goes back to the queue from which it came" value=${target} onInput=${setTarget} autocomplete="off" error=${error?.field === "target_topic" ? error.message : ""} />
       ${why && html`<${Notice} tone="warn">${why}<//>`}
     `}

@@ -1,8 +1,8 @@
 // Shows the reports of the Spark pipeline: was everything delivered?
 import { base, get, path, token } from "./api.js"
 import { refusal } from "./access.js"
-import { bytes, count, plural } from "./format.js"
-import { Actions, Ago, At, Awaited, Badge, Empty, Failure, Figure, Figures, Notice, Section, useAction } from "./parts.js"
+import { bytes, count } from "./format.js"
+import { Actions, Ago, At, Awaited, Failure, Figure, Figures, Notice, Section, useAction } from "./parts.js"
 import { usePoll } from "./poll.js"
 import { Table } from "./table.js"
 import { html } from "./ui.js"
@@ -49,10 +49,10 @@ function Latest({ report }) {
   const { verdict } = report
   const faults = verdict ? sum(verdict.faults) : 0
   const unsure = verdict ? sum(verdict.not_certain) : 0
-  const tone = faults ? "bad" : unsure || verdict?.journal_events_missing ? "warn" : "good"
+  const tone = faults ? "bad" : unsure || verdict?.journal_events_missing ? "warn" : ""
   return html`
-    <div class="notice ${faults ? "bad" : tone === "warn" ? "warn" : ""}">
-      ${verdict ? html`<p><${Badge} tone=${tone}>${faults ? "faults" : tone === "warn" ? "not certain" : "clean"}<//> <strong>${verdict.headline}</strong></p><p>${verdict.text}</p>` : html`<p><strong>The report ${report.name}</strong> has no verdict: only audits have one.</p>`}
+    <div class="notice ${tone}">
+      ${verdict ? html`<p><strong>${verdict.headline}</strong></p><p>${verdict.text}</p>` : html`<p><strong>The report ${report.name}</strong> has no verdict: only audits have one.</p>`}
       <p class="hint">Report <code>${report.name}</code>, ${bytes(report.bytes)}, written <${Ago} at=${report.written_at} />${verdict?.end ? html`, about events until ${new Date(verdict.end).toLocaleString("en-GB")}` : ""}</p>
       <${Open} report=${report} />
     </div>

@@ -79,10 +79,10 @@ function StateBadges({ row, owners }) {
   if (row.group === null) return ""
   if (!row.state) return row.error ? html`<${Badge} tone="bad" title=${row.error.message}>no answer<//>` : html`<span class="quiet">…</span>`
   const { mode, policy } = row.state
-  const found = troubles(row.state, owners, row.isStalled).filter((one) => !/dead letter|paused|draining/.test(one.text))
+  const found = troubles(row.state, owners, row.isStalled).filter((one) => one.word !== "paused" && one.word !== "draining")
   return html`${mode !== "pop" && html`<${Badge} tone=${mode === "draining" ? "warn" : "plain"}>${mode}<//> `}
   ${policy.paused && html`<${Badge} tone="warn">paused<//> `}
-  ${found.length > 0 && html`<${Badge} tone=${found[0].tone} title=${found.map((one) => one.text).join("; ")}>${found[0].tone === "bad" ? "trouble" : "look"}<//> `}
+  ${found.length > 0 && html`<${Badge} tone=${found[0].tone} title=${found.map((one) => one.text).join("; ")}>${found[0].word}<//> `}
   ${mode === "pop" && !policy.paused && found.length === 0 && html`<${Badge} tone="good">ok<//>`}`
 }
 
