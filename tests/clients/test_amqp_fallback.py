@@ -96,22 +96,32 @@ def test_what_a_proxy_published_is_handled_without_it_and_what_was_rejected_then
     def handle(message: Message) -> None:
         by_program.append(message)
         if message.message_id == "id-2":
-            raise Reject("nobody wants it")
+            raise Reject("nobody wants it") if message.delivery_count > 1 else LookupError("no such customer: ß")
 
-    consumer = AmqpConsumer(topic, "over-amqp", handle, amqp_url=amqp_url)
+    consumer = AmqpConsumer(
+        topic, "over-amqp", handle, amqp_url=amqp_url, client_id="program-7", retry_initial_seconds=0.01
+    )
     with in_a_thread(consumer):
-        wait_until(lambda: len(by_program) == 5, timeout_seconds=WAIT_SECONDS, what="all to be handled")
+        wait_until(lambda: len(by_program) == 6, timeout_seconds=WAIT_SECONDS, what="all to be handled")
         wait_until(
             lambda: (consumer.counters.acked, consumer.counters.rejected) == (4, 1),
             timeout_seconds=WAIT_SECONDS,
             what="all to be settled",
         )
     by_body = {message.body: seen(message)[2:] for message in by_proxy}
-    assert {message.body: seen(message)[2:] for message in by_program} == by_body
+    firsts = [message for message in by_program if message.delivery_count == 1]
+    assert {message.body: seen(message)[2:] for message in firsts} == by_body
     rabbit_proxy.start()
     with Client(rabbit_proxy.url) as client:
         (letter,) = client.dead_letters(topic, "over-amqp")["messages"]
-        assert (letter["message_id"], letter["reason"], letter["delivery_count"]) == ("id-2", "nobody wants it", 1)
+        assert (letter["message_id"], letter["reason"], letter["delivery_count"]) == ("id-2", "nobody wants it", 2)
+        assert letter["error"] == {"type": "LookupError", "text": "no such customer: ß"}
+        first, second = letter["attempts"]
+        assert letter["client"] == first["client"] == second["client"]
+        assert letter["client"].startswith("program-7.")
+        assert [(one["attempt"], one["outcome"]) for one in (first, second)] == [(1, "released"), (2, "rejected")]
+        assert (first["error_type"], second["reason"]) == ("LookupError", "nobody wants it")
+        assert first["leased_at"] <= first["ended_at"] <= second["leased_at"] <= letter["dead_lettered_at"]
         assert client.stats(topic, "over-amqp")["ready"] == 0
         client.redrive(topic, "over-amqp", wait_seconds=10)
         (again,) = client.pop(topic, "over-amqp", wait_seconds=10)

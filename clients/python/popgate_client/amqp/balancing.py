@@ -275,6 +275,7 @@ class Balancer:
             queue,
             self._work,
             self._note_change,
+            client_id=self.me,
             tag=consumer_tag(self.me, self._places_taken),
             behind=self._presence.roster.tags(queue),
         )

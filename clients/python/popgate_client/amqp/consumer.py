@@ -78,6 +78,7 @@ class AmqpConsumer:
     max_deliveries: a message that has failed this often goes to the dead letters. None: no limit.
     drain_seconds: how long a stop waits for running handlers.
     retry_initial_seconds, retry_multiplier, retry_delay_seconds_max, deserializer: as for `Consumer`.
+    error_texts: write the text of a failed handler's exception into the dead letter, and not only its type.
 
     Messages are those of `Consumer`, but they have no leases: `invisible_until` is infinite, and `lease_lost` is set
     when RabbitMQ may deliver the message to another consumer. `counters` and `state()` report what happens.
@@ -102,6 +103,7 @@ class AmqpConsumer:
         retry_initial_seconds: float = 1.0,
         retry_multiplier: float = 2.0,
         retry_delay_seconds_max: float = 300.0,
+        error_texts: bool = True,
         deserializer: Deserializer | None = None,
     ) -> None:
         if concurrency < 1 or drain_seconds < 0 or not 1 <= prefetch_count <= PREFETCH_MAX:
@@ -134,6 +136,7 @@ class AmqpConsumer:
             ),
             max_deliveries=max_deliveries,
             counters=self.counters,
+            error_texts=error_texts,
         )
         self._balancer: Balancer | None = None
         self._released_before = 0

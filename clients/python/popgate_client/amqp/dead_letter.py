@@ -15,18 +15,25 @@ from pamqp.commands import Basic
 from popgate_client.amqp.delivered import DELIVERY_COUNTS, ESCAPED_PREFIX
 from popgate_client.amqp.group import Group
 from popgate_client.amqp.session import ChannelRefused, Session
+from popgate_client.amqp.tries import ATTEMPTS, CAUSE_HEADERS, Tries
+from popgate_client.amqp.working import DeadLetterCause
 from popgate_client.errors import BrokerUnavailable
 from popgate_client.message import Message
 
 
 async def publish_dead_letter(
-    session: Session, group: Group, delivered: DeliveredMessage, message: Message, cause: str, reason: str | None
+    session: Session,
+    group: Group,
+    delivered: DeliveredMessage,
+    message: Message,
+    cause: DeadLetterCause,
+    tries: Tries,
 ) -> None:
     """Publish the dead letter, and return when RabbitMQ has confirmed it. The caller must still ack the message.
 
     Raises: BrokerUnavailable.
     """
-    dead = _dead_letter(group, delivered, message, cause, reason, frame_bytes_max=session.frame_bytes_max)
+    dead = _dead_letter(group, delivered, message, cause, tries, frame_bytes_max=session.frame_bytes_max)
     channel = await session.open_channel(confirms=True)
     try:
         publish = channel.basic_publish(message.body, routing_key=group.dead, properties=dead, mandatory=True)
@@ -41,8 +48,8 @@ def _dead_letter(
     group: Group,
     delivered: DeliveredMessage,
     message: Message,
-    cause: str,
-    reason: str | None,
+    cause: DeadLetterCause,
+    tries: Tries,
     *,
     frame_bytes_max: int,
 ) -> Basic.Properties:
@@ -53,8 +60,9 @@ def _dead_letter(
     table = properties.headers or {}
     origin = table.get("x-popgate-copy-id", "")
     notes: dict[str, Any] = {
-        "x-popgate-dead-cause": cause,
-        "x-popgate-dead-reason": reason or cause,
+        **tries.headers(),
+        "x-popgate-dead-cause": cause.cause,
+        "x-popgate-dead-reason": cause.reason or cause.cause,
         "x-popgate-dead-topic": group.topic,
         "x-popgate-dead-group": group.name,
         "x-popgate-dead-queue": message.queue,
@@ -71,15 +79,18 @@ def _dead_letter(
     if message.ordering_key is not None:
         notes["x-popgate-ordering-key"] = message.ordering_key
     notes[_SHOWN_HEADERS] = json.dumps(dict(message.headers))[:_SHOWN_CHARACTERS_MAX]
-    return Basic.Properties(
+    dead = Basic.Properties(
         message_id=properties.message_id, timestamp=properties.timestamp, headers=notes, delivery_mode=2
     )
+    if not _fits(dead, frame_bytes_max):
+        notes.pop(ATTEMPTS, None)  # the longest; the last error stays
+    return dead
 
 
 _NOT_KEPT = frozenset({"headers", "delivery_mode", "expiration", "user_id", "cluster_id"})
 """Properties that a dead letter does not keep: RabbitMQ checks the user, and would drop a dead letter that expires."""
 
-_LEFT_OUT = frozenset({*DELIVERY_COUNTS, "x-popgate-copy-id", "x-popgate-identity"})
+_LEFT_OUT = frozenset({*DELIVERY_COUNTS, *CAUSE_HEADERS, "x-popgate-copy-id", "x-popgate-identity"})
 _ROUTING = frozenset({"CC", "BCC"})
 """Headers that name further queues. RabbitMQ would put a copy of the dead letter there, with this program's rights."""
 _FRAME_OVERHEAD_BYTES = 20

@@ -13,6 +13,7 @@ behind it wait.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
@@ -26,10 +27,19 @@ from popgate_client.amqp.delivered import read
 from popgate_client.amqp.group import Group
 from popgate_client.amqp.holding import PATIENCE_SECONDS, TAKEN_PATIENCE_SECONDS, hold, let_go
 from popgate_client.amqp.session import ChannelRefused, Session
-from popgate_client.amqp.working import DeadLetterCause, Work, again, call_handler, is_worth_handling, judge
+from popgate_client.amqp.tries import Tries
+from popgate_client.amqp.working import (
+    DeadLetterCause,
+    Work,
+    again,
+    call_handler,
+    is_worth_handling,
+    judge,
+    settlement_of,
+)
 from popgate_client.errors import BrokerUnavailable, Conflict, PopgateError
 from popgate_client.facts import FactLogger
-from popgate_client.message import Message
+from popgate_client.message import Message, Verb
 
 logger = FactLogger(__name__)
 
@@ -45,6 +55,7 @@ class Place:
         work: Work,
         on_change: Callable[[], None],
         *,
+        client_id: str,
         tag: str,
         behind: frozenset[str],
     ) -> None:
@@ -63,6 +74,7 @@ class Place:
         """Why no message may be handled here."""
         self._session = session
         self._group = group
+        self._client_id = client_id
         self._work = work
         self._on_change = on_change
         self._channel: AbstractChannel | None = None
@@ -180,31 +192,34 @@ class Place:
             return await self._ack(delivered)
         message = read(delivered, self._group.topic, self._group.name, self._group.queues.index(self.queue))
         self._work.counters.popped += 1
+        tries = Tries(self._client_id, error_texts=self._work.error_texts)
         while True:
             async with self._work.slots:
                 await self._session.prove_alive()
                 if self.is_leaving:
                     return None
-                delay_seconds = await self._try(delivered, message)
+                delay_seconds = await self._try(delivered, message, tries)
             if delay_seconds is None or self.is_leaving:
                 return None
             await asyncio.sleep(delay_seconds)
             message = again(message)
 
-    async def _try(self, delivered: DeliveredMessage, message: Message) -> float | None:
+    async def _try(self, delivered: DeliveredMessage, message: Message, tries: Tries) -> float | None:
         """Call the handler and settle the message; return the seconds before the next try, None if there is none."""
         task = asyncio.current_task()
         assert task is not None
         self._running[task] = message
         try:
-            verdict = judge(self._work, message, await call_handler(self._work, message))
+            began_at = time.time()
+            settlement = settlement_of(self._work, message, await call_handler(self._work, message))
+            if settlement.verb is not Verb.ACK:
+                tries.note(message, settlement.verb, settlement.entry, began_at=began_at, ended_at=time.time())
+            verdict = judge(self._work, message, settlement)
             if isinstance(verdict, float):
                 return verdict
             if isinstance(verdict, DeadLetterCause):
                 try:
-                    await publish_dead_letter(
-                        self._session, self._group, delivered, message, verdict.cause, verdict.reason
-                    )
+                    await publish_dead_letter(self._session, self._group, delivered, message, verdict, tries)
                 except BrokerUnavailable as error:
                     logger.warning("a message could not be dead-lettered", extra={"cause": str(error)})
                     return self._work.delays.delay_seconds(message.delivery_count)

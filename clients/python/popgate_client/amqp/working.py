@@ -32,6 +32,8 @@ class Work:
     delays: RetryDelays
     max_deliveries: int | None
     counters: Counters
+    error_texts: bool = True
+    """Whether dead letters contain the texts of exceptions, and not only their types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,8 @@ class DeadLetterCause:
     reason: str | None
 
 
-def judge(work: Work, message: Message, error: BaseException | None) -> float | DeadLetterCause | None:
+def judge(work: Work, message: Message, settlement: Settlement) -> float | DeadLetterCause | None:
     """Return what a handler's result means. None: ack; a number: try again after this many seconds."""
-    settlement = _settlement(work, message, error)
     match settlement.verb:
         case Verb.ACK:
             return None
@@ -54,6 +55,14 @@ def judge(work: Work, message: Message, error: BaseException | None) -> float | 
             if work.max_deliveries is not None and message.delivery_count >= work.max_deliveries:
                 return DeadLetterCause(MAX_DELIVERIES, MAX_DELIVERIES)
             return settlement.entry.delay_seconds or 0.0
+
+
+def settlement_of(work: Work, message: Message, error: BaseException | None) -> Settlement:
+    """Return the settlement for a handler's return (`error` is None) or exception."""
+    try:
+        return settlement_for(message, error, work.delays)
+    except Exception as undecidable:  # a subclass of Retry or Reject with unusable fields: treat it as a failure
+        return settlement_for(message, undecidable, work.delays)
 
 
 def again(message: Message) -> Message:
@@ -97,10 +106,3 @@ async def call_handler(work: Work, message: Message) -> BaseException | None:
 def is_worth_handling(delivered: DeliveredMessage) -> bool:
     """Whether to handle the message: not if its time to live is over; then it ends here."""
     return not deliveries.is_expired(delivered)
-
-
-def _settlement(work: Work, message: Message, error: BaseException | None) -> Settlement:
-    try:
-        return settlement_for(message, error, work.delays)
-    except Exception as undecidable:  # a subclass of Retry or Reject with unusable fields: treat it as a failure
-        return settlement_for(message, undecidable, work.delays)
