@@ -220,6 +220,26 @@ def test_release_extend_and_reject_do_what_they_say(
     assert stats()["dead"] == 1
 
 
+def test_a_release_and_a_rejection_say_why(popgate: CommandLine, topic: str, leased: Callable[[str], str]) -> None:
+    error = ("--error-type", "LookupError", "--client-id", "w-7", "--error-text")
+    done = popgate(
+        "release", topic, GROUP, leased("a"), "--delay-seconds", "0", "--reason", "busy", *error, "x" * 9_999
+    )
+    assert done.rows[0]["status"] == "released"
+    (again,) = popgate("pop", topic, GROUP, "--wait-seconds", "10", "--client-id", "w-8").rows
+    assert popgate("reject", topic, GROUP, again["receipt_handle"], "--error-text", "no such customer").code == 0
+    (letter,) = popgate("dead-letters", "list", topic, GROUP).rows
+    assert letter["error"] == {"type": "", "text": "no such customer"}
+    assert letter["client"] == "w-8"
+    first = letter["attempts"][0]
+    assert (first["client"], first["error_type"], first["error_text"]) == ("w-7", "LookupError", "x" * 500)
+    shown = popgate("dead-letters", "show", topic, GROUP, letter["id"], "-o", "table").out
+    assert "released by w-7 at " in shown
+    assert ": busy: LookupError: xxx" in shown
+    wrong = popgate("reject", topic, GROUP, "handle", "--client-id", "two words")
+    assert (wrong.code, "client_id" in wrong.err) == (2, True)
+
+
 # ---------------------------------------------------------------- when it can't be done
 
 

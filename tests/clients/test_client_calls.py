@@ -143,6 +143,11 @@ def test_a_repeated_attempt_gets_the_same_leases(client: Client, topic: str) -> 
 # ---------------------------------------------------------------- settle
 
 
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
 def test_a_message_settles_itself(client: Client, topic: str) -> None:
     client.publish(topic, "a", "b", "c")
     one, two, three = pop_all(client, topic, 3)
@@ -150,8 +155,10 @@ def test_a_message_settles_itself(client: Client, topic: str) -> None:
     assert until == pytest.approx(time.time() + 100, abs=5)
     one.ack()
     one.ack()  # a repeat is as good as done
-    two.release()
-    three.reject("no use")
+    two.release(error=LookupError("no such customer"))
+    three.reject("no use", error=Unprintable())
+    (letter,) = client.dead_letters(topic, "default")["messages"]
+    assert letter["error"] == {"type": f"{__name__}.Unprintable", "text": "it can't be shown: RuntimeError"}
 
     (again,) = pop_all(client, topic, 1)
     assert (again.body, again.delivery_count) == (two.body, 2)
@@ -322,7 +329,9 @@ async def test_the_asyncio_client_does_the_same(shared_proxy: ProxyProcess, topi
         assert await one.extend(100) == pytest.approx(time.time() + 100, abs=5)
         await one.ack()
         await two.release()
-        await three.reject("no use")
+        await three.reject("no use", error=LookupError("no such customer"))
+        (letter,) = (await client.dead_letters(topic, "g"))["messages"]
+        assert letter["error"] == {"type": "LookupError", "text": "no such customer"}
         with pytest.raises(LeaseLost):
             await two.extend(5)
         assert statuses(await client.extend(topic, "g", rest, 50)) == ["extended"] * len(rest)

@@ -54,9 +54,12 @@ class AsyncLeasedMessage(Message):
         """Acknowledge the message: it is never delivered again."""
         (await self.client.ack(self.topic, self.group, self))[0].raise_for_status()
 
-    async def release(self, delay_seconds: float | None = None, reason: str | None = None) -> None:
+    async def release(
+        self, delay_seconds: float | None = None, reason: str | None = None, *, error: BaseException | None = None
+    ) -> None:
         """Make the message visible again; see `Client.release`."""
-        (await self.client.release(self.topic, self.group, self, delay_seconds, reason))[0].raise_for_status()
+        (result,) = await self.client.release(self.topic, self.group, self, delay_seconds, reason, error=error)
+        result.raise_for_status()
 
     async def extend(self, invisibility_seconds: float) -> float | None:
         """Extend the lease to `invisibility_seconds` from now, or as far as the group's max_lease_seconds allows;
@@ -65,9 +68,9 @@ class AsyncLeasedMessage(Message):
         result.raise_for_status()
         return result.invisible_until
 
-    async def reject(self, reason: str | None = None) -> None:
-        """Move the message to the dead-letter queue."""
-        (await self.client.reject(self.topic, self.group, self, reason))[0].raise_for_status()
+    async def reject(self, reason: str | None = None, *, error: BaseException | None = None) -> None:
+        """Move the message to the dead-letter queue; see `Client.reject`."""
+        (await self.client.reject(self.topic, self.group, self, reason, error=error))[0].raise_for_status()
 
 
 class AsyncClient(AsyncAdminCalls, AsyncPullCalls):
@@ -139,10 +142,21 @@ class AsyncClient(AsyncAdminCalls, AsyncPullCalls):
         return await self.settle(topic, group, Verb.ACK, settle_entries(leases))
 
     async def release(
-        self, topic: str, group: str, leases: Leases, delay_seconds: float | None = None, reason: str | None = None
+        self,
+        topic: str,
+        group: str,
+        leases: Leases,
+        delay_seconds: float | None = None,
+        reason: str | None = None,
+        *,
+        error: BaseException | None = None,
+        client_id: str | None = None,
     ) -> list[SettleResult]:
-        """Make messages visible again after `delay_seconds` (0 to 43,200; None: the policy's retry back-off)."""
-        entries = settle_entries(leases, delay_seconds=delay_seconds, reason=reason)
+        """Make messages visible again after `delay_seconds` (0 to 43,200; None: the policy's retry back-off).
+
+        `error`, `client_id`: see `reject`.
+        """
+        entries = settle_entries(leases, delay_seconds=delay_seconds, reason=reason, error=error, client_id=client_id)
         return await self.settle(topic, group, Verb.RELEASE, entries)
 
     async def extend(self, topic: str, group: str, leases: Leases, invisibility_seconds: float) -> list[SettleResult]:
@@ -150,9 +164,24 @@ class AsyncClient(AsyncAdminCalls, AsyncPullCalls):
         entries = settle_entries(leases, invisibility_seconds=invisibility_seconds)
         return await self.settle(topic, group, Verb.EXTEND, entries)
 
-    async def reject(self, topic: str, group: str, leases: Leases, reason: str | None = None) -> list[SettleResult]:
-        """Move messages to the subscription's dead-letter queue, with the reason."""
-        return await self.settle(topic, group, Verb.REJECT, settle_entries(leases, reason=reason))
+    async def reject(
+        self,
+        topic: str,
+        group: str,
+        leases: Leases,
+        reason: str | None = None,
+        *,
+        error: BaseException | None = None,
+        client_id: str | None = None,
+    ) -> list[SettleResult]:
+        """Move messages to the subscription's dead-letter queue, with the reason.
+
+        `error`: the exception because of which the messages are given back; its type and text are kept for the dead
+        letter. `client_id`: the name of this client there; by default that of the pop. Both need a server with `causes`
+        among its features.
+        """
+        entries = settle_entries(leases, reason=reason, error=error, client_id=client_id)
+        return await self.settle(topic, group, Verb.REJECT, entries)
 
     async def settle(self, topic: str, group: str, verb: Verb, entries: Iterable[SettleEntry]) -> list[SettleResult]:
         """Apply one verb to many leases, each with its own options.

@@ -54,9 +54,11 @@ class LeasedMessage(Message):
         """Acknowledge the message: it is never delivered again."""
         self.client.ack(self.topic, self.group, self)[0].raise_for_status()
 
-    def release(self, delay_seconds: float | None = None, reason: str | None = None) -> None:
+    def release(
+        self, delay_seconds: float | None = None, reason: str | None = None, *, error: BaseException | None = None
+    ) -> None:
         """Make the message visible again; see `Client.release`."""
-        self.client.release(self.topic, self.group, self, delay_seconds, reason)[0].raise_for_status()
+        self.client.release(self.topic, self.group, self, delay_seconds, reason, error=error)[0].raise_for_status()
 
     def extend(self, invisibility_seconds: float) -> float | None:
         """Extend the lease to `invisibility_seconds` from now, or as far as the group's max_lease_seconds allows;
@@ -65,9 +67,9 @@ class LeasedMessage(Message):
         result.raise_for_status()
         return result.invisible_until
 
-    def reject(self, reason: str | None = None) -> None:
-        """Move the message to the dead-letter queue."""
-        self.client.reject(self.topic, self.group, self, reason)[0].raise_for_status()
+    def reject(self, reason: str | None = None, *, error: BaseException | None = None) -> None:
+        """Move the message to the dead-letter queue; see `Client.reject`."""
+        self.client.reject(self.topic, self.group, self, reason, error=error)[0].raise_for_status()
 
 
 class Client(AdminCalls, PullCalls):
@@ -182,10 +184,21 @@ class Client(AdminCalls, PullCalls):
         return self.settle(topic, group, Verb.ACK, settle_entries(leases))
 
     def release(
-        self, topic: str, group: str, leases: Leases, delay_seconds: float | None = None, reason: str | None = None
+        self,
+        topic: str,
+        group: str,
+        leases: Leases,
+        delay_seconds: float | None = None,
+        reason: str | None = None,
+        *,
+        error: BaseException | None = None,
+        client_id: str | None = None,
     ) -> list[SettleResult]:
-        """Make messages visible again after `delay_seconds` (0 to 43,200; None: the policy's retry back-off)."""
-        entries = settle_entries(leases, delay_seconds=delay_seconds, reason=reason)
+        """Make messages visible again after `delay_seconds` (0 to 43,200; None: the policy's retry back-off).
+
+        `error`, `client_id`: see `reject`.
+        """
+        entries = settle_entries(leases, delay_seconds=delay_seconds, reason=reason, error=error, client_id=client_id)
         return self.settle(topic, group, Verb.RELEASE, entries)
 
     def extend(self, topic: str, group: str, leases: Leases, invisibility_seconds: float) -> list[SettleResult]:
@@ -193,9 +206,24 @@ class Client(AdminCalls, PullCalls):
         entries = settle_entries(leases, invisibility_seconds=invisibility_seconds)
         return self.settle(topic, group, Verb.EXTEND, entries)
 
-    def reject(self, topic: str, group: str, leases: Leases, reason: str | None = None) -> list[SettleResult]:
-        """Move messages to the subscription's dead-letter queue, with the reason."""
-        return self.settle(topic, group, Verb.REJECT, settle_entries(leases, reason=reason))
+    def reject(
+        self,
+        topic: str,
+        group: str,
+        leases: Leases,
+        reason: str | None = None,
+        *,
+        error: BaseException | None = None,
+        client_id: str | None = None,
+    ) -> list[SettleResult]:
+        """Move messages to the subscription's dead-letter queue, with the reason.
+
+        `error`: the exception because of which the messages are given back; its type and text are kept for the dead
+        letter. `client_id`: the name of this client there; by default that of the pop. Both need a server with `causes`
+        among its features.
+        """
+        entries = settle_entries(leases, reason=reason, error=error, client_id=client_id)
+        return self.settle(topic, group, Verb.REJECT, entries)
 
     def settle(self, topic: str, group: str, verb: Verb, entries: Iterable[SettleEntry]) -> list[SettleResult]:
         """Apply one verb to many leases, each with its own options.

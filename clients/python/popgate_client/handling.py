@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+from popgate_client.causes import REASON_LENGTH_MAX, error_texts, shortened
 from popgate_client.message import Message, SettleEntry, Verb
 
 DELAY_SECONDS_MAX = 43_200.0
-REASON_LENGTH_MAX = 256
-ERROR_TYPE_LENGTH_MAX, ERROR_TEXT_LENGTH_MAX = 128, 500
-"""The server keeps no more characters of an exception's type and text."""
 
 
 class Reject(Exception):  # a decision of the handler, not an error
@@ -128,25 +126,9 @@ def _inner(error: Reject | Retry) -> BaseException | None:
 
 def _with_error(entry: SettleEntry, error: BaseException | None) -> SettleEntry:
     """Return the entry with the type and the text of an exception."""
-    if error is None:
-        return entry
-    kind = type(error)
-    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    try:
-        text = str(error)
-    except Exception as unprintable:
-        text = f"it can't be shown: {type(unprintable).__name__}"
-    return replace(
-        entry,
-        error_type=_encodable(name, ERROR_TYPE_LENGTH_MAX),
-        error_text=_encodable(text, ERROR_TEXT_LENGTH_MAX),
-    )
+    texts = error_texts(error)
+    return replace(entry, error_type=texts.type, error_text=texts.text)
 
 
 def _reason(text: str) -> str | None:
-    return _encodable(text, REASON_LENGTH_MAX)
-
-
-def _encodable(text: str, length_max: int) -> str | None:
-    # A text that can't be encoded would block every settlement in its batch.
-    return text[:length_max].encode("utf-8", "replace").decode("utf-8") or None
+    return shortened(text, REASON_LENGTH_MAX)

@@ -13,6 +13,7 @@ from enum import StrEnum
 from math import isfinite
 from typing import Any, TypeAlias
 
+from popgate_client.causes import error_texts
 from popgate_client.errors import LeaseLost, RetryLater, error_from
 
 _DONE = frozenset({"acked", "already_acked", "released", "extended", "rejected"})
@@ -213,8 +214,11 @@ def settle_entries(
     delay_seconds: float | None = None,
     invisibility_seconds: float | None = None,
     reason: str | None = None,
+    error: BaseException | None = None,
+    client_id: str | None = None,
 ) -> list[SettleEntry]:
     """Return one entry per lease, in order, all with the same options. A plain string is one receipt handle."""
+    texts = error_texts(error)
     many = (leases,) if isinstance(leases, Message | str) else leases
     return [
         SettleEntry(
@@ -222,6 +226,9 @@ def settle_entries(
             delay_seconds=delay_seconds,
             invisibility_seconds=invisibility_seconds,
             reason=reason,
+            error_type=texts.type,
+            error_text=texts.text,
+            client_id=client_id,
         )
         for lease in many
     ]

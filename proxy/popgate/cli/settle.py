@@ -15,6 +15,7 @@ from popgate.cli.pop import INVISIBILITY_SECONDS_MAX
 from popgate.cli.printing import Column, Printer, complain, field, is_quiet, note, output_of
 from popgate.cli.reading import Line, LineSource, batches
 from popgate_client import SettleEntry, SettleResult, Verb
+from popgate_client.causes import ERROR_TEXT_LENGTH_MAX, ERROR_TYPE_LENGTH_MAX, shortened
 
 HANDLE_LINE_BYTES_MAX = 128 * 1024 * 1024
 """Maximum length of an input line in bytes. The limit is high because a line of ``popgate pop`` contains a whole
@@ -53,6 +54,7 @@ _COMMANDS = (
         (
             "popgate release orders billing AfT5...",
             "popgate release orders billing AfT5... --delay-seconds 60 --reason busy",
+            'popgate release orders billing AfT5... --error-type Timeout --error-text "$(cat error.txt)"',
         ),
     ),
     _Command(
@@ -65,7 +67,10 @@ _COMMANDS = (
         Verb.REJECT,
         "move messages to the dead-letter queue",
         "rejected",
-        ("popgate reject orders billing AfT5... --reason 'no such customer'",),
+        (
+            "popgate reject orders billing AfT5... --reason 'no such customer'",
+            "popgate reject orders billing AfT5... --error-type LookupError --error-text 'customer 7 is unknown'",
+        ),
     ),
 )
 
@@ -94,6 +99,16 @@ def add_parsers(commands: Commands) -> None:
             add_former(parser, "--invisibility", "--invisibility-seconds")
         if verb in (Verb.RELEASE, Verb.REJECT):
             parser.add_argument("--reason", metavar="TEXT", help="the reason, for later inspection")
+            _add_cause(parser)
+
+
+def _add_cause(parser: argparse.ArgumentParser) -> None:
+    help = f"type of the error, for the dead letter and 'popgate explain' (cut to {ERROR_TYPE_LENGTH_MAX} characters)"
+    parser.add_argument("--error-type", metavar="NAME", help=help)
+    help = f"what the error says, for the dead letter (cut to {ERROR_TEXT_LENGTH_MAX} characters)"
+    parser.add_argument("--error-text", metavar="TEXT", help=help)
+    help = "name of this client in the dead letter (default: that of the pop, if the proxy knows it)"
+    parser.add_argument("--client-id", metavar="NAME", help=help)
 
 
 def settle(verb: Verb, arguments: argparse.Namespace) -> int:
@@ -101,14 +116,18 @@ def settle(verb: Verb, arguments: argparse.Namespace) -> int:
     the input contains no receipt handle."""
     printer = Printer(COLUMNS, output_of(arguments), name=field("receipt_handle"))
     count, all_done = 0, True
+    given = vars(arguments)
     with open_client(arguments) as client:
         for handles in _batches(arguments):
             entries = [
                 SettleEntry(
                     receipt_handle=handle,
-                    delay_seconds=getattr(arguments, "delay_seconds", None),
-                    invisibility_seconds=getattr(arguments, "invisibility_seconds", None),
-                    reason=getattr(arguments, "reason", None),
+                    delay_seconds=given.get("delay_seconds"),
+                    invisibility_seconds=given.get("invisibility_seconds"),
+                    reason=given.get("reason"),
+                    error_type=shortened(given.get("error_type") or "", ERROR_TYPE_LENGTH_MAX),
+                    error_text=shortened(given.get("error_text") or "", ERROR_TEXT_LENGTH_MAX),
+                    client_id=given.get("client_id"),
                 )
                 for handle in handles
                 if handle is not None
