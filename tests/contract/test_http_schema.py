@@ -119,7 +119,11 @@ def test_what_the_page_offers_to_be_tried_is_not_refused(server: HttpServer) -> 
     for path, methods in answer(server.client.get("/openapi.json"))["paths"].items():
         for method, operation in methods.items():
             if "requestBody" in operation:
-                example = operation["requestBody"]["content"]["application/json"]["example"]
+                content = operation["requestBody"]["content"]["application/json"]
+                assert "example" in content, (
+                    f"{method} {path}: add its example to _EXAMPLES in proxy/popgate/api/openapi.py"
+                )
+                example = content["example"]
                 response = server.client.request(method, path.format(**names), json=example)
                 # No example can have a token that is held, and a group is not consumed in both modes.
                 if not response.is_success and response.json()["code"] not in ("lock_lost", "wrong_mode"):

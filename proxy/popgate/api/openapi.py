@@ -79,17 +79,20 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _summarize(operation: dict[str, Any]) -> None:
     """Use the first sentence of the description as the summary. FastAPI's summary is the function's name."""
-    summary, _, rest = operation.pop("description").partition(". ")
+    summary, _, rest = operation.pop("description", operation["summary"]).partition(". ")
     operation["summary"] = summary.removesuffix(".")
     if rest:
         operation["description"] = rest
 
 
 def _add_example(operation: dict[str, Any]) -> None:
-    if "requestBody" in operation:
-        content = operation["requestBody"]["content"][JSON]
+    """Add the example of the request, if there is one. A test fails if one is missing; the description must not."""
+    content = operation.get("requestBody", {}).get("content", {}).get(JSON)
+    if content is not None:
         shape = content["schema"].get("anyOf", [content["schema"]])[0]
-        content["example"] = _EXAMPLES[shape["$ref"].removeprefix(REF)]
+        example = _EXAMPLES.get(shape.get("$ref", "").removeprefix(REF))
+        if example is not None:
+            content["example"] = example
 
 
 def allowed_methods(schema: Mapping[str, Any], path: str) -> str:
