@@ -6,6 +6,7 @@ import pytest
 
 from contract.http_server import HttpServer, Json, Topic, answer, problem
 from contract.http_server import lean_server as server
+from support.processes import wait_until
 
 __all__ = ["server"]
 
@@ -26,6 +27,21 @@ def test_a_receipt_that_stands_twice_in_a_rejection_makes_one_dead_letter(topic:
     assert rejected == [{"status": "rejected"}] * 22
     assert sorted(map(int, dead_letters(topic))) == list(range(20))
     assert topic.settle("reject", entries[:1] * 2) == [{"status": "rejected"}] * 2, "also where it is done already"
+
+
+# ---------------------------------------------------------------- a lease that has expired
+
+
+def test_an_expired_lease_may_be_acked_until_another_client_has_the_message(topic: Topic) -> None:
+    topic.publish("late", "too late")
+    late, too_late = topic.pop_all(2, invisibility_seconds=1)
+    wait_until(lambda: topic.state()["ready"] == 2, timeout_seconds=10, what="the end of the leases")
+    assert topic.ack(late) == ["acked"]
+    (again,) = topic.pop(max_messages=2, wait_seconds=10, invisibility_seconds=60)
+    assert again["message_id"] == too_late["message_id"]
+    assert topic.ack(too_late) == ["expired"]
+    assert topic.ack(again) == ["acked"]
+    assert topic.state()["ready"] == topic.state()["in_flight"] == 0
 
 
 # ---------------------------------------------------------------- the greatest age of a lease
