@@ -228,6 +228,8 @@ def test_a_message_that_always_fails_is_dead_lettered_after_max_deliveries(
     assert shelf.bodies == ["before", "poison", "poison", "poison", "after"]
     (letter,) = client.dead_letters(topic, GROUP)["messages"]
     assert (letter["body"], letter["reason"]) == ("poison", "max_deliveries: ValueError")
+    assert (letter["cause"], letter["client"]) == ("max_deliveries", consumer.client_id)
+    assert letter["error"] == {"type": "ValueError", "text": "no"}
 
 
 def test_two_consumers_share_the_queues_and_each_queue_keeps_its_order_when_one_comes_and_goes(

@@ -283,6 +283,7 @@ def test_a_message_whose_leases_expire_keeps_when_and_by_whom(topic: Topic) -> N
     assert letter["client"] == "w-2"
     assert "error" not in letter
     assert [(one["attempt"], one["outcome"]) for one in letter["attempts"]] == [(1, "expired"), (2, "expired")]
+    assert [one["client"] for one in letter["attempts"]] == ["w-1", "w-2"]
     for one in letter["attempts"]:
         assert one["ended_at"] - one["leased_at"] == pytest.approx(1, abs=0.1)
 

@@ -236,6 +236,27 @@ def test_a_pulled_message_can_be_rejected_and_no_other_verb_takes_its_receipt(se
     wait_until(lambda: topic.state()["dead"] == 1, timeout_seconds=10, what="the dead letter")
 
 
+def test_a_message_that_no_client_commits_dies_with_the_clients_that_had_it(server: HttpServer) -> None:
+    topic = pulled_topic(server)
+    topic.policy(max_deliveries=2)
+    topic.publish("poison", "after")
+    for name in ("a", "b"):
+        client = Client(topic, name)
+        client.has_queues(1)
+        assert [one["body"] for one in client.pull(wait_seconds=10, max_messages=1)] == ["poison"]
+        client.leave()
+    last = Client(topic, "c")
+    last.has_queues(1)
+    (after,) = last.pull_all(1)
+    assert after["body"] == "after"
+    wait_until(lambda: topic.state()["dead"] == 1, timeout_seconds=20, what="the dead letter")
+    page = answer(topic.client.get(f"{topic.admin_path}/groups/{topic.group}/dead-letters"))
+    (letter,) = page["messages"]
+    assert (letter["cause"], letter["delivery_count"], letter["client"]) == ("max_deliveries", 2, "b")
+    attempts = [(one["attempt"], one["outcome"], one["client"], one["reason"]) for one in letter["attempts"]]
+    assert attempts == [(number, "released", name, "the pull session ended") for number, name in ((1, "a"), (2, "b"))]
+
+
 @pytest.mark.parametrize("is_unique", [True, False])
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_adopted_queues_are_pulled_in_order_as_well(

@@ -6,6 +6,7 @@ the domain's tables (a script can't import them) repeats all of them.
 
 import asyncio
 import tempfile
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +40,7 @@ class Grant(NamedTuple):
     max_deliveries: int | None
     earlier: int
     in_line: bool
+    expired: Mapping[LeaseId, str] | None
 
 
 class Settle(NamedTuple):
@@ -80,6 +82,7 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
         st.sampled_from([None, 1, 2]),
         st.sampled_from([0, 3]),
         st.booleans(),
+        st.sampled_from([None, {FIRST: '\x1fe{"c":"w-1"}', SECOND: '\x1fe{"c":"ß"}'}]),
     ),
     st.builds(Settle, st.lists(ENTRIES, min_size=1, max_size=4)),
     st.builds(Wait, SECONDS),
@@ -122,6 +125,7 @@ async def check_grant(bench: Bench, twin: dict[CopyId, LeaseRecord], step: Grant
         invisibility_seconds=step.seconds,
         max_deliveries=step.max_deliveries,
         mode_generation=2,
+        expired_attempts=step.expired,
     )
     is_held_up = False
     for copy_id, answer in zip(step.copy_ids, await bench.store.grant(request), strict=True):
@@ -136,6 +140,7 @@ async def check_grant(bench: Bench, twin: dict[CopyId, LeaseRecord], step: Grant
             max_deliveries=step.max_deliveries,
             earlier_deliveries=step.earlier,
             epoch=EPOCH,
+            expired_attempts=step.expired,
         )
         assert answer.status is expected.status
         assert answer.remaining_seconds == pytest.approx(expected.remaining_seconds, abs=1e-4)

@@ -23,6 +23,7 @@ extension is shortened, and a lease of the maximum age can't be extended. After 
 leases can't be extended, because a drain ends when no leases are left.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from math import inf
 from typing import NamedTuple
@@ -155,6 +156,9 @@ class SettleAnswer(NamedTuple):
     settled_at: float
 
 
+_EXPIRED = f"{SEPARATOR}{EXPIRED_MARK}"
+
+
 def decide_grant(
     record: LeaseRecord | None,
     *,
@@ -164,12 +168,14 @@ def decide_grant(
     max_deliveries: int | None,
     earlier_deliveries: int,
     epoch: int,
+    expired_attempts: Mapping[LeaseId, str] | None = None,
 ) -> GrantAnswer:
     """Decide whether a copy may be leased now. If so, the answer contains the record of the new lease.
 
     While a lease group is being formed, the same lease may be requested again. If this lease has expired, it is
     renewed, and this does not count as a new delivery. But if another lease of the copy was granted since it expired, a
-    new lease is granted. ``earlier_deliveries`` is used only if ``record`` is None.
+    new lease is granted. ``earlier_deliveries`` is used only if ``record`` is None. ``expired_attempts``: by lease id,
+    the description of the attempt that ended when this lease expired (``attempts.described``).
     """
     if record is None:
         count, first = earlier_deliveries, now
@@ -189,7 +195,8 @@ def decide_grant(
         if max_deliveries is not None and count >= max_deliveries:
             return GrantAnswer(GrantStatus.EXHAUSTED, 0.0, record)
         if record.reason or record.state is RecordState.LEASED:  # it keeps its attempts; the last one may have expired
-            return _granted_again(record, now, lease_id, invisibility_seconds, count, first, epoch)
+            expired = (expired_attempts or {}).get(record.lease_id, _EXPIRED)
+            return _granted_again(record, now, lease_id, invisibility_seconds, count, first, epoch, expired)
     granted = LeaseRecord(RecordState.LEASED, lease_id, now + invisibility_seconds, count + 1, first, now, epoch, now)
     return GrantAnswer(GrantStatus.GRANTED, invisibility_seconds, granted)
 
@@ -202,8 +209,9 @@ def _granted_again(
     count: int,
     first: float,
     epoch: int,
+    expired: str,
 ) -> GrantAnswer:
-    new = f"{SEPARATOR}{EXPIRED_MARK}" if record.state is RecordState.LEASED else ""
+    new = expired if record.state is RecordState.LEASED else ""
     reason = noted(record.reason, new, record.delivery_count, record.leased_at, record.visible_at)
     ends_at = now + invisibility_seconds
     granted = LeaseRecord(RecordState.LEASED, lease_id, ends_at, count + 1, first, now, epoch, now, reason=reason)

@@ -11,7 +11,7 @@ until its owner has called ``restore``. If the store can detect this, a settleme
 StateUnavailable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
@@ -50,7 +50,8 @@ class GrantRequest:
     All leases that it grants share ``lease_id``, which is never used for another pop. ``attempt_id`` links the leases
     to the client's attempt, for ``find_attempt``. An attempt can have several batches. ``group``: if it is set, the
     granted copies become members of this lease group in the same atomic step. A copy becomes a member only once. If the
-    lease of a member has expired, it is renewed, and this does not count as a new delivery.
+    lease of a member has expired, it is renewed, and this does not count as a new delivery. ``expired_attempts``: see
+    ``domain.lease.decide_grant``.
     """
 
     subscription: Subscription
@@ -61,6 +62,7 @@ class GrantRequest:
     mode_generation: int
     attempt_id: str | None = None
     group: GroupPart | None = None
+    expired_attempts: Mapping[LeaseId, str] | None = None
 
 
 class SettleEntry(NamedTuple):

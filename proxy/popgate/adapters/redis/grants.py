@@ -55,6 +55,7 @@ def grant_call(request: GrantRequest, limit: tuple[int, str, int] | None = None)
         ask_of,
         any(lines) and lines,
         False if request.attempt_id is None else request.attempt_id,
+        request.expired_attempts or False,
     )
 
 

@@ -66,6 +66,7 @@ def grant(
                 max_deliveries=request.max_deliveries,
                 earlier_deliveries=earlier,
                 epoch=epoch,
+                expired_attempts=request.expired_attempts,
             )
             if record is None:
                 first[epoch, earlier] = answer

@@ -42,6 +42,7 @@ class ExpiredLeases:
             if retry.delay_seconds(buffered.delivery_count) > 0:
                 delayed.append(buffered)
             else:
+                self._group.expired_clients.note(buffered, now)
                 self._group.host(buffered).make_ready([buffered])
         if delayed:
             self._context.background.spawn(self._delay_retries(delayed), name="delay retries")

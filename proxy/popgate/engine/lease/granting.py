@@ -103,6 +103,10 @@ class Granter:
         if answers and answers[0].status is GrantStatus.WRONG_MODE:
             self.give_back(candidates)
             raise ModeOvertaken
+        if asked.expired_attempts is not None:
+            self._group.expired_clients.forget(
+                one for one, answer in zip(candidates, answers, strict=True) if answer.status is GrantStatus.GRANTED
+            )
         leased = self._apply(candidates, messages, asked, answers, request)
         for host in hosts:
             host.were_granted()
@@ -119,6 +123,7 @@ class Granter:
         attempt_id: str | None,
     ) -> GrantRequest:
         policy, selection, hosts = spec.policy, request.selection, self._group.hosts
+        expired = self._group.expired_clients
         invisibility = request.invisibility_seconds or policy.invisibility_seconds
         if selection.lease_id is None:
             invisibility = min(invisibility, policy.max_lease_seconds)
@@ -135,6 +140,7 @@ class Granter:
             mode_generation=spec.mode_generation,
             attempt_id=attempt_id,
             group=selection.part,
+            expired_attempts=expired.attempts(candidates) if expired else None,
         )
 
     def _remember_unanswered(self, lease_id: LeaseId, candidates: Sequence[BufferedMessage]) -> None:

@@ -29,6 +29,7 @@ from popgate.domain.dead_letter import (
 from popgate.domain.errors import BrokerUnavailable, Conflict, RetryLater
 from popgate.domain.lease import SETTLED_STATES, GrantStatus, LeaseRecord, RecordState, SettleAction, SettleStatus
 from popgate.domain.message import Message
+from popgate.domain.modes import is_pulled
 from popgate.domain.names import BrokerQueue, CopyId
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.lease.journal_subjects import Found, found_so, note_found_settled
@@ -192,7 +193,7 @@ class Mover:
             while batch:
                 pause = RETRY_SECONDS
                 try:
-                    await self._move(batch, SettleAction.EXHAUST, [_exhausted(one) for one in batch])
+                    await self._move(batch, SettleAction.EXHAUST, [self._exhausted(one) for one in batch])
                 except RetryLater as error:
                     _log.warning("dead-lettering waits", extra={"queue": self._dead, "error": error.detail})
                     pause = error.retry_after_seconds
@@ -316,7 +317,7 @@ class Mover:
     def _dead_letter(self, buffered: BufferedMessage, record: LeaseRecord, message: Message, now: float) -> Message:
         assert record.target_copy_id is not None, "a moving record names its copy"
         reason, attempts = read(record.reason)
-        cause = MAX_DELIVERIES if reason == MAX_DELIVERIES else REJECTED
+        cause = MAX_DELIVERIES if reason == MAX_DELIVERIES or _is_after_tries(record, reason) else REJECTED
         if self._context.faults.is_unreadable(*self._place(buffered)):
             cause, message = UNREADABLE, bare(message)
         elif reason.startswith(f"{UNREADABLE}: "):
@@ -339,7 +340,16 @@ class Mover:
             published_at=message.published_at,
         )
 
+    def _exhausted(self, buffered: BufferedMessage) -> str:
+        """Return the reason of the move, with the last attempt, which the store records only if its lease has
+        expired."""
+        client = self._group.expired_clients.client_of(buffered)
+        return described(MAX_DELIVERIES, AttemptEnd.EXPIRED, Cause(client=client))
 
-def _exhausted(buffered: BufferedMessage) -> str:
-    """Return the reason of the move, with the last attempt, which the store records only if its lease has expired."""
-    return described(MAX_DELIVERIES, AttemptEnd.EXPIRED, Cause(client=buffered.client or ""))
+
+def _is_after_tries(record: LeaseRecord, reason: str) -> bool:
+    """Whether a pull client has rejected the message after ``max_deliveries`` tries of its own.
+
+    To keep the order of a queue, such a client does not give a failed message back between its tries.
+    """
+    return is_pulled(record.lease_id) and reason.startswith(f"{MAX_DELIVERIES}: ")

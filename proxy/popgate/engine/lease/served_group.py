@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from popgate.domain import modes
 from popgate.domain.names import BrokerQueue, Layout, Subscription
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
+from popgate.engine.lease.expired_clients import ExpiredClients
 from popgate.engine.queue.buffered import BufferedMessage
 from popgate.engine.queue.host import QueueHost
 from popgate.engine.queue.lacking_queues import LackingQueues
@@ -22,6 +23,7 @@ class ServedGroup:
         self.layout = layout
         self.hosts = hosts
         self.name: Subscription = spec.subscription
+        self.expired_clients = ExpiredClients()
         self._lacking = lacking
         self.assigned: StoredAssignment | None = None
         """The latest assignment of queues to pull clients that this proxy has received."""

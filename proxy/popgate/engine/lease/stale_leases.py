@@ -9,6 +9,8 @@ receipt handle becomes void, and its message becomes ready again.
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from popgate.domain import modes
+from popgate.domain.attempts import AttemptEnd, Cause, described
 from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.domain.lease import LeaseRecord, RecordState, SettleAction, SettleStatus
 from popgate.engine.context.engine_context import EngineContext
@@ -19,6 +21,8 @@ from popgate.ports.leases import SettleEntry
 
 BATCH = 1_000
 PATIENCE_SECONDS = 5.0
+SESSION_ENDED, MODE_CHANGED = "the pull session ended", "the consume mode changed"
+"""Why an attempt ended, as a dead letter shows it."""
 OVERTAKEN_SECONDS = 0.25
 """Seconds before the next attempt if the store has a later consume mode than this proxy, in which the leases may be
 valid."""
@@ -100,6 +104,7 @@ class StaleLeases:
                 buffered.copy_id,
                 buffered.lease_id,
                 SettleAction.RELEASE,
+                reason=self._attempt(buffered),
                 under=under,
             )
             for buffered in stale_leases
@@ -127,6 +132,12 @@ class StaleLeases:
         if is_overtaken:
             await asyncio.sleep(OVERTAKEN_SECONDS)
         return not is_overtaken
+
+    def _attempt(self, buffered: BufferedMessage) -> str:
+        """Return how the record describes the attempt that the release of a stale lease ends."""
+        is_session = self._group.is_pulled and modes.is_pulled(buffered.lease_id)
+        why = SESSION_ENDED if is_session else MODE_CHANGED
+        return described("", AttemptEnd.RELEASED, Cause(client=buffered.client or ""), attempt_reason=why)
 
 
 def _is_leased_so(record: LeaseRecord, entry: SettleEntry) -> bool:

@@ -7,8 +7,8 @@
 local GRANTED, HELD, EXHAUSTED, IS_MOVING, SETTLED, FENCED, FULL, BEHIND, WRONG_MODE = 0, 1, 2, 3, 4, 5, 6, 7, 8
 
 -- Returns decide(raw), which returns the status and, if it is GRANTED, the new record. earlier: the count of a copy
--- without a record.
-local function granter(lease_id, invisibility, max_deliveries, earlier, epoch)
+-- without a record. expired: by lease id, how to note the attempt of an expired lease; or false.
+local function granter(lease_id, invisibility, max_deliveries, earlier, epoch, expired)
   return function(raw)
     local count, first_at, reason = earlier, now, ''
     if raw then
@@ -23,7 +23,8 @@ local function granter(lease_id, invisibility, max_deliveries, earlier, epoch)
       end
       count, first_at = r.count, r.count > 0 and r.first_at or now
       if max_deliveries and count >= max_deliveries then return EXHAUSTED end
-      reason = state == LEASED and noted(r, '\31e', r.visible_at) or r.reason -- it keeps its attempts
+      local attempt = expired and expired[r.lease_id] or '\31e'
+      reason = state == LEASED and noted(r, attempt, r.visible_at) or r.reason -- it keeps its attempts
     end
     return GRANTED, pack_record({
       state = LEASED, lease_id = lease_id, leased_at = now, visible_at = now + invisibility, count = count + 1,
@@ -48,17 +49,18 @@ end
 --   asks, ask_of         (epoch, earlier deliveries) each once, and the index of each copy's, or false
 --   lines                the line of each copy, 0 if it is in none; or false
 --   attempt              attempt id, or false
+--   expired              as in granter
 --   invisibility         microseconds
 -- left: the number of leases that a limit leaves, or false; copies beyond it are FULL. add_members, or false: is called
 -- with (queue, copy, former record, new record) of each granted copy and the end of the leases. Returns the statuses
 -- and the places of the records, and how many copies were granted and FULL.
 local function grant_batch(left, add_members, subscription, queues, lease_id, invisibility, max_deliveries, generation,
-    queue_of, copies, first_of, asks, ask_of, lines, attempt)
+    queue_of, copies, first_of, asks, ask_of, lines, attempt, expired)
   if #copies == 0 or is_overtaken(subscription, generation) then return WRONG_MODE, 0, 0, 0 end
   local claims, epochs, answers = read_claims(queues), {}, {}
   for a = 1, #asks do
     local epoch, earlier = unpack(asks[a])
-    epochs[a], answers[a] = epoch, answers_of(granter(lease_id, invisibility, max_deliveries, earlier, epoch))
+    epochs[a], answers[a] = epoch, answers_of(granter(lease_id, invisibility, max_deliveries, earlier, epoch, expired))
   end
   local parts = parts_of(queues, queue_of, copies)
   local found, new, given, granted, full = read_parts(parts), {}, {}, 0, 0
