@@ -10,6 +10,8 @@ STORE_FILE = "popgate.db"
 FORMAT = 1
 """Version of the manifest. A version of popgate reads manifests up to its own version."""
 MANIFEST_BYTES_MAX = 64 * 1024
+TIME_MAX = 253_402_300_799.0
+"""Maximum Unix time in a manifest: the end of the year 9999, after which Python has no dates."""
 NAMES = frozenset({STORE_FILE, "secret", "broker"})
 """Names of the files that a backup may contain. The checksum files of the data folder are made again."""
 
@@ -56,7 +58,7 @@ def decoded(content: bytes) -> Manifest:
     """Return the manifest with this content. Raises: ManifestError."""
     try:
         value: Any = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestError("it is not JSON") from error
     if not isinstance(value, Mapping):
         raise ManifestError("it is not a JSON object")
@@ -68,7 +70,7 @@ def decoded(content: bytes) -> Manifest:
         raise ManifestError(f"popgate {newer} wrote it, which is newer than this one: restore it with that version")
     try:
         manifest = _manifest(dict(value))  # pyright: ignore[reportUnknownArgumentType]  # JSON
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ManifestError(f"it lacks a value, or has a wrong one ({error})") from error
     names = [one.name for one in manifest.files]
     if len(set(names)) != len(names) or not set(names) <= NAMES or STORE_FILE not in names:
@@ -81,10 +83,18 @@ def _manifest(value: dict[str, Any]) -> Manifest:
         popgate=str(value["popgate"]),
         schema=int(value["schema"]),
         broker=str(value["broker"]),
-        started_at=float(value["started_at"]),
-        taken_at=float(value["taken_at"]),
+        started_at=_time(value["started_at"]),
+        taken_at=_time(value["taken_at"]),
         files=tuple(
             BackedUpFile(name=str(one["name"]), bytes=int(one["bytes"]), sha256=str(one["sha256"]))
             for one in value["files"]
         ),
     )
+
+
+def _time(value: Any) -> float:
+    """Return Unix seconds that every reader of JSON and every calendar accepts. Raises: ValueError, TypeError."""
+    seconds = float(value)
+    if not 0.0 <= seconds <= TIME_MAX:
+        raise ValueError(f"{seconds} is not a time")
+    return seconds

@@ -25,7 +25,14 @@ from popgate.cli.endings import CommandFailed
 from popgate.cli.progress import Progress
 from popgate.domain.errors import StartupError
 from popgate.runtime.restoring import RESTORING_FILE
-from popgate.runtime.stable_files import check_file, checksum, make_stable_folder, sync_folder, write_stably
+from popgate.runtime.stable_files import (
+    check_file,
+    checksum,
+    draft_of,
+    make_stable_folder,
+    sync_folder,
+    write_stably,
+)
 
 _OF_FILE_SYSTEMS = frozenset({"lost+found"})
 """Names in a folder that count as nothing."""
@@ -105,7 +112,7 @@ def _check_empty(folder: Path) -> None:
     if LOCK_FILE in names:
         with unused(folder):
             pass
-    if RESTORING_FILE in names or not names - {LOCK_FILE}:
+    if RESTORING_FILE in names or not names - {LOCK_FILE, draft_of(folder / RESTORING_FILE).name}:
         return
     raise CommandFailed(
         f"{folder} is not empty, and a restore never overwrites a file: name a new folder with --data-dir, or move "

@@ -23,7 +23,7 @@ def make_stable_folder(folder: Path, *, mode: int = 0o700) -> None:
 
 def write_stably(file: Path, text: str) -> None:
     """Write ``file`` atomically, readable by its owner only. A link in its place is replaced. Raises: OSError."""
-    draft = file.with_name(f"{file.name}.new")
+    draft = draft_of(file)
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as stream:
@@ -32,6 +32,11 @@ def write_stably(file: Path, text: str) -> None:
         os.fsync(stream.fileno())
     draft.replace(file)
     sync_folder(file.parent)
+
+
+def draft_of(file: Path) -> Path:
+    """Return where ``write_stably`` writes a file until it gives it its name. A kill can leave it there."""
+    return file.with_name(f"{file.name}.new")
 
 
 def sync_folder(folder: Path) -> None:
