@@ -145,6 +145,45 @@ def test_any_extra_can_be_written_as_json() -> None:
     assert (found["level"], found["level_"]) == ("warning", "an extra, not the level of the line")
 
 
+@pytest.mark.parametrize("extra", [float("nan"), [float("inf")], {1: {(1, 2): "x"}}], ids=repr)
+def test_what_json_lacks_is_written_as_text(extra: object) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    record = logging.makeLogRecord({"msg": "it was so", "levelname": "INFO", "extra": extra, "count": 3})
+    found = json.loads(JsonFormatter().format(record), parse_constant=refuse)
+    assert (found["count"], type(found["extra"])) == (3, str)
+
+
+def test_a_hostile_text_forges_no_line_and_controls_no_terminal() -> None:
+    try:
+        raise ValueError("x\n2026-11-27 08:30:00,123 INFO    popgate.forged: \x1b[31mred\r")
+    except ValueError:
+        record = logging.makeLogRecord({"msg": "it failed", "topic": "a\nb\x1b[31m", "exc_info": sys.exc_info()})
+    first, *rest = KeyValueFormatter("%(message)s").format(record).split("\n")
+    assert first == r"it failed topic='a\nb\x1b[31m'"
+    assert all(line.startswith("  ") and line.isprintable() for line in rest)
+    assert rest[-1].endswith(r"popgate.forged: \x1b[31mred\r")
+
+
+def test_a_library_logs_warnings_only_also_at_the_level_debug(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    program = (
+        "import logging; from popgate.runtime.logs import configure_logging; configure_logging('debug')\n"
+        "for name in ('botocore.auth', 'httpcore.http11', 'popgate.part', 'popgater'):\n"
+        "    logging.getLogger(name).debug('detail'); logging.getLogger(name).warning('trouble')"
+    )
+    subprocess.run([sys.executable, "-c", program], stderr=writer, timeout=60, check=True)
+    said = [line.split(": ") for line in os.read(reader, 10_000).decode().splitlines()]
+    assert [(head.split()[-1], text) for head, text in said] == [
+        ("botocore.auth", "trouble"),
+        ("httpcore.http11", "trouble"),
+        ("popgate.part", "detail"),
+        ("popgate.part", "trouble"),
+        ("popgater", "trouble"),
+    ]
+
+
 def test_a_traceback_is_a_field_of_the_line() -> None:
     try:
         raise ValueError("a reason")

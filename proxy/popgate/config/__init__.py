@@ -168,7 +168,10 @@ def _read_file(file: Path, problems: list[str], exposed: list[str]) -> dict[str,
     except OSError as error:
         problems.append(f"--config {file}: can't be read ({error.strerror})")
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        problems.append(f"--config {file}: is nested too deeply")
+        return {}
+    except ValueError as error:  # not TOML, not UTF-8, a date that does not exist, or too long a number
         problems.append(f"--config {file}: is not TOML ({error})")
         return {}
     names = {setting.name for setting in SETTINGS}

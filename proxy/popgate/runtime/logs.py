@@ -29,6 +29,10 @@ ENTRY_LENGTH_MAX, REASON_LENGTH_MAX = 200, 300
 _DROPPED = "log lines were dropped, because standard error was not read"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
 _REQUEST_ID = "request_id"
+_OWN = "popgate"
+"""The first part of the names of popgate's loggers."""
+_INDENT = "  "
+"""What begins the further lines of an event, so that none of them can look like an event of its own."""
 
 
 class LogFormat(StrEnum):
@@ -57,12 +61,9 @@ class KeyValueFormatter(logging.Formatter):
         self._always = {} if worker is None else {"worker": worker}
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+        head, *rest = super().format(record).split("\n")
         extras = [f"{key}={_plain(value)!r}" for key, value in _extras(record, self._always).items()]
-        if not extras:
-            return line
-        head, *rest = line.split("\n", 1)
-        return "\n".join([f"{head} {' '.join(extras)}", *rest])
+        return "\n".join([" ".join([_printable(head), *extras]), *(f"{_INDENT}{_printable(line)}" for line in rest)])
 
 
 class JsonFormatter(logging.Formatter):
@@ -90,7 +91,18 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         # ASCII only, so that no line separator of Unicode can begin a new line
-        return json.dumps(line, default=str, separators=(",", ":"))
+        try:
+            return json.dumps(line, default=str, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError, RecursionError):  # NaN, which JSON lacks, or a key that is no text
+            texts = {key: value if isinstance(value, str | int) else repr(value) for key, value in line.items()}
+            return json.dumps(texts, separators=(",", ":"))
+
+
+def _printable(line: str) -> str:
+    """Return a line without characters that control a terminal: a traceback can contain a client's text."""
+    if line.isprintable():
+        return line
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in line)
 
 
 def _plain(value: object) -> object:
@@ -154,9 +166,15 @@ def configure_logging(level: str, *, worker: int | None = None, form: LogFormat 
         if form is LogFormat.JSON
         else KeyValueFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", worker)
     )
+    handler.addFilter(_is_of_popgate_or_a_warning)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for library in ("aio_pika", "aiormq", "asyncio", "httpx", "opentelemetry", "urllib3", "uvicorn"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+    for library in ("aio_pika", "aiormq", "asyncio", "httpcore", "httpx", "opentelemetry", "urllib3", "uvicorn"):
+        logging.getLogger(library).setLevel(logging.WARNING)  # saves the work of making their records
+
+
+def _is_of_popgate_or_a_warning(record: logging.LogRecord) -> bool:
+    """Return whether to log a record. At the level debug, libraries log headers, and texts that are not constant."""
+    return record.levelno >= logging.WARNING or record.name.partition(".")[0] == _OWN
 
 
 def _standard_error() -> logging.Handler:
