@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from popgate.cli.screen import ENTER, HOME, LEAVE
+from popgate.cli.top_figures import OTHERS, Reading, rows_of
 from popgate_client import Client
 from support.command_line import CommandLine, ended
 from support.proxy import ProxyProcess, popgate_command
@@ -179,6 +180,37 @@ def test_a_suspended_display_leaves_the_terminal_and_comes_back(live: Callable[.
     top.wait_for(lambda lines: top.shown.count(ENTER) == 2 and lines[2].startswith("many"))
     top.press("q")
     assert top.end() == 0
+
+
+def test_a_proxy_that_hangs_is_reported_and_q_still_ends_the_display(
+    live: Callable[..., LiveTop], proxy: ProxyProcess
+) -> None:
+    top = live()
+    top.wait_for(lambda lines: "q=quit" in lines[-1])
+    proxy.pause()
+    try:
+        lines = top.wait_for(lambda lines: "no answer from" in lines[-1])
+        assert column(lines, "READY", "many") == "5"
+        top.press("q")
+        assert top.end() == 0
+    finally:
+        proxy.resume()
+
+
+def test_rates_of_groups_that_share_a_row_are_unknown() -> None:
+    state = {"mode": "pop", "ready": 1, "blocked": 0, "in_flight": 0, "delayed": 0, "dead": 0}
+    own, shared = ("t", "own"), ("t", "shared")
+    readings = [
+        Reading(
+            at,
+            {own: state, shared: state},
+            {(own, "acked"): 2.0 * at, ((OTHERS, OTHERS), "acked"): 9.0, ((OTHERS, ""), "published"): 5.0},
+            {own: 1.0},
+        )
+        for at in (1.0, 2.0)
+    ]
+    figures = [(row["in_per_second"], row["out_per_second"], row["pollers"]) for row in rows_of(*readings)]
+    assert figures == [(None, 2.0, 1), (None, None, None)]
 
 
 def test_elsewhere_it_prints_once(proxy: ProxyProcess) -> None:

@@ -2,15 +2,18 @@
 
 import argparse
 import itertools
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from popgate.cli.client_errors import explain
 from popgate.cli.connecting import open_client, url_of
 from popgate.cli.endings import ExitCode
 from popgate.cli.flags import Commands, add_command, number, seconds
+from popgate.cli.pending_read import PendingRead
 from popgate.cli.printing import (
     Column,
     JsonObject,
@@ -29,6 +32,8 @@ from popgate.cli.top_figures import Reading, read_figures, rows_of
 from popgate_client import Client, RetryLater
 
 INTERVAL_SECONDS = 2.0
+PATIENCE_SECONDS = 3.0
+"""Seconds without an answer after which the live display says so."""
 EPILOG = """\
 Shows for each subscription: ready, blocked, in flight, delayed and dead messages, the age of the oldest message known
 to wait, the messages per second that came and that were acked since the previous look, and the pops that wait. Rates
@@ -208,11 +213,19 @@ def _live(client: Client, arguments: argparse.Namespace) -> int:
     interval: float = arguments.interval_seconds or INTERVAL_SECONDS
     before = read_figures(client, arguments.topic, arguments.group)  # an error is shown on the normal screen
     view = _View(client_url(arguments), arguments.sort, rows_of(None, before))
+    pending = None
     with screen() as taken:
         while True:
             if _wait(taken, view, time.monotonic() + interval):
-                return ExitCode.OK
-            before = _look(client, arguments, view, before)
+                break
+            pending = PendingRead(partial(read_figures, client, arguments.topic, arguments.group), taken.wake)
+            if not _wait_for(pending, taken, view):
+                break
+            before = _look(pending, arguments, view, before)
+    if pending is not None and not pending.is_done:
+        sys.stdout.flush()
+        os._exit(ExitCode.OK)  # the threads of the read would hold up the end of the process
+    return ExitCode.OK
 
 
 def client_url(arguments: argparse.Namespace) -> str:
@@ -222,10 +235,24 @@ def client_url(arguments: argparse.Namespace) -> str:
     return without_password(url_of(arguments))
 
 
-def _look(client: Client, arguments: argparse.Namespace, view: _View, before: Reading) -> Reading:
-    """Read the figures into ``view``. If the server is away, keep the former ones, and say so in the view."""
+def _wait_for(pending: PendingRead[Reading], taken: Screen, view: _View) -> bool:
+    """Show the view until the read has ended. Return whether it has: otherwise the user wants to end."""
+    began = time.monotonic()
+    until = began + PATIENCE_SECONDS
+    while not pending.is_done:
+        if _wait(taken, view, until, lambda: pending.is_done):
+            return False
+        if not pending.is_done:
+            seconds = round(time.monotonic() - began)
+            view.trouble = f"no answer from {view.url} for {seconds} seconds; these are the last figures"
+            until = time.monotonic() + 1
+    return True
+
+
+def _look(pending: PendingRead[Reading], arguments: argparse.Namespace, view: _View, before: Reading) -> Reading:
+    """Take the figures into ``view``. If the server is away, keep the former ones, and say so in the view."""
     try:
-        now = read_figures(client, arguments.topic, arguments.group)
+        now = pending.result()
     except RetryLater as error:
         view.trouble = explain(error, url_of(arguments))
         return before
@@ -233,9 +260,10 @@ def _look(client: Client, arguments: argparse.Namespace, view: _View, before: Re
     return now
 
 
-def _wait(taken: Screen, view: _View, until: float) -> bool:
-    """Show the view, and change it at each key, until this time. Return whether the user wants to end."""
-    while True:
+def _wait(taken: Screen, view: _View, until: float, is_over: Callable[[], bool] = lambda: False) -> bool:
+    """Show the view until a time, or until ``is_over``, and change it at each key. Return whether the user wants to
+    end."""
+    while not is_over():
         width, height = taken.size
         taken.show(view.lines(width, height))
         key = taken.key(until)
@@ -244,3 +272,4 @@ def _wait(taken: Screen, view: _View, until: float) -> bool:
         if key in ("q", "Q", "\x04"):
             return True
         view.press(key)
+    return False

@@ -2,11 +2,12 @@
 
 The counts of waiting messages come from the states of the subscriptions, and are those of the whole cluster. The
 events and the waiting pops are sums over ``/metrics`` of all proxies, which needs the permission ``metrics``. If they
-can't be read, rates and pollers are unknown (None).
+can't be read, rates and pollers are unknown (None). So are those of groups that share one row of ``/metrics``, because
+there are more groups than ``--metrics-groups-max``.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,10 @@ REQUESTS_MAX = 8
 """Maximum number of requests at the same time."""
 OUT, GONE, BACK = "acked", ("acked", "dead_lettered", "purged", "discarded"), "redriven"
 """Kinds of events: messages that clients have processed, that have left a group, and that came back to it."""
+
+PUBLISHED = "published"
+OTHERS = "(other)"
+"""The topic of the row of ``/metrics`` that groups without rows of their own share."""
 
 Name: TypeAlias = tuple[str, str]
 Row: TypeAlias = Mapping[str, Any]
@@ -38,6 +43,16 @@ class Reading:
     events: Mapping[tuple[Name, str], float] | None = None
     pollers: Mapping[Name, float] = field(default_factory=dict[Name, float])
     adopted: frozenset[str] = frozenset()
+
+    def has_row(self, name: Name) -> bool:
+        """Return whether the group has rows of its own in ``/metrics``: each such group has a number of pollers."""
+        return name in self.pollers
+
+    def published(self, topic: str) -> float | None:
+        """Return how many messages were published to a topic, or None if this may be counted with other topics."""
+        events = self.events or {}
+        count = events.get(((topic, ""), PUBLISHED))
+        return 0.0 if count is None and ((OTHERS, ""), PUBLISHED) not in events else count
 
     def left(self, name: Name) -> float:
         """Return how many messages have left the group, less those that came back."""
@@ -82,12 +97,15 @@ def _text(path: str) -> Exchange[str]:
     return accepted(reply).text
 
 
-def _sums(texts: Iterable[str]) -> tuple[dict[tuple[Name, str], float], dict[Name, float]]:
-    """Return the counted events and the waiting pops of each subscription, added up over all proxies."""
+def _sums(texts: Sequence[str]) -> tuple[dict[tuple[Name, str], float], dict[Name, float]]:
+    """Return the counted events and the waiting pops of each subscription, added up over all proxies.
+
+    The waiting pops are those of the subscriptions that have a row at each proxy.
+    """
     from prometheus_client.parser import text_string_to_metric_families  # slow to load
 
     events: dict[tuple[Name, str], float] = {}
-    pollers: dict[Name, float] = {}
+    pollers: dict[Name, list[float]] = {}
     for text in texts:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -96,8 +114,8 @@ def _sums(texts: Iterable[str]) -> tuple[dict[tuple[Name, str], float], dict[Nam
                     kind = (name, sample.labels.get("kind", ""))
                     events[kind] = events.get(kind, 0.0) + sample.value
                 elif sample.name == "popgate_parked_pops":
-                    pollers[name] = pollers.get(name, 0.0) + sample.value
-    return events, pollers
+                    pollers.setdefault(name, []).append(sample.value)
+    return events, {name: sum(counts) for name, counts in pollers.items() if len(counts) == len(texts)}
 
 
 def rows_of(before: Reading | None, now: Reading) -> list[Row]:
@@ -117,7 +135,7 @@ def rows_of(before: Reading | None, now: Reading) -> list[Row]:
                 "oldest_age_seconds": state.get("oldest_age_seconds"),
                 "in_per_second": rates[0],
                 "out_per_second": rates[1],
-                "pollers": None if now.events is None else round(now.pollers.get(name, 0.0)),
+                "pollers": round(now.pollers[name]) if now.has_row(name) else None,
             }
         )
     return rows
@@ -132,15 +150,20 @@ def _rates(before: Reading, now: Reading, name: Name) -> tuple[float | None, flo
     seconds = now.at - before.at
     if before.events is None or now.events is None or name not in before.states or seconds <= 0:
         return None, None
-    gone = now.events.get((name, OUT), 0.0) - before.events.get((name, OUT), 0.0)
-    topic = name[0]
-    if topic in now.adopted:
-        came = _present(now, name) - _present(before, name) + now.left(name) - before.left(name)
-        came = max(0.0, came)
-    else:
-        published = ((topic, ""), "published")
-        came = now.events.get(published, 0.0) - before.events.get(published, 0.0)
-    return None if came < 0 else came / seconds, None if gone < 0 else gone / seconds
+    gone = came = None
+    has_rows = before.has_row(name) and now.has_row(name)
+    if has_rows:
+        gone = now.events.get((name, OUT), 0.0) - before.events.get((name, OUT), 0.0)
+    if name[0] not in now.adopted:
+        then, published = before.published(name[0]), now.published(name[0])
+        came = None if then is None or published is None else published - then
+    elif has_rows:
+        came = max(0.0, _present(now, name) - _present(before, name) + now.left(name) - before.left(name))
+    return _each_second(came, seconds), _each_second(gone, seconds)
+
+
+def _each_second(count: float | None, seconds: float) -> float | None:
+    return None if count is None or count < 0 else count / seconds
 
 
 def _present(reading: Reading, name: Name) -> float:
