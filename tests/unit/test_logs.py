@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import select
 import subprocess
 import sys
 import time
@@ -182,6 +183,21 @@ def test_a_library_logs_warnings_only_also_at_the_level_debug(pipe: tuple[int, i
         ("popgate.part", "trouble"),
         ("popgater", "trouble"),
     ]
+
+
+def test_wrong_trace_headers_of_clients_do_not_flood_the_log(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    program = (
+        "import logging; from popgate.runtime.logs import configure_logging; configure_logging('debug')\n"
+        "from popgate.adapters.tracing.contexts import context_in\n"
+        "context_in({'traceparent': 'x' * 600}); print('done')\n"
+        "context_in({'traceparent': f'00-{1:032x}-{1:016x}-01', 'tracestate': 'é, a=1, a=2'}); print('done')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=writer, timeout=60, check=True
+    )
+    assert done.stdout == b"done\ndone\n"
+    assert not select.select([reader], [], [], 0)[0]
 
 
 def test_a_traceback_is_a_field_of_the_line() -> None:

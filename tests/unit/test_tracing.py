@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.trace import SpanContext
 
 from popgate.adapters.tracing.contexts import LeaseContexts, RememberedLeases, context_in, within_trace
@@ -44,6 +45,14 @@ def test_a_message_carries_its_context_in_its_headers() -> None:
 )
 def test_anything_else_is_no_context(headers: dict[str, Any]) -> None:
     assert context_in(headers) is None
+
+
+def test_a_long_state_of_other_vendors_is_left_out() -> None:
+    long = ",".join(f"vendor{number}={'x' * 100}" for number in range(20))
+    found = context_in({"traceparent": TRACEPARENT, "tracestate": long})
+    assert (ids(found), found and len(found.trace_state)) == ((TRACE_ID, SPAN_ID), 0)
+    with within_trace([(b"traceparent", TRACEPARENT.encode()), (b"tracestate", long.encode())]):
+        assert len(trace.get_current_span().get_span_context().trace_state) == 0
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff\xfe", b"00-1-2-3", TRACEPARENT.encode()])

@@ -31,6 +31,9 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 _REQUEST_ID = "request_id"
 _OWN = "popgate"
 """The first part of the names of popgate's loggers."""
+_OF_TRACE_HEADERS = "opentelemetry.trace"
+"""The logger that warns of each wrong ``traceparent`` and ``tracestate``, with its text. Clients and publishers could
+flood the log."""
 _INDENT = "  "
 """What begins the further lines of an event, so that none of them can look like an event of its own."""
 
@@ -170,6 +173,7 @@ def configure_logging(level: str, *, worker: int | None = None, form: LogFormat 
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for library in ("aio_pika", "aiormq", "asyncio", "httpcore", "httpx", "opentelemetry", "urllib3", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)  # saves the work of making their records
+    logging.getLogger(_OF_TRACE_HEADERS).setLevel(logging.ERROR)
 
 
 def _is_of_popgate_or_a_warning(record: logging.LogRecord) -> bool:

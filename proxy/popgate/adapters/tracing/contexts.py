@@ -15,6 +15,9 @@ from opentelemetry.trace import SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+TRACESTATE_LENGTH_MAX = 512
+"""Maximum characters of a ``tracestate``. W3C Trace Context demands that at least as many are propagated. A longer one is
+ignored, because contexts are remembered and linked, so that publishers could fill the memory."""
 LEASES_MAX = 50_000
 """Maximum number of leases whose contexts are remembered. The settlement of an older lease is not linked."""
 _HEADERS = (TRACEPARENT.encode(), TRACESTATE.encode())
@@ -26,7 +29,7 @@ def context_in(headers: Mapping[str, object]) -> SpanContext | None:
     if TRACEPARENT not in headers:
         return None
     carrier = {name: value for name in (TRACEPARENT, TRACESTATE) if isinstance(value := headers.get(name), str)}
-    found = trace.get_current_span(_propagator.extract(carrier, context.Context())).get_span_context()
+    found = trace.get_current_span(_extracted(carrier, context.Context())).get_span_context()
     return found if found.is_valid else None
 
 
@@ -41,11 +44,17 @@ def headers_of(span: trace.Span) -> Mapping[str, str]:
 def within_trace(headers: Iterable[tuple[bytes, bytes]]) -> Generator[None]:
     """Within the context, spans are children of the one that the headers of an HTTP request name."""
     carrier = {name.decode(): value.decode("latin-1") for name, value in headers if name in _HEADERS}
-    token = context.attach(_propagator.extract(carrier))
+    token = context.attach(_extracted(carrier))
     try:
         yield
     finally:
         context.detach(token)
+
+
+def _extracted(carrier: dict[str, str], base: context.Context | None = None) -> context.Context:
+    if len(carrier.get(TRACESTATE, "")) > TRACESTATE_LENGTH_MAX:
+        del carrier[TRACESTATE]
+    return _propagator.extract(carrier, base)
 
 
 class LeaseContexts(NamedTuple):
