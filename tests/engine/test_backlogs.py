@@ -78,6 +78,18 @@ async def test_a_message_in_memory_is_as_old_as_its_publish_and_stays_so_when_it
     assert leased.delivery_count == 1
 
 
+async def test_a_leased_message_does_not_wait(reading: World) -> None:
+    await reading.publish(TOPIC, "a")
+    await reading.let_pass(7)
+    (leased,) = await reading.pop(TOPIC)
+    await eventually(lambda: gauges(reading).oldest_age_seconds == 0.0)
+    assert gauges(reading).in_flight == 1
+    await reading.publish(TOPIC, "b")
+    await reading.let_pass(3)
+    await eventually(lambda: gauges(reading).oldest_age_seconds == pytest.approx(3.0))
+    assert leased.delivery_count == 1
+
+
 async def test_a_group_that_is_gone_has_no_backlog(reading: World) -> None:
     await reading.publish(TOPIC, "a")
     await until_ready(reading, 1)

@@ -16,8 +16,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 TRACESTATE_LENGTH_MAX = 512
-"""Maximum characters of a ``tracestate``. W3C Trace Context demands that at least as many are propagated. A longer one is
-ignored, because contexts are remembered and linked, so that publishers could fill the memory."""
+"""Maximum characters of a ``tracestate``: W3C Trace Context demands that at least as many are propagated. A longer one
+is ignored, because contexts are remembered and linked, so that publishers could fill the memory."""
 LEASES_MAX = 50_000
 """Maximum number of leases whose contexts are remembered. The settlement of an older lease is not linked."""
 _HEADERS = (TRACEPARENT.encode(), TRACESTATE.encode())

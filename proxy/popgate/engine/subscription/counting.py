@@ -12,6 +12,7 @@ from popgate.engine.queue.buffered import Counts, MessageState
 from popgate.engine.queue.host import QueueHost
 from popgate.ports.broker import QueueDepth
 from popgate.ports.peers import CountMessages, QueueCounts
+from popgate.runtime.deadlines import NEVER
 
 _READY = (MessageState.READY, MessageState.GRANTING, MessageState.REQUEUED)
 
@@ -196,8 +197,13 @@ def _counts(host: QueueHost, dead_held: int) -> QueueCounts:
 
 
 def _oldest_at(host: QueueHost) -> float | None:
-    """Return since when the oldest message of a queue waits, as far as it is known."""
-    times = [one.message.waiting_since for one in host.messages() if one.message is not None]
+    """Return since when the oldest message of a queue waits, as far as it is known. A leased message does not wait, but
+    one that a pull client has not committed does."""
+    times = [
+        one.message.waiting_since
+        for one in host.messages()
+        if one.message is not None and (one.state is not MessageState.LEASED or one.deadline >= NEVER)
+    ]
     if host.channel is None and host.waiting_since.at is not None:
         times.append(host.waiting_since.at)
     return min((since for since in times if since), default=None)  # 0.0: the publisher set no time
