@@ -51,6 +51,8 @@ def test_the_console_asks_for_a_key_and_keeps_it_for_the_tab_only(signed_out: Co
     page = signed_out.page
     expect(page.locator("h1")).to_have_text("Sign in")
     assert signed_out.violations() == []
+    sign_in(signed_out, "pg_wrong…")  # no header can contain it
+    expect(page.get_by_role("alert")).to_contain_text("Copy the whole key again")
     sign_in(signed_out, "pg_wrong_key")
     expect(page.get_by_role("alert")).to_contain_text("does not accept this key")
     sign_in(signed_out, guarded.admin.token)

@@ -137,6 +137,12 @@ def test_no_page_allows_scripts_or_styles_from_elsewhere(filled: ProxyProcess) -
     assert filled.client.get("/console/index.html").status_code == 404
 
 
+def test_a_slash_behind_the_address_leads_to_the_console(filled: ProxyProcess) -> None:
+    answer = filled.client.get("/console/", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (308, "../console")
+    assert filled.client.get("/console/", follow_redirects=True).url.path == "/console"
+
+
 def test_the_theme_can_be_chosen_and_is_kept(console: Console) -> None:
     console.page.emulate_media(color_scheme="light")
     console.open()

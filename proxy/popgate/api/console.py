@@ -57,7 +57,13 @@ def add_console(app: FastAPI) -> None:
             raise NotFound(f"/console/{name}")
         return _answer(name, request)
 
+    async def page_with_slash() -> Response:
+        return Response(
+            status_code=308, headers={**_HEADERS, "location": "../console"}
+        )  # the page's links are relative
+
     app.add_api_route("/console", page, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/console/", page_with_slash, methods=["GET"], include_in_schema=False)
     app.add_api_route("/console/{name}", part, methods=["GET"], include_in_schema=False)
 
 

@@ -54,6 +54,9 @@ export class Problem extends Error {
 
 export const token = () => sessionStorage.getItem(TOKEN)
 
+// Whether a text can be a key or a token. The browser sends no header with other characters.
+export const isToken = (value) => /^[\x21-\x7e]+$/.test(value)
+
 export function useToken(value) {
   if (value) sessionStorage.setItem(TOKEN, value)
   else sessionStorage.removeItem(TOKEN)

@@ -1,6 +1,6 @@
 // Starts the console: the frame around the pages, the way between them, and the form for the key.
 import { caller, readCaller } from "./access.js"
-import { base, connection, get, retryNow, token, useToken } from "./api.js"
+import { base, connection, get, isToken, retryNow, token, useToken } from "./api.js"
 import { duration } from "./format.js"
 import { Overview } from "./overview.js"
 import { Badge, Button, Dialog, Facts, Failure, Input, Loading, Notice, Page, At } from "./parts.js"
@@ -226,14 +226,18 @@ function Theme() {
 
 function SignIn({ refused, onKey }) {
   const [key, setKey] = useState("")
+  const [isOdd, setOdd] = useState(false)
   const submit = (event) => {
     event.preventDefault()
+    setOdd(!isToken(key.trim()))
+    if (!isToken(key.trim())) return
     useToken(key.trim())
     onKey()
   }
   return html`<${Page} title="Sign in">
     <form class="sign-in" onSubmit=${submit}>
-      ${refused && html`<${Notice} tone="bad" alert>The proxy does not accept this key. It may be mistyped, revoked or expired.<//>`}
+      ${isOdd && html`<${Notice} tone="bad" alert>A key has only letters, digits and signs of ASCII, and no spaces. Copy the whole key again.<//>`}
+      ${refused && !isOdd && html`<${Notice} tone="bad" alert>The proxy does not accept this key. It may be mistyped, revoked or expired.<//>`}
       <p>This proxy needs an API key, or a token of its OpenID provider. The browser keeps it for this tab only, until the tab is closed.</p>
       <${Input} label="API key or token" type="password" value=${key} onInput=${setKey} autocomplete="off" spellcheck="false" required wide />
       <${Button} type="submit" kind="primary" disabled=${key.trim() === ""}>Sign in<//>
