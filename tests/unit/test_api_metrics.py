@@ -68,3 +68,12 @@ def test_groups_that_were_deleted_through_another_proxy_give_up_their_names() ->
     }
     kept.keep(topics=set(), groups=set())
     assert kept.counts == {}
+
+
+def test_the_polls_of_groups_that_share_a_row_never_fall() -> None:
+    counted = EventCounters(named_max=0)
+    assert counted.polls_of_others({DEFAULT: 5, TAIL: 3}) == 8
+    assert counted.polls_of_others({DEFAULT: 6}) == 9, "one was deleted"
+    assert counted.polls_of_others({DEFAULT: 6, TAIL: 1}) == 10, "it was created again"
+    assert counted.polls_of_others({DEFAULT: 0, TAIL: 2}) == 11, "the other one, too"
+    assert counted.polls_of_others({}) == 11

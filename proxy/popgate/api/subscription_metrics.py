@@ -122,16 +122,18 @@ def subscription_figures(engine: Engine, counters: EventCounters) -> Subscriptio
     counters.keep(topics.specs, topics.served)
     others: SubscriptionGauges | None = None
     rows: list[SubscriptionGauges] = []
-    left_out = 0
+    polls: dict[Subscription, int] = {}
     for one in engine.gauges():
-        if counters.named(Subscription(one.topic, one.group)) != OTHER:
+        name = Subscription(one.topic, one.group)
+        if counters.named(name) != OTHER:
             rows.append(one)
             continue
-        left_out += 1
+        polls[name] = one.polls
         others = one if others is None else others.with_other(one)
+    other_polls = counters.polls_of_others(polls)
     if others is not None:
-        rows.append(others._replace(topic=OTHER.topic, group=OTHER.group))
-    return SubscriptionFigures(rows, list(counters.counts.items()), list(counters.timings.items()), left_out)
+        rows.append(others._replace(topic=OTHER.topic, group=OTHER.group, polls=other_polls))
+    return SubscriptionFigures(rows, list(counters.counts.items()), list(counters.timings.items()), len(polls))
 
 
 def _unit(name: str) -> str:

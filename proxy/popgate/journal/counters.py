@@ -6,7 +6,7 @@ themselves are not stored. ``timings`` measures the times between them.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
 from popgate.domain.quotas import DEFAULTS
@@ -29,6 +29,8 @@ class EventCounters:
         self.timings: dict[Subscription, GroupTimings] = {}
         self.queue_moves = dict.fromkeys((EventKind.QUEUE_CLAIMED, EventKind.QUEUE_RELEASED), 0)
         self._named_max = named_max
+        self._other_polls: Mapping[Subscription, int] = {}
+        self._former_polls = 0
         self._named: dict[Subscription, None] = {}
 
     def named(self, subscription: Subscription) -> Subscription:
@@ -42,6 +44,15 @@ class EventCounters:
                 return OTHER
             self._named[subscription] = None
         return subscription
+
+    def polls_of_others(self, polls: Mapping[Subscription, int]) -> int:
+        """Return how many pops and pulls groups without their own counts have got. The result never falls.
+
+        ``polls``: the numbers of the present ones. Those of groups that were deleted are remembered.
+        """
+        self._former_polls += sum(last for of, last in self._other_polls.items() if polls.get(of, 0) < last)
+        self._other_polls = polls
+        return self._former_polls + sum(polls.values())
 
     def record(
         self,
