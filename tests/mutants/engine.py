@@ -317,8 +317,8 @@ ENGINE = (
     ),
     Slip(
         "engine/queue/flow.py",
-        "        if tag > self._credit_from_tag:\n            self._credit_used -= 1",
-        "        self._credit_used -= 1",
+        "        if tag <= self._credit_from_tag:\n            self._held_before -= 1\n",
+        "",
         ("engine/test_memory.py",),
     ),
     Slip(

@@ -12,6 +12,7 @@ from popgate.engine.queue.buffered import BufferedMessage, MessageState, cost_of
 from popgate.engine.queue.effects import Effects
 from popgate.engine.queue.lacking_queues import LackingQueues
 from popgate.engine.queue.state import QueueState
+from popgate.engine.queue.waiting_messages import waits_since
 from popgate.ports.broker import Delivery
 
 BUDGET_BYTES = 24 * 1_024
@@ -55,6 +56,8 @@ class World:
     handed_out: list[Copy] = field(default_factory=list[Copy])
     is_open: bool = False
     prefetch: int = 0
+    first_seen: dict[BufferedMessage, float] = field(default_factory=dict[BufferedMessage, float])
+    """Since when each message waits, as it was known when ``look`` first found the message."""
 
     def __post_init__(self) -> None:
         self._tags, self._leases, transient = count(1), count(1), count(1)
@@ -201,6 +204,17 @@ class World:
 
     # -- what always holds ----------------------------------------------------------------------------------------
 
+    def look(self) -> None:
+        """Compare what the metrics are told with what a visit of all messages finds."""
+        messages = [*self.state.messages.values()]
+        for message in messages:
+            self.first_seen.setdefault(message, waits_since(message))
+        away = (MessageState.LEASED, MessageState.MOVING)
+        waiting = [self.first_seen[one] for one in messages if one.state not in away and self.first_seen[one]]
+        assert self.state.waiting.oldest_at() == min(waiting, default=None)
+        leased = [one.leased_at for one in messages if one.state is MessageState.LEASED]
+        assert self.state.oldest_lease.leased_at() == min(leased, default=None)
+
     def check(self) -> None:
         state, messages = self.state, [*self.state.messages.values()]
         for wanted in MessageState:
@@ -210,6 +224,8 @@ class World:
                 assert state.counts.heads(wanted) == sum(message.is_head for message in here)
         bodies = [message.message for message in messages if message.message is not None]
         assert state.flow.held_bytes == sum(map(cost_of, bodies))
+        assert state.flow.held_count == len(self.unsettled())
+        assert state.count_at_broker == sum(one.tag is None for one in messages) + len(state.evidence.detached)
         for message in messages:
             copy = self.copy(message)
             assert message.tag == copy.tag

@@ -20,6 +20,7 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
+        self.steps = 0
 
     def leased(self) -> list[Copy]:
         """Return the copies with a valid lease."""
@@ -101,6 +102,9 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         self.world.check()
+        self.steps += 1
+        if self.steps % 3 == 0:
+            self.world.look()
 
     def teardown(self) -> None:
         """Check that everything left comes, each key in order among messages that no client had, and nothing twice."""

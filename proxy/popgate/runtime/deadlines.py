@@ -5,6 +5,7 @@ until the next tick.
 """
 
 import asyncio
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
@@ -56,6 +57,14 @@ class DeadlineHeap(Generic[ItemT]):
 
     def __len__(self) -> int:
         return self._entry_count - self._stale_count
+
+    def __iter__(self) -> Iterator[ItemT]:
+        """Iterate over the scheduled items, in no particular order. Visits the stale entries, too."""
+        yield from (item for item in self._due if item.timer == self._due_at)
+        for at, items in self._items.items():
+            for item in items if isinstance(items, list) else (items,):
+                if item.timer == at:
+                    yield item
 
     def schedule(self, at: float, item: ItemT) -> None:
         """Schedule ``item`` for ``at`` (monotonic seconds). This replaces the item's former time, if any."""

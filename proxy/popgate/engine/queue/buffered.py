@@ -163,6 +163,9 @@ class BufferedMessage:
     knows these two values.
     """
 
+    is_counted: bool
+    """Belongs to ``waiting_messages``, and is not set before, so that it costs a short-lived message nothing."""
+
     __slots__ = (
         "_counts",
         "_place",
@@ -175,6 +178,7 @@ class BufferedMessage:
         "epoch",
         "first_delivered_at",
         "invisibility_seconds",
+        "is_counted",
         "is_kept",
         "is_offered",
         "key",

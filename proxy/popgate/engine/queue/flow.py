@@ -28,7 +28,10 @@ class Flow:
         self._prefetch = 0
         """The channel's prefetch, or its next prefetch while a resize is due or in progress."""
         self.is_resizing = self._is_asked = False
-        self._credit_used = 0
+        self.held_count = 0
+        """Number of deliveries of the present channel that are buffered, and neither settled nor requeued."""
+        self._held_before = 0
+        """How many of them use no credit, because the present prefetch does not include them."""
         self._credit_from_tag = 0
         self.last_tag = 0
         self.held_bytes = 0
@@ -40,7 +43,7 @@ class Flow:
     def open(self) -> int:
         """Return the prefetch for a channel that is about to be opened."""
         self._budget.opened(self)
-        self._credit_used = self._credit_from_tag = self.last_tag = 0
+        self.held_count = self._held_before = self._credit_from_tag = self.last_tag = 0
         self.is_resizing = self._is_asked = False
         self._prefetch = self._window.restart(self._share_bytes)
         return self._prefetch
@@ -52,6 +55,7 @@ class Flow:
     def closed(self) -> None:
         """Release the share of the memory budget, because the channel, or the attempt to open a channel, has ended."""
         self._is_open = self.is_resizing = self._is_asked = False
+        self.held_count = self._held_before = 0
         self._budget.closed(self)
         if not self.is_half_full:
             self._constrained.discard(self._number)
@@ -98,7 +102,7 @@ class Flow:
         """Count a delivery of ``size`` bytes that has been buffered. The caller must call ``note`` afterwards."""
         if tag > self.last_tag:  # a batch of late deliveries may arrive before this one
             self.last_tag = tag
-        self._credit_used += 1
+        self.held_count += 1
         self.held_bytes += size
         self._window.observe(size)
 
@@ -108,8 +112,9 @@ class Flow:
 
     def returned(self, tag: int) -> None:
         """Free the prefetch credit of a buffered delivery that has been settled or requeued."""
-        if tag > self._credit_from_tag:
-            self._credit_used -= 1
+        self.held_count -= 1
+        if tag <= self._credit_from_tag:
+            self._held_before -= 1
 
     def freed(self, size: int) -> None:
         """Subtract the ``size`` of a body that has been dropped from memory."""
@@ -122,14 +127,14 @@ class Flow:
         This is called after each change that may use them up, so that no pop waits for a queue that delivers nothing. A
         paused channel has a prefetch of 0, which is always used up.
         """
-        if (self._is_open and self._credit_used >= self._prefetch) or self.is_half_full:
+        if (self._is_open and self.held_count - self._held_before >= self._prefetch) or self.is_half_full:
             self._constrained.add(self._number)
 
     # -- the prefetch ---------------------------------------------------------------------------------------------
 
     def widen(self) -> None:
         """Raise the prefetch for pops that lack messages, if the prefetch is used up and memory is available."""
-        if self._credit_used < self._prefetch:
+        if self.held_count - self._held_before < self._prefetch:
             if not self.is_half_full:
                 self._constrained.discard(self._number)
             return
@@ -188,7 +193,7 @@ class Flow:
         if not self._is_asked:
             return None
         self._is_asked = False
-        self._credit_used = 0
+        self._held_before = self.held_count
         self._credit_from_tag = self.last_tag
         return self._prefetch
 

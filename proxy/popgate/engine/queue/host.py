@@ -191,7 +191,7 @@ class QueueHost:
 
     def _forget_all(self) -> None:
         self.claim.release()
-        self.waiting_since.at = None
+        self.waiting_since = WaitingSince()
         self._do(self.state.drop_all())
 
     # -- the channel --------------------------------------------------------------------------------------------

@@ -28,6 +28,10 @@ class LeaseDeadlines:
         if deadline < message.timer:
             self._heap.schedule(deadline, message)
 
+    def __iter__(self) -> Iterator[BufferedMessage]:
+        """Iterate over the messages that have a deadline."""
+        return iter(self._heap)
+
     def cancel(self, message: BufferedMessage) -> None:
         """Remove the deadline of a message. Do nothing if it has none."""
         self._heap.cancel(message)

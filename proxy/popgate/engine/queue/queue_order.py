@@ -17,6 +17,11 @@ _ONE_KEY = ""
 """The key of every message while the whole queue is one chain."""
 
 
+def arrived_at(rank: int) -> float:
+    """Return a time at which a message with this rank had arrived, in Unix seconds; 0.0 if it has no rank."""
+    return (rank >> _SEQUENCE_BITS) / _MICROSECONDS
+
+
 class QueueOrder:
     """The order of the messages of one queue.
 

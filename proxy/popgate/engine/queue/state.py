@@ -25,6 +25,7 @@ from popgate.engine.queue.lacking_queues import LackingQueues
 from popgate.engine.queue.lease_deadlines import LeaseDeadlines
 from popgate.engine.queue.queue_order import QueueOrder
 from popgate.engine.queue.settlement_evidence import SettlementEvidence
+from popgate.engine.queue.waiting_messages import OldestLease, WaitingMessages
 from popgate.ports.broker import Delivery
 from popgate.runtime.deadlines import NEVER
 
@@ -50,12 +51,19 @@ class QueueState:
         self.evidence = SettlementEvidence()
         self.deliveries = DeliveryCounts()
         self.deadlines = LeaseDeadlines()
+        self.waiting = WaitingMessages(self.messages)
+        self.oldest_lease = OldestLease(self.counts, self.deadlines)
         self.moves: dict[CopyId, LeaseRecord] = {}
         """The lease records of the messages in state MOVING."""
         self.stuck: set[CopyId] = set()
         """Messages that popgate can neither process nor dead-letter. They stay unsettled until the channel ends."""
         self._index = index
         self._mint_transient = mint_transient
+
+    @property
+    def count_at_broker(self) -> int:
+        """Number of messages that this object knows, and that the broker has not delivered on the present channel."""
+        return len(self.messages) - self.flow.held_count + len(self.evidence.detached)
 
     # -- the channel --------------------------------------------------------------------------------------------
 
@@ -95,6 +103,7 @@ class QueueState:
         self.order.dissolve(self.messages.values())
         for message in list(self.messages.values()):
             self._drop(message, effects)
+        self.waiting.clear()
         self.evidence = SettlementEvidence()
         return effects
 
@@ -177,6 +186,8 @@ class QueueState:
         """Drop the message of a delivery that was only partly processed because of an error."""
         effects = Effects()
         for message in [message for message in self.messages.values() if message.tag == tag]:
+            if message.message is None:
+                message.tag = None  # the flow has not counted this delivery yet
             self._drop(message, effects)
         return effects
 
@@ -260,6 +271,7 @@ class QueueState:
                 effects.moves.append(message)
         elif deadline > now:
             message.enter(MessageState.DELAYED)
+            self.waiting.returned(message)
             self.deadlines.hold_until(message, deadline)
             self.memory.unkeep(message)
             effects.has_fewer_out = True
@@ -340,6 +352,7 @@ class QueueState:
 
     def _make_ready(self, message: BufferedMessage, effects: Effects) -> None:
         message.deadline = NEVER
+        self.waiting.returned(message)
         self.memory.unkeep(message)
         if message.tag is None:
             if message.rank:

@@ -4,12 +4,19 @@ While a channel is open, the first messages of the queue are in memory, with the
 the oldest time among the messages that return to the broker is remembered. A message that arrives while there is no
 channel has waited at least since its queue was first seen with messages. So the remembered time is never too early: the
 age of the oldest message may be more than it says, but not less.
+
+A proxy that has just become the owner of a queue finds messages of an unknown age. Only a consumer can learn it
+(``is_guessed``).
 """
 
 from collections.abc import Iterable
 
 from popgate.engine.queue.buffered import UNSEEN, BufferedMessage, MessageState
+from popgate.engine.queue.waiting_messages import waits_since
 
+GUESSED_SECONDS = 10.0
+"""Seconds after which an age that is only guessed is to be learned. Until then, the clients of a proxy that has just
+started may ask."""
 _RETURNED = frozenset({*UNSEEN, MessageState.GRANTING})
 
 
@@ -19,20 +26,21 @@ class WaitingSince:
 
     def __init__(self) -> None:
         self.at: float | None = None
+        self._is_watched = False
+        """Whether this proxy has seen the queue empty, or has consumed it."""
+
+    def is_guessed(self, now: float) -> bool:
+        """Whether messages that were there when this proxy first looked are still there, and may be much older."""
+        return self.at is not None and not self._is_watched and now - self.at >= GUESSED_SECONDS
 
     def returned(self, messages: Iterable[BufferedMessage]) -> None:
         """Remember the oldest of the messages that return to the broker because the channel ends.
 
-        If none returns, the messages at the broker are younger than all that were delivered.
+        If none returns, a message at the broker is younger than all that were delivered: it counts as new.
         """
-        oldest, newest = float("inf"), 0.0
-        for buffered in messages:
-            since = 0.0 if buffered.message is None else buffered.message.waiting_since
-            if since and buffered.state in _RETURNED:
-                oldest = min(oldest, since)
-            newest = max(newest, since)
-        found = min(oldest, newest)
-        self.at = found or None
+        times = (waits_since(one) for one in messages if one.state in _RETURNED)
+        self.at = min((since for since in times if since), default=None)
+        self._is_watched = True
 
     def counted(self, at_broker: int, now: float, oldest_at: float | None = None) -> None:
         """Note that the broker has ``at_broker`` messages at ``now`` that are not in memory, while no channel is open.
@@ -41,5 +49,9 @@ class WaitingSince:
         """
         if not at_broker:
             self.at = None
-        elif self.at is None or oldest_at is not None:
-            self.at = oldest_at or now
+            self._is_watched = True
+        elif oldest_at is not None:
+            self.at = oldest_at
+            self._is_watched = True
+        elif self.at is None:
+            self.at = now

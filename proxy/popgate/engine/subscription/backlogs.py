@@ -3,6 +3,9 @@
 A scrape never waits for the broker: it gets the latest reading. A proxy reads only its own queues, so that the sum over
 all proxies of a cluster is right. The pause between two rounds grows with the time that a round needs, so that many
 queues don't load the broker and the proxy.
+
+RabbitMQ does not tell how old the messages are that a new owner finds in its queues. So the owner reads the first
+messages of such queues into memory once, as if a client had asked, and then remembers their age (``WaitingSince``).
 """
 
 import asyncio
@@ -23,6 +26,9 @@ PAUSE_SECONDS_MAX = 60.0
 """Maximum seconds between two rounds, unless the minimum is longer."""
 SHARE_MAX = 0.05
 """Maximum share of the time in which backlogs are read, while the pause is below its maximum."""
+READ_HEADS_MAX = 4
+"""Maximum number of subscriptions in one round whose first messages are read to learn their age, because each of them
+opens channels."""
 
 
 class Backlogs:
@@ -51,14 +57,14 @@ class Backlogs:
         """Read until cancelled, with pauses of at least ``pause_seconds`` between two rounds."""
         while True:
             began = self._context.clock.monotonic()
-            if await self._look():
+            if await self.look():
                 self._read_at = began
             pause = min((self._context.clock.monotonic() - began) / SHARE_MAX, PAUSE_SECONDS_MAX)
             await asyncio.sleep(max(pause_seconds, pause) * random.uniform(1.0, 1.2))
 
-    async def _look(self) -> bool:
-        """Read all backlogs. Return whether this succeeded."""
-        complete = True
+    async def look(self) -> bool:
+        """Read all backlogs once. Return whether this succeeded."""
+        complete, heads_left = True, READ_HEADS_MAX
         for name, served in list(self._served().items()):
             await asyncio.sleep(0)  # the embedded store answers at once
             try:
@@ -73,6 +79,8 @@ class Backlogs:
                 self._read.pop(name, None)
             else:
                 self._read[name] = found
+                if found.is_guessed and heads_left:
+                    heads_left -= served.read_heads()
         for name in self._read.keys() - self._served().keys():
             del self._read[name]
         return complete

@@ -12,7 +12,6 @@ from popgate.engine.queue.buffered import Counts, MessageState
 from popgate.engine.queue.host import QueueHost
 from popgate.ports.broker import QueueDepth
 from popgate.ports.peers import CountMessages, QueueCounts
-from popgate.runtime.deadlines import NEVER
 
 _READY = (MessageState.READY, MessageState.GRANTING, MessageState.REQUEUED)
 
@@ -36,7 +35,7 @@ class Backlog(NamedTuple):
     """Counts the messages in the queues of one subscription that this proxy owns. ``ready`` includes ``blocked``.
 
     ``delayed``: the delayed messages that only the broker has. ``oldest_at``: since when the oldest message is known to
-    wait, in Unix seconds.
+    wait, in Unix seconds. ``is_guessed``: whether it may have waited for much longer (``WaitingSince.is_guessed``).
     """
 
     ready: int
@@ -44,6 +43,7 @@ class Backlog(NamedTuple):
     blocked: int
     dead: int
     oldest_at: float | None
+    is_guessed: bool
 
 
 class SubscriptionStatus(NamedTuple):
@@ -142,7 +142,7 @@ async def backlog_here(context: EngineContext, group: ServedGroup, dead_letters:
         host.broker_queue: await context.broker.oldest_at(host.broker_queue) for host in hosts if host.channel is None
     }
     depths = await context.broker.depth([*queues, group.layout.dead] if has_dead else queues)
-    now, ready, delayed, blocked, oldest_at = context.clock.wall(), 0, 0, 0, inf
+    now, ready, delayed, blocked, oldest_at, is_guessed = context.clock.wall(), 0, 0, 0, inf, False
     for host, depth in zip(hosts, depths, strict=False):
         if not is_counted(host):
             continue  # it was handed over in the meantime
@@ -151,13 +151,14 @@ async def backlog_here(context: EngineContext, group: ServedGroup, dead_letters:
             unseen = max(0, (depth.ready or 0) - known.at_broker)
             host.waiting_since.counted(unseen, now, oldest.get(host.broker_queue))
             known = known._replace(oldest_at=_oldest_at(host))
+            is_guessed |= host.waiting_since.is_guessed(now)
         status = _status(host, known, depth)
         ready += status.ready or 0
         delayed += depth.delayed
         blocked += 0 if group.is_pulled else status.blocked
         oldest_at = min(oldest_at, known.oldest_at or inf)
     dead = (depths[-1].ready or 0) + dead_letters.held_count if has_dead else 0
-    return Backlog(ready, delayed, blocked, dead, None if oldest_at == inf else oldest_at)
+    return Backlog(ready, delayed, blocked, dead, None if oldest_at == inf else oldest_at, is_guessed)
 
 
 def is_counted(host: QueueHost) -> bool:
@@ -168,7 +169,7 @@ def is_counted(host: QueueHost) -> bool:
 def queue_counts(group: ServedGroup, dead_held: int = 0) -> list[QueueCounts]:
     """Count the messages of each queue that this proxy owns and whose records are loaded.
 
-    Visits all buffered messages.
+    Visits no message, except to find the oldest one (``WaitingMessages``).
     """
     return [_counts(host, dead_held) for host in group.hosts if is_counted(host)]
 
@@ -181,14 +182,13 @@ def ready_and_blocked(counts: Counts) -> tuple[int, int]:
 
 def _counts(host: QueueHost, dead_held: int) -> QueueCounts:
     ready, blocked = ready_and_blocked(host.state.counts)
-    at_broker = sum(buffered.tag is None for buffered in host.messages()) + len(host.state.evidence.detached)
     return QueueCounts(
         number=host.queue.number,
         ready=ready,
         in_flight=host.state.counts.all(MessageState.LEASED),
         waiting=host.state.counts.all(MessageState.DELAYED),
         blocked=blocked,
-        at_broker=at_broker,
+        at_broker=host.state.count_at_broker,
         dead_held=dead_held if host.queue.number == 0 else 0,
         is_paused=host.state.flow.is_paused,
         is_open=host.channel is not None,
@@ -197,16 +197,10 @@ def _counts(host: QueueHost, dead_held: int) -> QueueCounts:
 
 
 def _oldest_at(host: QueueHost) -> float | None:
-    """Return since when the oldest message of a queue waits, as far as it is known. A leased message does not wait, but
-    one that a pull client has not committed does."""
-    times = [
-        one.message.waiting_since
-        for one in host.messages()
-        if one.message is not None and (one.state is not MessageState.LEASED or one.deadline >= NEVER)
-    ]
-    if host.channel is None and host.waiting_since.at is not None:
-        times.append(host.waiting_since.at)
-    return min((since for since in times if since), default=None)  # 0.0: the publisher set no time
+    """Return since when the oldest message of a queue waits, as far as it is known."""
+    here = host.state.waiting.oldest_at()
+    at_broker = host.waiting_since.at if host.channel is None else None
+    return min((since for since in (here, at_broker) if since is not None), default=None)
 
 
 def _queues(group: ServedGroup, counts: Mapping[int, QueueCounts], depths: Sequence[QueueDepth]) -> list[QueueStatus]:

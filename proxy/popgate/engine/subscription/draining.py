@@ -22,8 +22,8 @@ from popgate.runtime.deadlines import NEVER
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS, LOOK_SECONDS_MAX = 0.1, 2.0
-"""Minimum and maximum seconds between two checks whether the drain is over. A check visits all buffered messages, so
-a slow check is repeated less often."""
+"""Minimum and maximum seconds between two checks whether the drain is over. A check asks the owners of all queues, so a
+slow check is repeated less often."""
 LOOK_SHARE = 4
 """The pause after a check is this many times as long as the check."""
 

@@ -44,7 +44,7 @@ class SubscriptionGauges(NamedTuple):
 def subscription_gauges(
     served: Mapping[Subscription, ServedSubscription], backlogs: Backlogs, now: float
 ) -> list[SubscriptionGauges]:
-    """Return the gauges of each subscription. ``now``: the wall time. This visits all buffered messages."""
+    """Return the gauges of each subscription. ``now``: the wall time."""
     return [_gauges(one, backlogs, now) for one in served.values()]
 
 
@@ -57,9 +57,7 @@ def _gauges(served: ServedSubscription, backlogs: Backlogs, now: float) -> Subsc
         waiting += counts.all(MessageState.DELAYED)
         buffered += counts.heads(MessageState.READY)
         blocked += ready_and_blocked(counts)[1]
-        for one in host.messages():
-            if one.state is MessageState.LEASED:
-                leased_since = min(leased_since, one.leased_at)
+        leased_since = min(leased_since, host.state.oldest_lease.leased_at() or now)
     backlog = backlogs.of(served.name)
     oldest_at = None if backlog is None else backlog.oldest_at
     return SubscriptionGauges(

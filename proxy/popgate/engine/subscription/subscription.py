@@ -264,6 +264,19 @@ class ServedSubscription:
         self._opener.open()
         self.group.widen()
 
+    def read_heads(self) -> bool:
+        """Bring the first messages of the queues into memory, to learn how old they are. They return as after a pop.
+
+        Return False, and do nothing, if no pop would be served, or if the queues are adopted: other programs may
+        consume these, and RabbitMQ may count each return of a message against the queue's delivery limit.
+        """
+        spec = self.spec
+        if self.is_closed or self.layout.adopted or spec.mode is not ConsumeMode.POP or spec.policy.paused:
+            return False
+        self.note_demand()
+        self._opener.open()
+        return True
+
     def note_demand(self) -> None:
         self._last_demand = self._context.clock.monotonic()
         if self.timer == NEVER:
