@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from popgate.engine.queue.buffered import MessageState
-from popgate.engine.queue.waiting_since import GUESSED_SECONDS, WaitingSince
+from popgate.engine.queue.waiting_since import GUESSED_SECONDS, RETURN_SECONDS, WaitingSince
 
 
 def buffered(state: MessageState, since: float | None) -> Any:
@@ -77,3 +77,20 @@ def test_an_age_that_the_broker_tells_is_no_guess() -> None:
     waiting = WaitingSince()
     waiting.counted(2, 50.0, 4.0)
     assert not waiting.is_guessed(90.0)
+
+
+def test_messages_that_the_broker_has_not_counted_yet_after_their_return_are_not_forgotten() -> None:
+    waiting, seen = WaitingSince(), list[float | None]()
+    waiting.returned([buffered(MessageState.READY, 2.0)])
+    for count, now in ((0, 50.0), (0, 50.1), (1, 50.2), (0, 50.3)):
+        waiting.counted(count, now)
+        seen.append(waiting.at)
+    assert seen == [2.0, 2.0, 2.0, None]
+
+
+def test_messages_that_the_broker_never_counts_again_are_forgotten() -> None:
+    waiting = WaitingSince()
+    waiting.returned([buffered(MessageState.READY, 2.0)])
+    waiting.counted(0, 50.0)
+    waiting.counted(0, 50.0 + RETURN_SECONDS)
+    assert waiting.at is None

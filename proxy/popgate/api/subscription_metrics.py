@@ -32,7 +32,7 @@ GAUGES = {
     "parked_pops": "Pops and pulls that wait for a message",
     "stuck": "Messages that not even the dead letters take, because popgate fails on them",
     "paused": "1 where the group is paused; the owner of its first queue says so",
-    "oldest_message_age_seconds": "The oldest message that waits in this proxy's queues waits at least so long; 0 without one",
+    "oldest_message_age_seconds": "The oldest message that waits has waited at least so long; 0 without one",
     "oldest_lease_age_seconds": "How long ago the oldest lease was given; 0 where nothing is leased",
 }
 """For each gauge, without ``popgate_``: its help text."""

@@ -17,6 +17,8 @@ from popgate.engine.queue.waiting_messages import waits_since
 GUESSED_SECONDS = 10.0
 """Seconds after which an age that is only guessed is to be learned. Until then, the clients of a proxy that has just
 started may ask."""
+RETURN_SECONDS = 10.0
+"""Seconds that the broker may need until it counts messages again that have returned to it."""
 _RETURNED = frozenset({*UNSEEN, MessageState.GRANTING})
 
 
@@ -28,6 +30,9 @@ class WaitingSince:
         self.at: float | None = None
         self._is_watched = False
         """Whether this proxy has seen the queue empty, or has consumed it."""
+        self._is_returning = False
+        """Whether messages have returned to the broker, and the broker has not counted them yet."""
+        self._missed_since: float | None = None
 
     def is_guessed(self, now: float) -> bool:
         """Whether messages that were there when this proxy first looked are still there, and may be much older."""
@@ -41,6 +46,7 @@ class WaitingSince:
         times = (waits_since(one) for one in messages if one.state in _RETURNED)
         self.at = min((since for since in times if since), default=None)
         self._is_watched = True
+        self._is_returning, self._missed_since = self.at is not None, None
 
     def counted(self, at_broker: int, now: float, oldest_at: float | None = None) -> None:
         """Note that the broker has ``at_broker`` messages at ``now`` that are not in memory, while no channel is open.
@@ -48,9 +54,14 @@ class WaitingSince:
         ``oldest_at``: since when the first of them waits, if the broker tells it.
         """
         if not at_broker:
-            self.at = None
             self._is_watched = True
-        elif oldest_at is not None:
+            if self._is_returning and self._missed_since is None:
+                self._missed_since = now
+            if self._missed_since is None or now - self._missed_since >= RETURN_SECONDS:
+                self.at, self._is_returning, self._missed_since = None, False, None
+            return
+        self._is_returning, self._missed_since = False, None
+        if oldest_at is not None:
             self.at = oldest_at
             self._is_watched = True
         elif self.at is None:
