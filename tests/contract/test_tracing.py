@@ -156,6 +156,83 @@ def test_what_fails_is_an_error_and_an_empty_pop_is_no_span(collector: Collector
     assert not collector.named(f"receive {topic.name}")
 
 
+def pulled(topic: Topic, queue: int = 0) -> tuple[dict[str, Any], list[Any]]:
+    """Switch a topic with one queue to pull mode, and pull three messages. Return the client's terms, and the
+    messages."""
+    put(topic.client, f"{topic.admin_path}/groups/default/consume-mode", {"mode": "pull", "drain_timeout_seconds": 0})
+    terms: dict[str, Any] = {"client_id": "a"}
+
+    def has_queue() -> bool:
+        asked = topic.client.post(f"{topic.group_path}/assignment", json={**terms, "supports": ["pull"]})
+        if asked.is_success:
+            terms["generation"] = asked.json()["generation"]
+        return asked.is_success and asked.json()["queues"] == [queue]
+
+    wait_until(has_queue, timeout_seconds=20, what="the queue of the pull client")
+    body = {**terms, "max_messages": 2, "wait_seconds": 5}
+    messages: list[Any] = []
+    while len(messages) < 3:
+        after = {"after": messages[-1]["receipt_handle"]} if messages else {}
+        messages += answer(topic.client.post(f"{topic.group_path}/queues/{queue}/pull", json={**body, **after}))[
+            "messages"
+        ]
+    return terms, messages
+
+
+def test_pulls_and_commits_are_traced_like_pops_and_acks(collector: Collector, topic: Topic) -> None:
+    caller = Caller()
+    published(topic, None, *({"body": body} for body in "abc"))
+    send = collector.one(f"send {topic.name}")
+    terms, messages = pulled(topic)
+    path = f"{topic.group_path}/queues/0/commit"
+    for message, count in ((messages[1], 2), (messages[1], 0), (messages[2], 1)):
+        body = {**terms, "receipt_handle": message["receipt_handle"]}
+        assert answer(topic.client.post(path, json=body, headers=caller.headers)) == {"committed": count}
+    wrong = {**terms, "generation": terms["generation"] + 1, "receipt_handle": messages[2]["receipt_handle"]}
+    assert topic.client.post(path, json=wrong).status_code == 409
+
+    wait_until(lambda: len(collector.named(f"commit {topic.name}")) == 4, timeout_seconds=10, what="the commits")
+    first, again, last, fenced = collector.named(f"commit {topic.name}")
+    receives = collector.named(f"receive {topic.name}")
+    assert {link for one in receives for link in one.links} == {send.context}
+    leased = {one.context for one in receives}
+    assert first.links[:2] == (send.context,) * 2
+    assert set(first.links[2:]) | set(last.links[1:]) == leased
+    assert (first.kind, first.context[0], first.parent) == (CLIENT, caller.trace_id, caller.span_id)
+    assert first.attributes["messaging.operation.type"] == "settle"
+    assert first.attributes["messaging.batch.message_count"] == 2
+    assert first.attributes["messaging.destination.partition.id"] == "0"
+    assert (again.links, again.attributes["messaging.batch.message_count"]) == ((), 0)
+    assert last.attributes["messaging.message.id"] == messages[2]["message_id"]
+    assert (fenced.is_error, fenced.attributes["error.type"]) == (True, "fenced")
+
+
+@pytest.mark.parametrize("pops_at_owner", [False, True], ids=["a pop at the front", "a pop at the owner"])
+def test_a_settlement_at_another_proxy_than_the_pops_has_the_same_links(
+    server: HttpServer, collector: Collector, topic: Topic, pops_at_owner: bool
+) -> None:
+    if server.owner is None:
+        pytest.skip("there is one proxy")
+    there = Topic(server.owner.client, topic.name)
+    popping, settling = (there, topic) if pops_at_owner else (topic, there)
+    published(topic, Caller(), {"body": "a"}, {"body": "b"})
+    send = collector.one(f"send {topic.name}")
+    messages = popping.pop_all(2)
+    wait_until(lambda: bool(collector.named(f"receive {topic.name}")), timeout_seconds=10, what="the pops")
+    one, *others = messages
+    assert settling.settle("reject", [{"receipt_handle": one["receipt_handle"]}]) == [{"status": "rejected"}]
+    assert settling.ack(*others, "not a handle") == ["acked", "invalid"]
+    reject, ack = collector.one(f"reject {topic.name}"), collector.one(f"ack {topic.name}")
+    receives = {one.context: one for one in collector.named(f"receive {topic.name}")}
+    assert {receive.resource["service.instance.id"] for receive in receives.values()} != {
+        reject.resource["service.instance.id"]
+    }
+    assert reject.links[0] == ack.links[0] == send.context
+    assert {reject.links[1], ack.links[1]} == set(receives)
+    assert reject.attributes["messaging.message.id"] == one["message_id"]
+    assert not reject.is_error
+
+
 @pytest.fixture
 def channel(server: HttpServer, request: pytest.FixtureRequest) -> Iterator[BlockingChannel]:
     """A channel of another program on the server's RabbitMQ."""

@@ -3,6 +3,7 @@
     POST /v1/peers   a message (``wire``) -> its answer, or its error, both as 200
     GET /v1/peers    answers 200 at once, and ends the answer when this proxy begins to stop: if the connection ends
                      without that, the proxy was killed
+    POST /v1/peers/traces   receipt handles -> the trace contexts of their leases; only with --tracing
     any path         a client's request that another proxy forwards (``PASSED_BY``)
 
 The certificate of a connection names the proxy that opened it. A request that claims to be from another proxy is
@@ -37,7 +38,16 @@ from popgate.domain.topics import WAIT_SECONDS_MAX
 from popgate.engine.lease.pop_request import Presence
 from popgate.ports.peers import PeerAnswers
 from popgate.wire import admission
-from popgate.wire.admission import CLIENT_ID, CONTENT_TYPE, PASSED_BY, PEERS_PATH, TO, WAIT_SECONDS, instance_in
+from popgate.wire.admission import (
+    CLIENT_ID,
+    CONTENT_TYPE,
+    PASSED_BY,
+    PEER_PATHS,
+    TO,
+    TRACES_PATH,
+    WAIT_SECONDS,
+    instance_in,
+)
 from popgate.wire.callers import decode_caller
 from popgate.wire.codec import CODEC, Codec
 from popgate.wire.errors import NotUnderstood
@@ -70,7 +80,7 @@ class PeerApp:
         if scope["type"] != "http":
             return
         try:
-            if scope["path"] == PEERS_PATH:
+            if scope["path"] in PEER_PATHS:
                 self._count("peers", await self._face.serve(scope, receive, send))
                 return
             self._let_pass(scope)
@@ -106,12 +116,20 @@ class PeerApp:
 
 class PeerFace:
     """Answers requests that the peers of the proxy ``me`` send to it. ``codec`` reads and writes the supported protocol
-    versions."""
+    versions. ``traces`` answers ``TRACES_PATH``; it is None if this proxy traces nothing.
+    """
 
-    def __init__(self, me: InstanceId, answers: PeerAnswers, codec: Codec = CODEC) -> None:
+    def __init__(
+        self,
+        me: InstanceId,
+        answers: PeerAnswers,
+        codec: Codec = CODEC,
+        traces: Callable[[bytes], bytes] | None = None,
+    ) -> None:
         self._me = me
         self._answers = answers
         self._codec = codec
+        self._traces = traces
 
     def forwarding(self, headers: Mapping[bytes, bytes], sender: InstanceId | None) -> Forwarding:
         """Return how the proxy ``sender`` forwarded a request with these headers. Raises: NotAPeer if the headers name
@@ -129,7 +147,7 @@ class PeerFace:
         )
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> int:
-        """Answer a request for ``PEERS_PATH``, and return the status. Raises: ClientGone."""
+        """Answer a request for one of ``PEER_PATHS``, and return the status. Raises: ClientGone."""
         connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
         headers: Sequence[tuple[bytes, bytes]]
         try:
@@ -138,11 +156,13 @@ class PeerFace:
             if sender is None:
                 raise NotAPeer
             self._check_addressee(given)
-            allow(scope["method"], "GET", "POST")
+            is_about_traces = scope["path"] == TRACES_PATH
+            allow(scope["method"], *(("POST",) if is_about_traces else ("GET", "POST")))
             if scope["method"] == "GET":
                 await _hold(send, connection)
                 return 200
-            answer = await self._answer(sender, await read_body(receive, given, REQUEST_BYTES_MAX))
+            body = await read_body(receive, given, REQUEST_BYTES_MAX)
+            answer = self._traces_of(body) if is_about_traces else await self._answer(sender, body)
             status, headers = 200, ((b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(answer)))
         except ClientGone:
             raise
@@ -158,6 +178,15 @@ class PeerFace:
         to = headers.get(TO, b"").decode("latin-1")
         if to != self._me:
             raise WrongInstance(to, self._me)
+
+    def _traces_of(self, body: bytes) -> bytes:
+        """Return the contexts of leases. Raises: NotFound; HttpError if the body can't be decoded."""
+        if self._traces is None:
+            raise NotFound(TRACES_PATH)
+        try:
+            return self._traces(body)
+        except ValueError as error:
+            raise HttpError(400, NotUnderstood.code, f"not a list of receipt handles: {error}") from error
 
     async def _answer(self, sender: InstanceId, body: bytes) -> bytes:
         """Return the encoded answer to the message of ``sender``, or the encoded error. Raises: HttpError if the

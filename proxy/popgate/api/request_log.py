@@ -25,7 +25,7 @@ from popgate.api.request_ids import REQUEST_ID, given_request_id, new_request_id
 from popgate.api.scope_keys import caller_of, forwarding_of
 from popgate.domain.permissions import Resource
 from popgate.runtime.current_request import serving_request
-from popgate.wire.admission import PEERS_PATH
+from popgate.wire.admission import PEER_PATHS
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class ObservedRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = getattr(send, "__self__", None)
-        if scope["type"] != "http" or scope["path"] == PEERS_PATH or not isinstance(cycle, RequestResponseCycle):
+        if scope["type"] != "http" or scope["path"] in PEER_PATHS or not isinstance(cycle, RequestResponseCycle):
             await self._app(scope, receive, send)
             return
         began, is_counted = monotonic(), is_logged()

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from popgate.adapters.peers import HttpPeers
 from popgate.api.app import ClusterFace
 from popgate.api.forwarded_locks import LockPeers
 from popgate.api.peers import PeerFace
 from popgate.bootstrap.listening import listening
 from popgate.bootstrap.peer_tls import peer_tls
 from popgate.bootstrap.state import State
+from popgate.bootstrap.tracing import lease_traces, peers_type
 from popgate.cluster.member_watch import MemberWatch
 from popgate.cluster.ownership import Ownership
 from popgate.cluster.protocols import common_version
@@ -113,7 +113,8 @@ async def membership(
     url = _url(listener)
     tls = await asyncio.to_thread(peer_tls, me, context.options.secrets)
     known = _Known()
-    peers = HttpPeers(me, tls.client, address_of=known.address_of, version=known.version, codec=codec.CODEC)
+    made = peers_type(options)
+    peers = made(me, tls.client, address_of=known.address_of, version=known.version, codec=codec.CODEC)
     stack.callback(peers.close)
     ownership = Ownership(
         Member(me, url, codec.CODEC.protocols, options.owns_queues),
@@ -144,7 +145,7 @@ async def membership(
     return Membership(
         listener=listener,
         context=tls.server,
-        face=PeerFace(me, _Answers(engine.peering, locks), codec.CODEC),
+        face=PeerFace(me, _Answers(engine.peering, locks), codec.CODEC, lease_traces(options, engine)),
         cluster=ClusterFace(peers, lock_peers, ownership.unready_reason),
         ownership=ownership,
     )

@@ -72,10 +72,14 @@ class Server(uvicorn.Server):
         context: Callable[[], ssl.SSLContext] | None,
         untrusted: Callable[[ssl.SSLError, str], None],
     ) -> None:
-        within = within_trace(options)
+        self._within_trace = within_trace(options)
         super().__init__(
             server_config(
-                app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS, within_trace=within
+                app,
+                host=options.host,
+                port=options.port,
+                shutdown_seconds=GRACE_SECONDS,
+                within_trace=self._within_trace,
             )
         )
         limits = _limits(options)
@@ -90,7 +94,7 @@ class Server(uvicorn.Server):
         return Acceptor(listener, self, self.limiter, turns, context=context, untrusted=untrusted)
 
     def _acceptor_of(self, peers: PeersSocket, limits: HttpLimits, count: Callable[[int], None]) -> Acceptor:
-        config = server_config(peers.app, host="", port=0)
+        config = server_config(peers.app, host="", port=0, within_trace=self._within_trace)
         config.load()
         self._configs.append(config)
         limiter = ConnectionLimiter(_for_peers(limits, peers.connections_max), count)

@@ -1,10 +1,11 @@
-"""Creates the engine, which is traced if the settings request it."""
+"""Creates the parts of a proxy that are traced if the settings request it."""
 
 import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from popgate import __version__
+from popgate.adapters.peers import HttpPeers
 from popgate.bootstrap.endings import stop_in_time
 from popgate.config import ServeOptions
 from popgate.domain.errors import StartupError
@@ -31,6 +32,24 @@ def made_engine(options: ServeOptions, context: EngineContext, stack: contextlib
     exporting = Exporting(context.instance, __version__)
     stack.push_async_callback(stop_in_time, "tracing", exporting.stop, seconds=TAIL_SECONDS)
     return TracedEngine(context, exporting.tracer)
+
+
+def peers_type(options: ServeOptions) -> type[HttpPeers]:
+    """Return the type of what sends requests to the other proxies."""
+    if not options.tracing:
+        return HttpPeers
+    from popgate.adapters.tracing.traced_peers import TracedPeers
+
+    return TracedPeers
+
+
+def lease_traces(options: ServeOptions, engine: Engine) -> Callable[[bytes], bytes] | None:
+    """Return what tells other proxies the trace contexts of leases, or None if nothing is traced."""
+    if not options.tracing:
+        return None
+    from popgate.adapters.tracing.traced_engine import TracedEngine
+
+    return engine.other_leases.answer if isinstance(engine, TracedEngine) else None
 
 
 def within_trace(options: ServeOptions) -> WithinTrace | None:

@@ -55,20 +55,29 @@ RECORD_KEPT_SECONDS = 30 * 86_400.0
 
 
 class Engine:
-    """The engine of one proxy. It does all I/O through the ports in ``context``."""
+    """The engine of one proxy. It does all I/O through the ports in ``context``.
 
-    def __init__(self, context: EngineContext) -> None:
+    ``puller`` and ``lease_groups`` create these parts.
+    """
+
+    def __init__(
+        self,
+        context: EngineContext,
+        *,
+        puller: Callable[[EngineContext, Topics, Settler, ReceiptSigner], Puller] = Puller,
+        lease_groups: Callable[[EngineContext, Topics], LeaseGroups] = LeaseGroups,
+    ) -> None:
         self.timer = NEVER
         self._context = context
         signer = ReceiptSigner(context.options.secrets)
         self.topics = Topics(context, signer)
         self.changes = Changes(context, self.topics)
         self.deletions = Deletions(context, self.topics)
-        self.lease_groups = LeaseGroups(context, self.topics)
+        self.lease_groups = lease_groups(context, self.topics)
         self._settler = Settler(context, signer)
         self._publisher = Deduplicator(context, Publisher(context, self.topics.group_names))
         self._remote_pops = RemotePops(context)
-        self.pulls = Puller(context, self.topics, self._settler, signer)
+        self.pulls = puller(context, self.topics, self._settler, signer)
         self.inspector = Inspector(context, self.topics, lambda: self._stopping)
         self.hosting = Hosting(context, self.topics)
         self.backlogs = Backlogs(context, lambda: self.topics.served)

@@ -9,6 +9,10 @@ from collections.abc import Iterable
 from popgate.domain.names import InstanceId
 
 PEERS_PATH = "/v1/peers"
+TRACES_PATH = "/v1/peers/traces"
+"""The path at which proxies with tracing ask each other for the trace contexts of leases."""
+PEER_PATHS = frozenset({PEERS_PATH, TRACES_PATH})
+"""The paths of requests that proxies make themselves. All others are those of clients' requests, forwarded."""
 CONTENT_TYPE = b"application/msgpack"
 
 RESERVED_PREFIX = b"popgate-"

@@ -12,6 +12,7 @@ from popgate.domain.errors import PopgateError
 
 SYSTEM = "popgate"
 MESSAGE_ID = "messaging.message.id"
+PARTITION = "messaging.destination.partition.id"
 Attributes = dict[str, AttributeValue]
 
 

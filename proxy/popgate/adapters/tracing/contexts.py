@@ -40,6 +40,20 @@ def headers_of(span: trace.Span) -> Mapping[str, str]:
     return carrier
 
 
+def as_header(context: SpanContext | None) -> str:
+    """Return a context as the value of ``traceparent``; empty if there is none."""
+    return "" if context is None else headers_of(trace.NonRecordingSpan(context)).get(TRACEPARENT, "")
+
+
+def with_context(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a request to another proxy with the present context in place of the one in ``headers``."""
+    added = headers_of(trace.get_current_span())
+    if not added:
+        return list(headers)
+    others = [header for header in headers if header[0] not in _HEADERS]
+    return [*others, *((name.encode(), value.encode("latin-1")) for name, value in added.items())]
+
+
 @contextmanager
 def within_trace(headers: Iterable[tuple[bytes, bytes]]) -> Generator[None]:
     """Within the context, spans are children of the one that the headers of an HTTP request name."""
@@ -58,11 +72,15 @@ def _extracted(carrier: dict[str, str], base: context.Context | None = None) -> 
 
 
 class LeaseContexts(NamedTuple):
-    """The contexts of a message's creation (None if it has none) and of its lease."""
+    """The contexts of a message's creation (None if it has none) and of its lease.
+
+    ``after``: in pull mode, the receipt handle of the message before it in its queue, or empty.
+    """
 
     message_id: str
     created: SpanContext | None
     leased: SpanContext
+    after: str | None = None
 
 
 class RememberedLeases:
@@ -79,6 +97,15 @@ class RememberedLeases:
 
     def get(self, receipt_handle: str) -> LeaseContexts | None:
         return self._leases.get(receipt_handle)
+
+    def through(self, receipt_handle: str) -> dict[str, LeaseContexts]:
+        """Return the leases of a pulled message and of those before it, the last one first, as far as remembered."""
+        found: dict[str, LeaseContexts] = {}
+        handle: str | None = receipt_handle
+        while handle and handle not in found and (lease := self._leases.get(handle)) is not None:
+            found[handle] = lease
+            handle = lease.after
+        return found
 
     def forget(self, receipt_handle: str) -> None:
         self._leases.pop(receipt_handle, None)
