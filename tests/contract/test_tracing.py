@@ -24,7 +24,7 @@ from support.otlp import Collector
 from support.processes import wait_until
 from support.rabbitmq import RabbitNode
 
-PRODUCER, CONSUMER, CLIENT = 4, 5, 3
+SERVER, CLIENT, PRODUCER = 2, 3, 4
 """Kinds of spans, as OTLP numbers them."""
 
 
@@ -205,6 +205,71 @@ def test_pulls_and_commits_are_traced_like_pops_and_acks(collector: Collector, t
     assert (again.links, again.attributes["messaging.batch.message_count"]) == ((), 0)
     assert last.attributes["messaging.message.id"] == messages[2]["message_id"]
     assert (fenced.is_error, fenced.attributes["error.type"]) == (True, "fenced")
+
+
+def test_a_lease_group_is_traced_from_its_forming_through_its_slices_to_its_ack(
+    server: HttpServer, collector: Collector, topic: Topic
+) -> None:
+    published(topic, None, *({"body": body} for body in "abc"))
+    send = collector.one(f"send {topic.name}")
+    stream = f"{topic.group_path}/lease-groups/nightly"
+    body = {"max_messages": 10, "slices": 2, "invisibility_seconds": 30}
+    wait_until(lambda: answer(topic.client.get(topic.group_path))["ready"] == 3, timeout_seconds=10, what="readiness")
+    assert answer(topic.client.put(f"{stream}/1", json=body))["count"] == 3
+    lease = collector.one(f"lease {topic.name}")
+    assert (lease.kind, lease.attributes["popgate.lease_group.epoch"]) == (CLIENT, 1)
+    assert lease.attributes["messaging.batch.message_count"] == 3
+    assert answer(topic.client.put(f"{stream}/2", json=body))["count"] == 0
+    there = topic.client if server.owner is None else server.owner.client  # another proxy, if there is one
+    slices = [answer(client.get(f"{stream}/1/messages?slice={n}")) for n, client in enumerate((topic.client, there))]
+    assert sum(len(one["messages"]) for one in slices) == 3
+    assert answer(there.post(f"{stream}/ack", json={"through_epoch": 1}))["acked"] == 3
+    assert there.get(f"{stream}/1/messages").status_code == 410
+
+    ack = collector.one(f"ack {topic.name}")
+    assert (ack.links, ack.attributes["messaging.operation.type"]) == ((lease.context,), "settle")
+    assert ack.attributes["messaging.batch.message_count"] == 3
+    wait_until(lambda: len(collector.named(f"receive {topic.name}")) == 3, timeout_seconds=10, what="the slices")
+    reads = sorted(collector.named(f"receive {topic.name}"), key=lambda span: -len(span.links))
+    assert {frozenset(read.links) for read in reads[:2]} == {frozenset({send.context, lease.context})}
+    assert sum(len(read.links) for read in reads[:2]) == 3 + 2
+    assert (reads[2].is_error, reads[2].attributes["error.type"]) == (True, "lease_group_acked")
+    assert len(collector.named(f"lease {topic.name}")) == 1
+
+
+def test_the_spans_of_a_lock_are_linked_to_its_acquire(server: HttpServer, collector: Collector) -> None:
+    caller, path, holder = Caller(), f"/v1/locks/l-{secrets.token_hex(4)}", f"h-{secrets.token_hex(4)}"
+    there = server.client if server.owner is None else server.owner.client  # another proxy, if there is one
+    put(server.client, path, {"kind": "mutex"})
+    asked = {"holder": holder, "ttl_seconds": 30}
+    given = answer(server.client.post(f"{path}/acquire", json=asked, headers=caller.headers))
+    assert not answer(there.post(f"{path}/acquire", json=asked))["acquired"]
+    token = {"token": given["token"]}
+    assert answer(there.post(f"{path}/verify", json=token, headers=caller.headers))["held"]
+    assert answer(server.client.post(f"{path}/renew", json=token))["held"]
+    assert answer(there.post(f"{path}/release", json=token)) == {"released": True}
+    assert there.post(f"{path}/verify", json=token).status_code == 409
+
+    name = path.rpartition("/")[2]
+    spans = collector.having("popgate.lock.name", name, count=6)
+    assert not any(given["token"] in str(one) for one in spans)
+    acquires = {one.attributes["popgate.lock.acquired"]: one for one in spans if one.name == "acquire lock"}
+    acquire = acquires[True]
+    assert (acquire.kind, acquire.context[0], acquire.parent) == (SERVER, caller.trace_id, caller.span_id)
+    assert acquire.attributes == {
+        "popgate.lock.name": name,
+        "popgate.lock.holder": holder,
+        "popgate.lock.acquired": True,
+        "popgate.lock.kind": "mutex",
+        "popgate.lock.slot": given["slot"],
+        "popgate.lock.fencing_token": given["fencing_token"],
+    }
+    assert not acquires[False].is_error
+    of_this = [one for one in spans if one.links]
+    assert sorted(one.name for one in of_this) == ["release lock", "renew lock", "verify lock"]
+    assert {one.links for one in of_this} == {(acquire.context,)}
+    assert next(one for one in of_this if one.name == "verify lock").parent == caller.span_id
+    assert [one.attributes["error.type"] for one in spans if one.is_error] == ["lock_lost"]
 
 
 @pytest.mark.parametrize("pops_at_owner", [False, True], ids=["a pop at the front", "a pop at the owner"])

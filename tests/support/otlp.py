@@ -55,6 +55,15 @@ class Collector:
     def named(self, name: str) -> list[CollectedSpan]:
         return [span for span in self.spans if span.name == name]
 
+    def having(self, attribute: str, value: object, *, count: int) -> list[CollectedSpan]:
+        """Wait for `count` spans with this attribute."""
+
+        def found() -> list[CollectedSpan]:
+            return [span for span in self.spans if span.attributes.get(attribute) == value]
+
+        wait_until(lambda: len(found()) >= count, timeout_seconds=10, what=f"{count} spans with {attribute} {value!r}")
+        return found()
+
     def one(self, name: str) -> CollectedSpan:
         """Wait for the one span of this name."""
         wait_until(lambda: bool(self.named(name)), timeout_seconds=10, what=f"the span {name!r}")

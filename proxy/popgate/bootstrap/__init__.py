@@ -35,7 +35,7 @@ from popgate.bootstrap.journal import combined, started_journal
 from popgate.bootstrap.listening import is_open, listening_for_clients
 from popgate.bootstrap.policies import watch_policies
 from popgate.bootstrap.state import State, redis_state, sqlite_state
-from popgate.bootstrap.tracing import made_engine
+from popgate.bootstrap.tracing import locks_type, made_engine
 from popgate.config import ServeOptions
 from popgate.domain.errors import (
     BrokerUnavailable,
@@ -136,7 +136,7 @@ async def started(
         journal = combined(faults, counters, written)
         context = _made_context(options, state, broker, own_secrets, instance, journal, clock, background, faults)
         engine = made_engine(options, context, stack)
-        locks = _locks(options, state, context)
+        locks = _locks(options, state, context, engine)
         place = None
         if state.claims is not None:
             place = await membership(options, state, state.claims, engine, context, locks, stack, background)
@@ -260,7 +260,7 @@ def _rabbit_broker(options: ServeOptions, cluster: str, own_secrets: Sequence[by
     return RabbitBroker(rabbit_options(options, cluster), keys)
 
 
-def _locks(options: ServeOptions, state: State, context: EngineContext) -> HostedLocks:
+def _locks(options: ServeOptions, state: State, context: EngineContext, engine: Engine) -> HostedLocks:
     background = Background()
     arbiter: Arbiter
     if not options.amqp_urls:
@@ -275,7 +275,7 @@ def _locks(options: ServeOptions, state: State, context: EngineContext) -> Hoste
     async def announce() -> None:
         await context.router.announce(list)
 
-    return HostedLocks(
+    return locks_type(options, engine)(
         arbiter,
         state.locks,
         context.clock,

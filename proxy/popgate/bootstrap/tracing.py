@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 
 from popgate import __version__
 from popgate.adapters.peers import HttpPeers
@@ -11,6 +12,7 @@ from popgate.config import ServeOptions
 from popgate.domain.errors import StartupError
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.engine import Engine
+from popgate.locks.hosted import HostedLocks
 
 TAIL_SECONDS = 0.5
 """Maximum seconds to send the last spans when the process exits."""
@@ -50,6 +52,16 @@ def lease_traces(options: ServeOptions, engine: Engine) -> Callable[[bytes], byt
     from popgate.adapters.tracing.traced_engine import TracedEngine
 
     return engine.other_leases.answer if isinstance(engine, TracedEngine) else None
+
+
+def locks_type(options: ServeOptions, engine: Engine) -> Callable[..., HostedLocks]:
+    """Return what creates the locks of a proxy with this ``engine``."""
+    if not options.tracing:
+        return HostedLocks
+    from popgate.adapters.tracing.traced_engine import TracedEngine
+    from popgate.adapters.tracing.traced_locks import TracedLocks
+
+    return partial(TracedLocks, engine.spans) if isinstance(engine, TracedEngine) else HostedLocks
 
 
 def within_trace(options: ServeOptions) -> WithinTrace | None:

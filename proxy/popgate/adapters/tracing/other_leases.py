@@ -58,9 +58,14 @@ class OtherLeases:
     def end(self, span: Span, topic: str, group: str, handles: Sequence[str], *, is_single: bool) -> None:
         """End the span of a settlement, after links to the leases of ``handles`` were added, which this proxy does not
         remember. ``is_single``: the settlement is of one message."""
-        self.end_later(span, self._by_owner(topic, group, handles) if span.is_recording() else {}, is_single=is_single)
+        self._end_later(span, self._by_owner(topic, group, handles) if span.is_recording() else {}, is_single=is_single)
 
-    def end_later(self, span: Span, asked: Mapping[InstanceId, Sequence[str]], *, is_single: bool = False) -> None:
+    def end_after_asking_all(self, span: Span, keys: Sequence[str]) -> None:
+        """End a span after links to the leases with these ``keys`` were added, which any other proxy may remember."""
+        others = self._context.router.other_members() if keys and span.is_recording() else []
+        self._end_later(span, dict.fromkeys(others, keys), is_single=False)
+
+    def _end_later(self, span: Span, asked: Mapping[InstanceId, Sequence[str]], *, is_single: bool) -> None:
         """End a span after links to leases were added. ``asked``: the keys of the leases, by the proxy to ask."""
         if not asked or self._asking >= ASKING_MAX:
             span.end()

@@ -21,10 +21,12 @@ from popgate.adapters.tracing.attributes import MESSAGE_ID, attributes_of, note_
 from popgate.adapters.tracing.contexts import context_in, headers_of
 from popgate.adapters.tracing.other_leases import OtherLeases
 from popgate.adapters.tracing.spans import Received, Spans, created_link, links_to, received_here
+from popgate.adapters.tracing.traced_lease_groups import TracedLeaseGroups
 from popgate.adapters.tracing.traced_pulls import TracedPuller
 from popgate.domain.errors import PopgateError
 from popgate.domain.names import InstanceId
 from popgate.domain.permissions import Permit, permit_all
+from popgate.engine.catalog.topics import Topics
 from popgate.engine.cluster.remote_pops import Forward, PeerPop
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.engine import Engine
@@ -62,8 +64,11 @@ class TracedEngine(Engine):
 
     def __init__(self, context: EngineContext, tracer: Tracer) -> None:
         self.spans = Spans(tracer)
-        super().__init__(context, puller=partial(TracedPuller, self.spans))
-        self.other_leases = OtherLeases(context, self.spans.leases, self.topics)
+        super().__init__(context, puller=partial(TracedPuller, self.spans), lease_groups=self._traced_lease_groups)
+
+    def _traced_lease_groups(self, context: EngineContext, topics: Topics) -> TracedLeaseGroups:
+        self.other_leases = OtherLeases(context, self.spans.leases, topics)
+        return TracedLeaseGroups(self.spans, self.other_leases, context, topics)
 
     async def publish(self, topic: str, messages: Sequence[NewMessage], permit: Permit = permit_all) -> list[Published]:
         own = [context_in(message.headers) for message in messages]
