@@ -1,11 +1,13 @@
-"""Traces messages with OpenTelemetry: `Client(..., tracing=Tracing())`, and the same for `AsyncClient` and `Consumer`.
+"""Traces messages with OpenTelemetry: `Client(..., tracing=Tracing())`, and the same for `AsyncClient`, `Consumer` and
+`AmqpConsumer`.
 
 A publish is a `send` span, whose context goes along with each message. A consumer handles each message in a `process`
-span, which belongs to the trace of the message, also in another program. The spans go to the tracer provider of this
-program, or to the one that is given. This module needs the extra `popgate[tracing]`, and is imported only by programs
-that use it.
+span, which belongs to the trace of the message, also in another program. Without a proxy, which would make the span of
+the settlement, the consumer makes it itself. The spans go to the tracer provider of this program, or to the one that is
+given. This module needs the extra `popgate[tracing]`, and is imported only by programs that use it.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +23,8 @@ from popgate_client.errors import PopgateError
 from popgate_client.handling import Reject, Retry
 from popgate_client.message import Message, OutgoingMessage, PublishResult
 
+UNSETTLED_MAX = 10_000
+"""Maximum number of processed messages whose contexts are remembered until they are settled on RabbitMQ."""
 _HEADERS = ("traceparent", "tracestate")
 _propagator = TraceContextTextMapPropagator()
 
@@ -30,6 +34,8 @@ class Tracing:
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("popgate_client", tracer_provider=provider)
+        self._unsettled: OrderedDict[str, trace.SpanContext] = OrderedDict()
+        """The latest `process` span of each message without a proxy, by its receipt handle."""
 
     def headers(self) -> Mapping[str, str]:
         """Return the headers with which the server's spans belong to the present one."""
@@ -93,23 +99,21 @@ class Tracing:
     def processing(self, message: Message) -> Generator[None]:
         """Within the context, the message is processed: for programs that pop without a `Consumer`."""
         created = _context_in(message.headers)
-        attributes = _attributes("process", message.topic)
-        attributes["messaging.consumer.group.name"] = message.group
-        attributes["messaging.destination.partition.id"] = str(message.queue)
+        attributes = _attributes_of(message, "process", "process")
         attributes["popgate.delivery_count"] = message.delivery_count
-        if message.message_id is not None:
-            attributes["messaging.message.id"] = message.message_id
-        parent = None if created is None else trace.set_span_in_context(trace.NonRecordingSpan(created))
-        links = [] if created is None else [Link(created)]
         with self._tracer.start_as_current_span(
             f"process {message.topic}",
-            context=parent,
+            context=_parent(created),
             kind=SpanKind.CONSUMER,
             attributes=attributes,
-            links=links,
+            links=[] if created is None else [Link(created)],
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
+            if not _has_proxy(message):
+                self._unsettled[message.receipt_handle] = span.get_span_context()
+                while len(self._unsettled) > UNSETTLED_MAX:
+                    self._unsettled.popitem(last=False)
             try:
                 yield
             except BaseException as error:
@@ -117,6 +121,52 @@ class Tracing:
                 if not isinstance(error, Retry | Reject):  # the text may contain parts of the body
                     span.set_status(StatusCode.ERROR)
                 raise
+
+    @contextmanager
+    def settling(self, message: Message, verb: str) -> Generator[None]:
+        """Make the span of the settlement of a processed message, for an `AmqpConsumer`: no proxy makes it."""
+        created, processed = _context_in(message.headers), self._unsettled.pop(message.receipt_handle, None)
+        with self._tracer.start_as_current_span(
+            f"{verb} {message.topic}",
+            context=_parent(created),
+            kind=SpanKind.CLIENT,
+            attributes=_attributes_of(message, verb, "settle"),
+            links=[Link(one) for one in (created, processed) if one is not None],
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield
+                if message.lease_lost:  # the settlement has come too late
+                    span.set_attribute("error.type", "lease_lost")
+                    span.set_status(StatusCode.ERROR)
+            except BaseException as error:
+                span.set_attribute(
+                    "error.type", error.code if isinstance(error, PopgateError) else type(error).__name__
+                )
+                span.set_status(StatusCode.ERROR)
+                raise
+
+
+def _has_proxy(message: Message) -> bool:
+    return not message.receipt_handle.startswith("amqp:")
+
+
+def _parent(created: trace.SpanContext | None) -> context.Context | None:
+    return None if created is None else trace.set_span_in_context(trace.NonRecordingSpan(created))
+
+
+def _attributes_of(message: Message, operation: str, kind: str) -> dict[str, Any]:
+    """Return the attributes of a span about one message."""
+    attributes = _attributes(operation, message.topic)
+    attributes["messaging.operation.type"] = kind
+    if not _has_proxy(message):
+        attributes["messaging.system"] = "rabbitmq"
+    attributes["messaging.consumer.group.name"] = message.group
+    attributes["messaging.destination.partition.id"] = str(message.queue)
+    if message.message_id is not None:
+        attributes["messaging.message.id"] = message.message_id
+    return attributes
 
 
 def _attributes(operation: str, topic: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from popgate_client.amqp.balancing import Balancer
 from popgate_client.amqp.group import Group, find_group
 from popgate_client.amqp.management import Management
 from popgate_client.amqp.session import Session
-from popgate_client.amqp.working import Work
+from popgate_client.amqp.working import Traces, Work
 from popgate_client.calling import Handler, HandlerCalls, prepared
 from popgate_client.counters import Counters
 from popgate_client.errors import BrokerUnavailable, RequestInvalid
@@ -79,6 +79,7 @@ class AmqpConsumer:
     drain_seconds: how long a stop waits for running handlers.
     retry_initial_seconds, retry_multiplier, retry_delay_seconds_max, deserializer: as for `Consumer`.
     error_texts: write the text of a failed handler's exception into the dead letter, and not only its type.
+    tracing: `popgate_client.tracing.Tracing()` handles and settles each message in a span. None: nothing is traced.
 
     Messages are those of `Consumer`, but they have no leases: `invisible_until` is infinite, and `lease_lost` is set
     when RabbitMQ may deliver the message to another consumer. `counters` and `state()` report what happens.
@@ -104,8 +105,11 @@ class AmqpConsumer:
         retry_multiplier: float = 2.0,
         retry_delay_seconds_max: float = 300.0,
         error_texts: bool = True,
+        tracing: Traces | None = None,
         deserializer: Deserializer | None = None,
     ) -> None:
+        handler = prepared(handler, deserializer)
+        handler = handler if tracing is None else tracing.processed(handler)
         if concurrency < 1 or drain_seconds < 0 or not 1 <= prefetch_count <= PREFETCH_MAX:
             raise ValueError("concurrency must be at least 1, drain_seconds at least 0, prefetch_count 1 to 65,535")
         if max_deliveries is not None and max_deliveries < 1:
@@ -125,7 +129,7 @@ class AmqpConsumer:
         self._management_url = management_url
         self._drain_seconds = drain_seconds
         self._chance = random.Random()
-        self._calls = HandlerCalls(prepared(handler, deserializer), concurrency=concurrency)
+        self._calls = HandlerCalls(handler, concurrency=concurrency)
         self._work = Work(
             calls=self._calls,
             slots=asyncio.Semaphore(concurrency),
@@ -137,6 +141,7 @@ class AmqpConsumer:
             max_deliveries=max_deliveries,
             counters=self.counters,
             error_texts=error_texts,
+            tracing=tracing,
         )
         self._balancer: Balancer | None = None
         self._released_before = 0

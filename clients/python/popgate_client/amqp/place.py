@@ -215,15 +215,13 @@ class Place:
             if settlement.verb is not Verb.ACK:
                 tries.note(message, settlement.verb, settlement.entry, began_at=began_at, ended_at=time.time())
             verdict = judge(self._work, message, settlement)
-            if isinstance(verdict, float):
+            if isinstance(verdict, float | int):
                 return verdict
-            if isinstance(verdict, DeadLetterCause):
-                try:
-                    await publish_dead_letter(self._session, self._group, delivered, message, verdict, tries)
-                except BrokerUnavailable as error:
-                    logger.warning("a message could not be dead-lettered", extra={"cause": str(error)})
-                    return self._work.delays.delay_seconds(message.delivery_count)
-            await self._ack(delivered)
+            try:
+                await self._settle(delivered, message, verdict, tries)
+            except BrokerUnavailable as error:
+                logger.warning("a message could not be dead-lettered", extra={"cause": str(error)})
+                return self._work.delays.delay_seconds(message.delivery_count)
             if isinstance(verdict, DeadLetterCause):
                 self._work.counters.rejected += 1
             elif not message.lease_lost:
@@ -231,6 +229,15 @@ class Place:
             return None
         finally:
             del self._running[task]
+
+    async def _settle(
+        self, delivered: DeliveredMessage, message: Message, cause: DeadLetterCause | None, tries: Tries
+    ) -> None:
+        """Ack a message, after its dead letter if it has a `cause`. Raises: BrokerUnavailable."""
+        with self._work.settling(message, "ack" if cause is None else "reject"):
+            if cause is not None:
+                await publish_dead_letter(self._session, self._group, delivered, message, cause, tries)
+            await self._ack(delivered)
 
     async def _ack(self, delivered: DeliveredMessage) -> None:
         if self._channel is None or not self.in_line:

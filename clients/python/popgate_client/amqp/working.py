@@ -4,12 +4,14 @@ Owns no channel: `place` passes deliveries in and acks them.
 """
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from aiormq.abc import DeliveredMessage
 
 from popgate_client.amqp import delivered as deliveries
-from popgate_client.calling import HandlerCalls
+from popgate_client.calling import Handler, HandlerCalls
 from popgate_client.counters import Counters
 from popgate_client.facts import FactLogger
 from popgate_client.handling import Reject, Retry, RetryDelays, Settlement, settlement_for
@@ -20,10 +22,18 @@ logger = FactLogger(__name__)
 MAX_DELIVERIES = "max_deliveries"
 
 
+class Traces(Protocol):
+    """What `popgate_client.tracing.Tracing` does. This module does not import it, because it needs an extra."""
+
+    def processed(self, handler: Handler) -> Handler: ...
+
+    def settling(self, message: Message, verb: str) -> AbstractContextManager[None]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """The settings of a run, the same for all queues. `slots` bounds the handlers that run at once, `workers` those of
-    one queue."""
+    one queue. `tracing` None: nothing is traced."""
 
     calls: HandlerCalls
     slots: asyncio.Semaphore
@@ -34,6 +44,11 @@ class Work:
     counters: Counters
     error_texts: bool = True
     """Whether dead letters contain the texts of exceptions, and not only their types."""
+    tracing: Traces | None = None
+
+    def settling(self, message: Message, verb: str) -> AbstractContextManager[None]:
+        """Return the context within which a message is settled."""
+        return nullcontext() if self.tracing is None else self.tracing.settling(message, verb)
 
 
 @dataclass(frozen=True, slots=True)
