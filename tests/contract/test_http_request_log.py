@@ -100,6 +100,38 @@ def test_at_debug_each_request_is_one_line_at_each_proxy_with_one_id(server: Log
     assert (unknown["status"], unknown["request_id"]) == (404, wrong.headers["x-request-id"])
 
 
+def test_what_a_proxy_asks_the_owner_for_a_request_has_the_id_of_the_request(server: Logging) -> None:
+    topic = server.topic()
+    path, admin = f"/v1/topics/{topic}/groups/g", f"/v1/admin/topics/{topic}/groups"
+    messages = [{"body": "a"}, {"body": "b"}]
+    assert server.send("POST", f"/v1/topics/{topic}/messages", body={"messages": messages}).status_code == 200
+    handles: list[str] = []
+    while len(handles) < 2:
+        popped = server.send("POST", f"{path}/pop", body={"max_messages": 2, "wait_seconds": 5}).json()["messages"]
+        handles += [one["receipt_handle"] for one in popped]
+    first, second = ([{"receipt_handle": handle}] for handle in handles)
+    asked: list[tuple[str, str, str, object]] = [  # what the owner is asked, and for which request
+        ("SettleAtOwner", "POST", f"{path}/reject", {"entries": first}),
+        ("SettleAtOwner", "POST", f"{path}/pop", {"reject": second}),
+        ("PurgeAtOwner", "POST", f"{admin}/g/purge", None),
+        ("CountMessages", "GET", path, None),
+        ("Follow", "PUT", f"{admin}/h", None),
+        ("request", "GET", f"{admin}/g/consume-mode", None),
+        ("request", "GET", f"{admin}/g/explain", None),
+    ]
+    with server.level("debug"):
+        for number, (_, method, where, body) in enumerate(asked):
+            answer = server.send(method, where, body=body, **{"x-request-id": f"asks-{number}"})
+            assert answer.is_success, answer.text
+    for number, (what, *_) in enumerate(asked):
+        assert line(server.front, "request", request_id=f"asks-{number}")
+        if what == "request":
+            assert lines(server.owner, "request", request_id=f"asks-{number}")[0]["forwarded_by"]
+        else:
+            assert lines(server.owner, "a message of another proxy", request_id=f"asks-{number}", message_type=what)
+    assert all("request_id" in one for one in lines(server.owner, "a message of another proxy"))
+
+
 def test_at_info_a_request_is_not_logged_but_its_id_is_answered(server: Logging) -> None:
     path = f"/v1/topics/{server.topic()}/messages"
     usual = server.send("POST", path, body={"messages": [{"body": "a"}]})

@@ -17,7 +17,7 @@ import pytest
 
 from popgate.domain.names import GroupName, Subscription, TopicName
 from popgate.domain.topics import ConsumeMode
-from popgate.runtime.current_request import current_request_id, serving_request
+from popgate.runtime.current_request import carried, current_request_id, serving_request
 from popgate.runtime.logs import JsonFormatter, KeyValueFormatter, StandardErrorHandler
 
 PIPE_BYTES = 8192
@@ -220,17 +220,22 @@ async def test_only_the_lines_of_the_task_that_serves_a_request_have_its_id() ->
     async def later() -> None:
         seen["started task"] = current_request_id()
 
+    async def carried_on() -> None:
+        seen["carried task"] = current_request_id()
+
     with serving_request("r-1"):
         seen["json"] = in_json()["request_id"]
         seen["text"] = KeyValueFormatter("%(message)s").format(logging.makeLogRecord({"msg": "here"}))
         seen["given"] = in_json(request_id="of another request")["request_id"]
         seen["thread"] = await asyncio.to_thread(current_request_id)
         await asyncio.create_task(later())
+        await asyncio.create_task(carried(carried_on()))
     assert seen == {
         "json": "r-1",
         "text": "here request_id='r-1'",
         "given": "of another request",
         "thread": None,
         "started task": None,
+        "carried task": "r-1",
     }
     assert "request_id" not in in_json()

@@ -1,6 +1,7 @@
 """Asks other proxies for their parts of the answer to a client's request.
 
-The request is forwarded as it is. A proxy that answers a forwarded request answers only for itself.
+The request is forwarded with its id, but without its other headers. A proxy that answers a forwarded request answers
+only for itself.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
 
 from popgate.api.forwarding import forwarded_request
+from popgate.api.request_ids import id_headers
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.names import InstanceId
 from popgate.ports.peers import Peers
@@ -48,7 +50,7 @@ async def ask_all(peers: Peers, members: Sequence[InstanceId], request: Request,
 
 async def _ask(peers: Peers, member: InstanceId, request: Request) -> tuple[bytes | None, str]:
     """Return the body of another proxy's answer, or None and the reason why there is none."""
-    asked = forwarded_request(request.scope, b"", [])
+    asked = forwarded_request(request.scope, b"", id_headers(request.scope["headers"]))
     try:
         async with asyncio.timeout(ASKED_SECONDS):
             answer = await peers.forward(member, asked, wait_seconds=0.0)

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from popgate.api.openapi_errors import problem_responses
+from popgate.api.request_ids import id_headers
 from popgate.api.scope_keys import caller_of, forwarding_of
 from popgate.api.visit import Sight, visit_of
 from popgate.domain.errors import PeerUnavailable
@@ -145,7 +146,8 @@ def consume_mode_router(engine: Engine, peers: Peers | None) -> APIRouter:
         proxies[0].queues = [QueueLeasesAnswer(queue=queue, leases=leases) for queue, leases in here.queues]
         if peers is not None and forwarding_of(request.scope) is None:
             members = [member.instance for member in engine.cluster_status().members if member.instance != here.proxy]
-            asked = ForwardedRequest("GET", request.url.path, b"", [], b"", caller=caller_of(request.scope))
+            headers = id_headers(request.scope["headers"])
+            asked = ForwardedRequest("GET", request.url.path, b"", headers, b"", caller=caller_of(request.scope))
             proxies += await asyncio.gather(*(_ask(peers, member, asked) for member in members))
         return _answer(standing, proxies)
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from popgate.api.request_ids import REQUEST_ID
+from popgate.wire.admission import REQUEST_ID
 
 KNOWN_HEAD = "popgate.known_head"
 """The key in the scope of a request under which its ``KnownHead`` is found, if it has one."""

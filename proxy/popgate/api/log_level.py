@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from popgate.api.openapi_errors import problem_responses
 from popgate.api.problems import ProxyNotFound
+from popgate.api.request_ids import id_headers
 from popgate.api.scope_keys import caller_of, forwarding_of
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.names import InstanceId
@@ -97,7 +98,7 @@ def log_level_router(engine: Engine, peers: Peers | None, levels: LogLevels) -> 
 def _asked(request: Request, change: LogLevelChange | None) -> ForwardedRequest:
     """Return the request that the other proxies get."""
     method, body = ("GET", b"") if change is None else ("PUT", change.model_dump_json().encode())
-    headers = [header for header in request.scope["headers"] if header[0] == b"x-request-id"]
+    headers = id_headers(request.scope["headers"])
     headers.append((b"content-type", b"application/json"))
     return ForwardedRequest(method, request.url.path, b"", headers, body, caller=caller_of(request.scope))
 

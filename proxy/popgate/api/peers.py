@@ -15,6 +15,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from time import monotonic
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -29,6 +31,7 @@ from popgate.api.problems import (
     internal_problem,
     problem_answer,
 )
+from popgate.api.request_ids import given_request_id
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.api.scope_keys import CALLER, FORWARDING, Forwarding
 from popgate.api.whole_answers import send_answer
@@ -36,13 +39,15 @@ from popgate.domain.errors import PopgateError, RetryLater
 from popgate.domain.names import ClientId, InstanceId
 from popgate.domain.topics import WAIT_SECONDS_MAX
 from popgate.engine.lease.pop_request import Presence
-from popgate.ports.peers import PeerAnswers
+from popgate.ports.peers import PeerAnswers, PeerMessage
+from popgate.runtime.current_request import serving_request
 from popgate.wire import admission
 from popgate.wire.admission import (
     CLIENT_ID,
     CONTENT_TYPE,
     PASSED_BY,
     PEER_PATHS,
+    REQUEST_ID,
     TO,
     TRACES_PATH,
     WAIT_SECONDS,
@@ -162,7 +167,8 @@ class PeerFace:
                 await _hold(send, connection)
                 return 200
             body = await read_body(receive, given, REQUEST_BYTES_MAX)
-            answer = self._traces_of(body) if is_about_traces else await self._answer(sender, body)
+            request_id = given_request_id(scope["headers"]) if REQUEST_ID in given else None
+            answer = self._traces_of(body) if is_about_traces else await self._answer(sender, body, request_id)
             status, headers = 200, ((b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(answer)))
         except ClientGone:
             raise
@@ -188,15 +194,26 @@ class PeerFace:
         except ValueError as error:
             raise HttpError(400, NotUnderstood.code, f"not a list of receipt handles: {error}") from error
 
-    async def _answer(self, sender: InstanceId, body: bytes) -> bytes:
-        """Return the encoded answer to the message of ``sender``, or the encoded error. Raises: HttpError if the
-        message can't be decoded; NotAPeer if it names another sender."""
+    async def _answer(self, sender: InstanceId, body: bytes, request_id: str | None) -> bytes:
+        """Return the encoded answer to the message of ``sender``, or the encoded error. ``request_id``: the id of the
+        client's request for which it was sent. Raises: HttpError if the message can't be decoded; NotAPeer if it names
+        another sender."""
         try:
             version, named, message = self._codec.decode_message(body)
         except NotUnderstood as error:
             raise HttpError(400, error.code, error.detail) from error
         if named != sender:
             raise NotAPeer
+        if request_id is None:
+            return await self._encoded_answer(version, sender, message)
+        with serving_request(request_id):
+            began = monotonic()
+            answer = await self._encoded_answer(version, sender, message)
+            fields: dict[str, Any] = {"message_type": type(message).__name__, "sender": sender}
+            _log.debug("a message of another proxy", extra={**fields, "seconds": round(monotonic() - began, 6)})
+            return answer
+
+    async def _encoded_answer(self, version: int, sender: InstanceId, message: PeerMessage[Any]) -> bytes:
         try:
             return self._codec.encode_answer(version, message, await self._answers.answer(sender, message))
         except PopgateError as error:

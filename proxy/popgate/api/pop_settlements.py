@@ -19,6 +19,7 @@ from popgate.engine.engine import Engine
 from popgate.engine.lease.pop_request import PopRequest
 from popgate.engine.settle.orders import UNAVAILABLE, SettleOrder, SettleResult, Verb
 from popgate.ports.peers import ForwardedAnswer
+from popgate.runtime.current_request import carried
 
 _OK = 200
 
@@ -56,7 +57,8 @@ class PopSettlements:
         ``Engine.settle``.
         """
         for verb, orders in self._orders.items():
-            self._tasks[verb] = asyncio.create_task(self._engine.settle(self._topic, self._group, verb, orders))
+            settlement = self._engine.settle(self._topic, self._group, verb, orders)
+            self._tasks[verb] = asyncio.create_task(carried(settlement))
         served = self._engine.topics.served.get(Subscription(TopicName(self._topic), GroupName(self._group)))
         if served is not None and served.serving.has_plenty(request):
             await asyncio.sleep(0)

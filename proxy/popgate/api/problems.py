@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 from msgspec import UNSET, Struct, UnsetType
 
-from popgate.api.request_ids import REQUEST_ID, new_request_id
+from popgate.api.request_ids import new_request_id
 from popgate.domain.errors import (
     BrokerUnavailable,
     Conflict,
@@ -46,7 +46,7 @@ from popgate.domain.errors import (
     WrongMode,
 )
 from popgate.runtime.current_request import current_request_id
-from popgate.wire.admission import NOT_A_PEER, REFUSALS, WRONG_INSTANCE
+from popgate.wire.admission import NOT_A_PEER, REFUSALS, REQUEST_ID, WRONG_INSTANCE
 
 _log = logging.getLogger(__name__)
 

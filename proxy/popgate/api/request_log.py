@@ -21,11 +21,11 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from popgate.api.access import ACCESS
 from popgate.api.formats import MSGPACK
 from popgate.api.problems import HttpError
-from popgate.api.request_ids import REQUEST_ID, given_request_id, new_request_id
+from popgate.api.request_ids import given_request_id, new_request_id
 from popgate.api.scope_keys import caller_of, forwarding_of
 from popgate.domain.permissions import Resource
 from popgate.runtime.current_request import serving_request
-from popgate.wire.admission import PEER_PATHS
+from popgate.wire.admission import PEER_PATHS, REQUEST_ID
 
 _log = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from popgate.api import answers
 from popgate.api.forwarding import forwarded_request
 from popgate.api.native import policy_state
 from popgate.api.paths import GROUP
+from popgate.api.request_ids import id_headers
 from popgate.api.routes import Call, Route
 from popgate.domain.errors import PopgateError
 from popgate.domain.names import InstanceId
@@ -24,6 +25,7 @@ from popgate.engine.publish.publishing import publishers_of
 from popgate.journal.counters import OTHER, EventCounters
 from popgate.ports.journal import EventKind
 from popgate.ports.peers import ForwardedRequest, Peers
+from popgate.runtime.current_request import carried
 
 _OK = 200
 _DONE = (EventKind.ACKED, EventKind.DEAD_LETTERED, EventKind.DISCARDED)
@@ -61,7 +63,7 @@ class SubscriptionStates:
         here = self._counts_here(topic, group)
         if call.forwarding is not None:
             return call.form.encode(here)
-        status, others = await asyncio.gather(self._engine.status(topic, group), self._counts_elsewhere(call))
+        status, others = await asyncio.gather(carried(self._engine.status(topic, group)), self._counts_elsewhere(call))
         policy = self._engine.topics.subscription(topic, group).spec.policy
         return call.form.encode(
             answers.SubscriptionState(
@@ -98,7 +100,7 @@ class SubscriptionStates:
     async def _counts_elsewhere(self, call: Call) -> list[CountsHere]:
         if self._peers is None or call.scope is None:
             return []
-        request = forwarded_request(call.scope, b"", [])
+        request = forwarded_request(call.scope, b"", id_headers(call.scope["headers"]))
         members = self._engine.other_members()
         return await asyncio.gather(*(_ask(self._peers, member, request) for member in members))
 

@@ -33,6 +33,9 @@ earlier release of popgate refuses an unknown field, but ignores an unknown head
 CALLER = b"popgate-caller"
 """Name of the header that contains the caller of a forwarded request (``wire.callers``)."""
 
+REQUEST_ID = b"x-request-id"
+"""Name of the header that contains the id of a client's request, also in the requests that proxies make for it."""
+
 NOT_A_PEER = "not_a_peer"
 WRONG_INSTANCE = "wrong_instance"
 REFUSALS = {NOT_A_PEER: 401, WRONG_INSTANCE: 421}

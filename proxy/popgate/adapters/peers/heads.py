@@ -13,6 +13,7 @@ from popgate.wire.admission import (
     CONTENT_TYPE,
     PASSED_BY,
     PEERS_PATH,
+    REQUEST_ID,
     RESERVED_PREFIX,
     TO,
     WAIT_SECONDS,
@@ -42,19 +43,21 @@ _CREDENTIALS = frozenset({b"authorization", b"cookie"})
 """Headers that are not forwarded. The proxy that the client reached has already authenticated it."""
 _FORMS = frozenset({b"accept", b"content-type"})
 _NOT_ASKED_AGAIN = _HOP_BY_HOP | _ABOUT_BROWSERS | _CREDENTIALS | {b"content-length", b"expect", b"host"}
-_NOT_ANSWERED_AGAIN = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-request-id"}
+_NOT_ANSWERED_AGAIN = _HOP_BY_HOP | {b"content-length", b"date", b"server", REQUEST_ID}
 """Headers of a peer's answer that the client does not receive, because they describe the connection to the peer, or
 because this proxy's own HTTP server sets them."""
 
 
-def message_head(authority: bytes, to: InstanceId, size: int) -> bytes:
-    """Return the head of a request that sends a message of ``size`` bytes to the proxy ``to``."""
-    return b"POST %b HTTP/1.1\r\nhost: %b\r\n%b: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (
+def message_head(authority: bytes, to: InstanceId, size: int, request_id: str | None = None) -> bytes:
+    """Return the head of a request that sends a message of ``size`` bytes to the proxy ``to``. ``request_id``: the id
+    of the client's request for which it is sent."""
+    return b"POST %b HTTP/1.1\r\nhost: %b\r\n%b: %b\r\ncontent-type: %b\r\n%bcontent-length: %d\r\n\r\n" % (
         PEERS_PATH.encode(),
         authority,
         TO,
         to.encode(),
         CONTENT_TYPE,
+        b"" if request_id is None else b"%b: %b\r\n" % (REQUEST_ID, request_id.encode()),
         size,
     )
 

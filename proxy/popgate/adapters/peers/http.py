@@ -34,6 +34,7 @@ from popgate.ports.peers import (
     Peers,
     Wanted,
 )
+from popgate.runtime.current_request import current_request_id
 from popgate.wire.admission import ARRIVALS, REFUSALS, WAITED_SECONDS
 from popgate.wire.codec import CODEC, Codec
 from popgate.wire.errors import NotUnderstood
@@ -95,7 +96,7 @@ class HttpPeers:
         pool = self._pool(to)
         try:
             body = self._codec.encode_message(self._version(), self._me, message)
-            head = message_head(pool.authority, to, len(body))
+            head = message_head(pool.authority, to, len(body), current_request_id())
             repeatable = type(message) in REPEATABLE
             answer = await self._exchange(pool, to, head, body, ANSWER_SECONDS, repeatable=repeatable, may_wait=False)
             if answer.status != 200:

@@ -20,6 +20,7 @@ from popgate.ports.claims import ClusterView
 from popgate.ports.limits import Limits
 from popgate.ports.peers import Available, Fetch, Follow, Learned, LearnedRecord, PeerMessage, Peers
 from popgate.runtime.background import Background
+from popgate.runtime.current_request import carried
 from popgate.runtime.histogram import Histogram
 
 _log = logging.getLogger(__name__)
@@ -197,7 +198,7 @@ class Router:
             return True
         self._cluster.ownership.queues_changed()
         others = [member for member in self._cluster.ownership.view.members if member != self._cluster.me]
-        applied = await asyncio.gather(*(self._has_followed(member) for member in others))
+        applied = await asyncio.gather(*(carried(self._has_followed(member)) for member in others))
         await self._cluster.ownership.owned(queues(), OWNED_SECONDS_MAX)
         return all(applied)
 
