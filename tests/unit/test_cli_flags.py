@@ -244,6 +244,11 @@ def test_an_unknown_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--prot 1 --frob" in refusal(capsys, "serve", "--prot", "1", "--frob")
 
 
+def test_an_argument_too_many_is_an_error_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, "topics", "delete", "a", "b", "--yes")
+    assert said.endswith("popgate topics delete: error: unrecognized arguments: b\nsee: popgate topics delete --help\n")
+
+
 def test_what_loses_messages_wants_a_yes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--yes" in refusal(capsys, "topics", "delete", "orders")
     assert "--yes" in refusal(capsys, "groups", "delete", "orders", "billing")

@@ -92,7 +92,10 @@ class Parser(argparse.ArgumentParser):
                 self._reads_flags = False
             self._refuse_unknown_flags(rest)
             with _not_required([*self._get_optional_actions(), *self._mutually_exclusive_groups]):
-                return super().parse_known_args([*rest, *words[end:]], namespace)
+                namespace, rest = super().parse_known_args([*rest, *words[end:]], namespace)
+            if rest and not self.subcommands():
+                self.error(f"unrecognized arguments: {' '.join(rest)}")
+            return namespace, rest
         finally:
             self.usage = usage
 
