@@ -32,6 +32,9 @@ from popgate.cli.top_figures import Reading, read_figures, rows_of
 from popgate_client import Client, RetryLater
 
 INTERVAL_SECONDS = 2.0
+PAUSE_FACTOR = 3.0
+"""How many times longer than a look the pause after it is, at least, if no interval is given: a look asks for the state
+of each subscription."""
 PATIENCE_SECONDS = 3.0
 """Seconds without an answer after which the live display says so."""
 EPILOG = """\
@@ -108,7 +111,7 @@ def add_parser(commands: Commands) -> None:
         "--interval-seconds",
         type=seconds(0.1, 86_400),
         metavar="SECONDS",
-        help=f"time between two looks (default: {INTERVAL_SECONDS:g})",
+        help=f"time between two looks (default: {INTERVAL_SECONDS:g}, or longer with very many groups)",
     )
     parser.add_argument("--count", type=number(1), metavar="N", help="print N times, and end")
 
@@ -210,14 +213,16 @@ def _cell(text: str, at: int, width: int) -> str:
 
 
 def _live(client: Client, arguments: argparse.Namespace) -> int:
-    interval: float = arguments.interval_seconds or INTERVAL_SECONDS
+    began = time.monotonic()
     before = read_figures(client, arguments.topic, arguments.group)  # an error is shown on the normal screen
     view = _View(client_url(arguments), arguments.sort, rows_of(None, before))
     pending = None
     with screen() as taken:
         while True:
-            if _wait(taken, view, time.monotonic() + interval):
+            pause = max(INTERVAL_SECONDS, (time.monotonic() - began) * PAUSE_FACTOR)
+            if _wait(taken, view, time.monotonic() + (arguments.interval_seconds or pause)):
                 break
+            began = time.monotonic()
             pending = PendingRead(partial(read_figures, client, arguments.topic, arguments.group), taken.wake)
             if not _wait_for(pending, taken, view):
                 break
