@@ -108,11 +108,15 @@ export function Ago({ at }) {
   return html`<time datetime=${exactTime(at)} title=${exactTime(at)}>${duration(Math.max(0, now() - at))} ago</time>`
 }
 
+// A pull client has its messages for ten years: until it commits them, or loses their queue.
+const ENDLESS_SECONDS = 5 * 366 * 86400
+
 // The time that is left until `until`, counting down, with a bar of what is left of `whole` seconds.
 export function Left({ until, whole }) {
   useTick(1)
   if (until === null || until === undefined) return NONE
   const left = until - now()
+  if (left > ENDLESS_SECONDS) return html`<span class="quiet">until it commits</span>`
   const share = whole ? Math.max(0, Math.min(1, left / whole)) : null
   const tone = left <= 0 ? "bad" : share !== null && share < 0.2 ? "warn" : ""
   return html`<span class="left ${tone}" title=${exactTime(until)}>
