@@ -145,7 +145,7 @@ def test_a_proxy_that_lacks_these_interfaces_is_explained_in_a_sentence(browser:
         console.page.route(PATHS, absent)
         console.open("topics/browsed/default")
         expect(console.page.get_by_text("does not list leases")).to_be_visible()
-        expect(console.page.get_by_text("Why does a pop get nothing?")).to_have_count(0)
+        expect(console.page.get_by_text("What does a pop get?")).to_have_count(0)
         console.go("topics/browsed/default/messages", "browsed/default")
         expect(console.page.get_by_text("does not list messages")).to_be_visible()
         console.go("find/browsed/message-1", "Find a message")

@@ -31,7 +31,7 @@ export function Now({ topic, group, state, mode }) {
 function Why({ topic, group }) {
   const poll = usePoll((signal) => get(`${adminOf(topic, group)}/explain`, { signal }), 5, [topic, group])
   if (poll.error?.isNotOffered) return null
-  return html`<${Section} title="Why does a pop get nothing?">
+  return html`<${Section} title="What does a pop get?">
     <${Awaited} poll=${poll} what="This can't be explained">
       ${(data) =>
         data.reasons.length === 0
