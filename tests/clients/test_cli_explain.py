@@ -75,6 +75,19 @@ def test_messages_at_the_broker_are_shown_on_demand(popgate: CommandLine, client
     assert [row["body_preview"] for row in popgate("peek", topic, GROUP, "--fetch").rows] == ["a", "b"]
 
 
+def test_a_message_at_the_broker_is_found_on_demand(popgate: CommandLine, client: Client, topic: str) -> None:
+    client.put_topic(topic, queues=1)
+    client.put_group(topic, GROUP)
+    client.publish(topic, OutgoingMessage(body="a", message_id="order/1"))
+    unknown = popgate("explain", topic, "--message-id", "order/1", "--output", "table")
+    assert unknown.out.startswith(f"{GROUP}: unknown\n  It may wait at the broker")
+    assert "--fetch" in unknown.out
+    found = popgate("explain", topic, "--message-id", "order/1", "--fetch", "--output", "table")
+    assert found.out == f"{GROUP}: ready\n  It is ready at place 1 of queue 0 (never handed out).\n"
+    wrong = popgate("explain", topic, GROUP, "--fetch")
+    assert (wrong.code, "needs --message-id" in wrong.err) == (2, True)
+
+
 async def test_both_clients_ask_the_same(shared_proxy: ProxyProcess, client: Client, blocked: str) -> None:
     assert client.explain(blocked, GROUP)["would_get"] is False
     assert client.peek(blocked, GROUP, state="leased", key="k", limit=1)["messages"][0]["message_id"] == "order/1"
@@ -85,6 +98,7 @@ async def test_both_clients_ask_the_same(shared_proxy: ProxyProcess, client: Cli
         assert (await other.explain(blocked, GROUP))["reasons"][0]["code"] == "blocked_by_key"
         page = await other.peek(blocked, GROUP, limit=1)
         assert (await other.peek(blocked, GROUP, after=page["next"]))["messages"][0]["message_id"] == "order/2"
+        assert (await other.find_message(blocked, "order/2", fetch=True))["groups"][0]["state"] == "blocked"
         with pytest.raises(TopicNotFound):
             await other.find_message("missing", "1")
 

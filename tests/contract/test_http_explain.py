@@ -10,6 +10,7 @@ import pytest
 from contract.http_server import HttpServer, Json, Topic, answer, problem
 from contract.http_server import lean_server as server
 from support.processes import wait_until
+from support.redis import RedisServer
 
 __all__ = ["server"]
 
@@ -33,8 +34,8 @@ class Questions:
     def peek(self, **query: object) -> Json:
         return answer(self.client.get(f"{self.path}/messages", params={name: str(v) for name, v in query.items()}))
 
-    def find(self, message_id: str) -> Json:
-        found = answer(self.client.get(f"{self.topic.admin_path}/messages", params={"find": message_id}))
+    def find(self, message_id: str, **query: str) -> Json:
+        found = answer(self.client.get(f"{self.topic.admin_path}/messages", params={"find": message_id, **query}))
         assert found["unreachable"] == []
         (group,) = found["groups"]
         return group
@@ -179,16 +180,49 @@ def test_a_paused_group_shows_its_messages_too(ask: Questions) -> None:
 def test_a_message_is_found_from_its_publish_to_its_end(ask: Questions) -> None:
     ask.topic.publish("a", message_id="order/7")
     soon(lambda: "wait at the broker" in ask.find("order/7")["because"][0], 10)
-    ask.peek(fetch="true")
-    ready = ask.copy("order/7")
+    (ready,) = ask.find("order/7", fetch="true")["copies"]
     assert (ready["state"], ready["message"]["place"]) == ("ready", 1)
     popped = ask.topic.pop_one(client_id="billing-7", invisibility_seconds=60)
     leased = ask.copy("order/7")
     assert (leased["state"], leased["message"]["lease"]["client"]) == ("leased", "billing-7")
     assert "leased to billing-7 until 20" in leased["detail"]
     assert leased["message"]["body_preview"] is None
-    ask.topic.settle("release", [{**_handle(popped), "delay_seconds": 60}])
-    assert ask.copy("order/7")["state"] == "delayed"
+    ask.topic.settle("release", [{**_handle(popped), "delay_seconds": 60, "reason": "later", "error": ERROR}])
+    delayed = ask.copy("order/7")
+    assert (delayed["state"], "waits for its next attempt until 20" in delayed["detail"]) == ("delayed", True)
+    assert "Attempt 1 of billing-7 was released at 20" in delayed["detail"]
+    assert f"later: {ERROR['type']}: {ERROR['text']}." in delayed["detail"]
+
+
+def test_a_message_whose_time_to_live_or_whose_lease_is_over_says_so(ask: Questions) -> None:
+    ask.topic.publish("a", message_id="1", ttl_seconds=1)
+    ask.topic.publish("b", message_id="2")
+    soon(lambda: [one["state"] for one in ask.find("1", fetch="true")["copies"]] == ["expired"], 10)
+    assert "time to live ended at 20" in ask.copy("1")["detail"]
+    ask.topic.pop_one(invisibility_seconds=1)
+    soon(lambda: ask.copy("2")["state"] == "ready", 10)
+    assert "The lease of attempt 1 expired at 20" in ask.copy("2")["detail"]
+
+
+def test_a_pulled_message_has_no_deadline(ask: Questions) -> None:
+    ask.topic.publish("a", message_id="1")
+    answer(ask.client.put(f"{ask.path}/consume-mode", json={"mode": "pull", "drain_timeout_seconds": 0}))
+    client = {"client_id": "p-1"}
+    assigned: Json = {}
+
+    def is_assigned() -> bool:
+        response = ask.client.post(f"{ask.topic.group_path}/assignment", json={**client, "supports": ["pull"]})
+        assigned.update(response.json())
+        return response.is_success
+
+    soon(is_assigned, 10)
+    pull = {**client, "generation": assigned["generation"], "wait_seconds": 10}
+    assert answer(ask.client.post(f"{ask.topic.group_path}/queues/0/pull", json=pull))["messages"]
+    pulled = ask.copy("1")
+    assert (pulled["state"], pulled["message"]["lease"]["deadline"]) == ("leased", None)
+    assert "leased to the pull client p-1, until the client commits it or its session ends" in pulled["detail"]
+    assert ask.peek()["messages"][0]["lease"] == pulled["message"]["lease"]
+    assert {queue["next_at"] for proxy in ask.explain()["standing"]["proxies"] for queue in proxy["queues"]} == {None}
 
 
 def test_a_blocked_message_names_the_one_in_front(ask: Questions) -> None:
@@ -209,6 +243,7 @@ def test_a_dead_a_settled_and_an_unknown_message_are_told_apart(ask: Questions) 
     ask.topic.settle("reject", [{**_handle(second), "reason": "no such customer"}])
     dead = ask.copy("order-8")
     assert (dead["state"], dead["reason"]) == ("dead", "no such customer")
+    assert "after 1 attempt: no such customer." in dead["detail"]
     letter = answer(ask.client.get(f"{ask.path}/dead-letters/{dead['dead_letter']}"))
     assert letter["message_id"] == "order-8"
     assert ask.topic.ack(first) == ["acked"]
@@ -239,6 +274,23 @@ def test_a_proxy_that_does_not_answer_is_named(server: HttpServer) -> None:
     finally:
         server.owner.resume()
     soon(lambda: ask.explain()["would_get"], 30)
+
+
+def test_a_message_in_memory_is_found_while_the_state_store_is_away(
+    server: HttpServer, ask: Questions, request: pytest.FixtureRequest
+) -> None:
+    if server.owner is None:
+        pytest.skip("the store of the embedded proxy is in its process")
+    redis: RedisServer = request.getfixturevalue("redis_server")
+    ask.topic.publish("a", message_id="1")
+    ask.topic.pop_one(invisibility_seconds=60, client_id="w-1")
+    redis.pause()
+    try:
+        assert "leased to w-1" in ask.copy("1")["detail"]
+        assert any("lease record can't be read" in sentence for sentence in ask.find("2")["because"])
+    finally:
+        redis.resume()
+    soon(lambda: "all_leased" in ask.codes(), 20)
 
 
 # ---------------------------------------------------------------- why did it die?

@@ -40,6 +40,11 @@ def test_a_pop_that_gets_a_message_has_no_reason_against_it() -> None:
     assert (codes(group), available(group)) == ([], 5)
 
 
+def test_an_unreachable_broker_is_named_once() -> None:
+    lost = replace(QUEUE, trouble="the connection was lost", not_shown=None)
+    assert codes(with_proxy(broker_trouble="the connection was lost", queues=[lost])) == ["broker_unavailable"]
+
+
 @pytest.mark.parametrize(
     ("group", "code"),
     [

@@ -126,10 +126,10 @@ class AdminCalls(ABC):
         path = peek_path(topic, group, state=state, key=key, limit=limit, after=after, fetch=fetch)
         return self.perform(self._exchanges.read(path))
 
-    def find_message(self, topic: str, message_id: str) -> JsonObject:
+    def find_message(self, topic: str, message_id: str, *, fetch: bool = False) -> JsonObject:
         """Say where a message is in each group of its topic: its `state`, its `copies`, and if it is unknown, what this
-        can mean (`because`). Raises TopicNotFound."""
-        return self.perform(self._exchanges.read(message_path(topic, message_id)))
+        can mean (`because`). `fetch`: first read messages from the broker, as a pop does. Raises TopicNotFound."""
+        return self.perform(self._exchanges.read(message_path(topic, message_id, fetch=fetch)))
 
     def dead_letters(
         self,
@@ -315,10 +315,10 @@ class AsyncAdminCalls(ABC):
         path = peek_path(topic, group, state=state, key=key, limit=limit, after=after, fetch=fetch)
         return await self.perform(self._exchanges.read(path))
 
-    async def find_message(self, topic: str, message_id: str) -> JsonObject:
+    async def find_message(self, topic: str, message_id: str, *, fetch: bool = False) -> JsonObject:
         """Say where a message is in each group of its topic: its `state`, its `copies`, and if it is unknown, what this
-        can mean (`because`). Raises TopicNotFound."""
-        return await self.perform(self._exchanges.read(message_path(topic, message_id)))
+        can mean (`because`). `fetch`: first read messages from the broker, as a pop does. Raises TopicNotFound."""
+        return await self.perform(self._exchanges.read(message_path(topic, message_id, fetch=fetch)))
 
     async def dead_letters(
         self,

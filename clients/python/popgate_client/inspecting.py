@@ -20,6 +20,7 @@ def peek_path(
     return f"{admin_path(topic, group)}/messages" + (f"?{given}" if given else "")
 
 
-def message_path(topic: str, message_id: str) -> str:
+def message_path(topic: str, message_id: str, *, fetch: bool) -> str:
     # In the query, because a message id may contain a slash.
-    return f"{admin_path(topic)}/messages?{urlencode({'find': message_id})}"
+    query = {"find": message_id, **({"fetch": "true"} if fetch else {})}
+    return f"{admin_path(topic)}/messages?{urlencode(query)}"

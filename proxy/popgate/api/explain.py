@@ -16,6 +16,7 @@ from popgate.api.asking import Asked, ask_all
 from popgate.api.openapi_errors import problem_responses
 from popgate.api.scope_keys import forwarding_of
 from popgate.api.visit import Sight, SightOfCaller
+from popgate.domain.errors import StateUnavailable
 from popgate.domain.located import LocatedGroup, located, with_story
 from popgate.domain.message import SHORT_STRING_BYTES_MAX
 from popgate.domain.names import NAME_PATTERN, InstanceId
@@ -40,6 +41,10 @@ from popgate.ports.peers import Peers
 TopicInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 MessageIdInPath = Annotated[str, Path(min_length=1, max_length=SHORT_STRING_BYTES_MAX)]
+FetchInQuery = Annotated[
+    Literal["true", "false"],
+    Query(description="first read messages from the broker, as a pop does, in groups that the caller may consume"),
+]
 _Peers: TypeAlias = Peers | None
 
 
@@ -203,11 +208,15 @@ def _page(pages: list[Peek], limit: int, unreachable: list[UnreachableProxy]) ->
 def _add_message(router: APIRouter, engine: Engine, peers: _Peers) -> None:
     @router.get("/v1/admin/topics/{topic}/messages/{message_id}")
     async def find_message(
-        topic: TopicInPath, message_id: MessageIdInPath, request: Request, sight: SightOfCaller
+        topic: TopicInPath,
+        message_id: MessageIdInPath,
+        request: Request,
+        sight: SightOfCaller,
+        fetch: FetchInQuery = "false",
     ) -> MessageAnswer:
         """Find a message in each group of its topic: ready, leased, delayed, blocked, dead, settled or unknown. The id
         is the publisher's message_id, or popgate's own id of a copy."""
-        return await _find(engine, peers, topic, message_id, request, sight)
+        return await _find(engine, peers, topic, message_id, request, sight, fetches=fetch == "true")
 
     @router.get("/v1/admin/topics/{topic}/messages")
     async def find_message_by_query(
@@ -215,28 +224,37 @@ def _add_message(router: APIRouter, engine: Engine, peers: _Peers) -> None:
         find: Annotated[str, Query(min_length=1, max_length=SHORT_STRING_BYTES_MAX, description="id of the message")],
         request: Request,
         sight: SightOfCaller,
+        fetch: FetchInQuery = "false",
     ) -> MessageAnswer:
         """Find a message like GET /v1/admin/topics/{topic}/messages/{message_id}, for ids that contain a slash."""
-        return await _find(engine, peers, topic, find, request, sight)
+        return await _find(engine, peers, topic, find, request, sight, fetches=fetch == "true")
 
 
 async def _find(
-    engine: Engine, peers: _Peers, topic: str, message_id: str, request: Request, sight: Sight
+    engine: Engine, peers: _Peers, topic: str, message_id: str, request: Request, sight: Sight, *, fetches: bool
 ) -> MessageAnswer:
     inspector = engine.inspector
     groups = [group for group in inspector.groups(topic) if sight.sees(Resource(topic, group))]
     readable = [group for group in groups if sight.may(Action.CONSUME, Resource(topic, group))]
-    parts = await inspector.find(topic, groups, message_id, readable=readable)
+    parts = await inspector.find(topic, groups, message_id, readable=readable, fetches=fetches)
     if forwarding_of(request.scope) is not None:
         return MessageAnswer(topic=topic, message_id=message_id, groups=parts, unreachable=[])
-    parts += await inspector.find_records(topic, groups, message_id, readable=readable)
+    unread: list[str] = []
+    try:
+        parts += await inspector.find_records(topic, groups, message_id, readable=readable)
+    except StateUnavailable as error:
+        unread.append(f"Its lease record can't be read: {error.detail}.")
     asked: Asked[MessageAnswer] = Asked([], [])
     if peers is not None:
         asked = await ask_all(peers, inspector.owners(topic), request, MessageAnswer)
         parts += [part for _, answer in asked.answers for part in answer.groups]
     story = await _story(engine, topic, message_id, groups, readable)
     found = [
-        located(group, [part for part in parts if part.group == group], _missing(engine, topic, group, asked.failures))
+        located(
+            group,
+            [part for part in parts if part.group == group],
+            [*unread, *_missing(engine, topic, group, asked.failures)],
+        )
         for group in groups
     ]
     return MessageAnswer(

@@ -27,11 +27,14 @@ SHOWN_DEFAULT = 20
 EPILOG = """\
 With a group, it says why a pop of the group gets no message: each reason with what helps, the most important first.
 With --message-id, it says where this message is in each group of the topic (or in GROUP only). The id is the
-publisher's message id, or popgate's own id of one copy. It changes nothing.
+publisher's message id, or popgate's own id of one copy. It changes nothing. The proxies know the messages that they
+have read for clients: --fetch lets them read some now, as a pop does. RabbitMQ counts this as a delivery; popgate does
+not.
 
 examples:
   popgate explain orders billing
   popgate explain orders --message-id order-7
+  popgate explain orders --message-id order-7 --fetch
   popgate explain orders billing -o json | jq -r '.reasons[].code'
 """
 PEEK_EPILOG = """\
@@ -94,6 +97,7 @@ def add_parsers(commands: Commands) -> None:
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("group", metavar="GROUP", nargs="?", help="needed without --message-id")
     parser.add_argument("--message-id", metavar="ID", help="say where this message is")
+    parser.add_argument("--fetch", action="store_true", help="with --message-id: first read messages from the broker")
     peeking = add_command(
         commands, "peek", peek, help="show messages of a group without leasing them", epilog=PEEK_EPILOG
     )
@@ -120,6 +124,10 @@ def explain(arguments: argparse.Namespace) -> int:
     """Print why a pop of a group gets nothing, or where a message is."""
     if arguments.message_id is not None:
         return _explain_message(arguments)
+    if arguments.fetch:
+        raise CommandFailed(
+            "--fetch needs --message-id; for the messages of a group, use 'popgate peek'", ExitCode.USAGE
+        )
     if arguments.group is None:
         raise CommandFailed("name a GROUP, or a message with --message-id ID", ExitCode.USAGE)
     with open_client(arguments) as client:
@@ -152,7 +160,8 @@ def _counts(answer: JsonObject) -> str:
     queues: list[JsonObject] = [queue for proxy in standing["proxies"] for queue in proxy["queues"]]
     named = ("ready", "blocked", "leased", "delayed", "moving")
     counts = [f"{sum(queue[name] for queue in queues)} {name}" for name in named]
-    counts.append(f"{sum(queue['not_shown'] or 0 for queue in queues)} at the broker")
+    unread: list[int | None] = [queue["not_shown"] for queue in queues if queue["exists"]]
+    counts.append(f"{'?' if None in unread else sum(count or 0 for count in unread)} at the broker")
     counts.append(f"{'?' if standing['dead'] is None else standing['dead']} dead")
     pops = sum(proxy["parked_pops"] for proxy in standing["proxies"])
     return f"Messages: {', '.join(counts)}. Waiting pops: {pops}."
@@ -167,7 +176,7 @@ def _print_json(arguments: argparse.Namespace, answer: JsonObject, parts: list[J
 
 def _explain_message(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
-        answer = client.find_message(arguments.topic, arguments.message_id)
+        answer = client.find_message(arguments.topic, arguments.message_id, fetch=arguments.fetch)
     groups: list[JsonObject] = answer["groups"]
     if arguments.group is not None:
         groups = [group for group in groups if group["group"] == arguments.group]

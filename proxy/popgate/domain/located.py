@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from popgate.domain.attempts import without_attempt
+from popgate.domain.attempts import AttemptEnd, read, without_attempt
+from popgate.domain.dead_letter import DeadLetterDetails
 from popgate.domain.lease import LeaseRecord, RecordState
+from popgate.domain.modes import is_pulled
 from popgate.domain.peeked import PeekedMessage
 from popgate.domain.story import Story
 
@@ -106,21 +108,23 @@ def _unknown(whole: LocatedGroup, missing: Sequence[str]) -> LocatedGroup:
         because.append("The broker does not answer, so it is unknown how many messages wait there.")
     elif whole.not_shown:
         because.append(
-            f"{_messages(whole.not_shown)} of this group wait at the broker, or are delayed there, and no proxy has "
-            "read them: it may be one of them."
+            f"It may wait at the broker, or be delayed there: no proxy has read {_messages(whole.not_shown)} of this "
+            "group. To read some of them first, ask with fetch (popgate explain TOPIC --message-id ID --fetch)."
         )
     if whole.unnamed:
         because.append(
-            f"Of {_messages(whole.unnamed)} in memory the content was dropped to save memory, or was not delivered "
-            "again yet: it may be one of them."
+            f"The content of {_messages(whole.unnamed)} in memory was dropped to save memory, or was not delivered "
+            f"again yet, for example after a restart: it may be {'this one' if whole.unnamed == 1 else 'one of them'}. "
+            "Fetch helps here, too."
         )
     because += missing
     if not whole.is_searched:
         because.append("Not all dead letters of this group were searched.")
     because.append(
-        "It may be settled: popgate keeps the record of a settlement for a short time only, and finds it by popgate's "
-        "own id of the copy. The journal keeps the whole story."
+        "It may be settled, or discarded at the end of its time to live: popgate keeps the record of this for a short "
+        "time only, and finds it by popgate's own id of the copy. The journal keeps the whole story."
     )
+    because.append("It may be delayed by its publisher: popgate can't look up such messages at the broker.")
     because.append("It may never have been published to this topic, or only before this group was created.")
     return LocatedGroup(
         group=whole.group,
@@ -132,12 +136,19 @@ def _unknown(whole: LocatedGroup, missing: Sequence[str]) -> LocatedGroup:
     )
 
 
-def in_memory(message: PeekedMessage) -> LocatedCopy:
-    """Describe a copy that the owner of its queue has in memory."""
+def in_memory(message: PeekedMessage, now: float, ended: str = "") -> LocatedCopy:
+    """Describe a copy that the owner of its queue has in memory. ``now``: Unix seconds. ``ended``: how the last attempt
+    ended (``last_attempt``)."""
+    is_visible = message.state in (CopyState.READY, CopyState.BLOCKED)
+    if is_visible and message.expires_at is not None and message.expires_at <= now:
+        state = CopyState.EXPIRED
+        detail = f"Its time to live ended at {utc(message.expires_at)}: it is discarded when its turn comes."
+    else:
+        state, detail = CopyState(message.state), _in_memory(message)
     return LocatedCopy(
         id=message.id,
-        state=message.state,
-        detail=_in_memory(message),
+        state=state,
+        detail=f"{detail}{ended}",
         source="memory",
         queue=message.queue,
         message=message,
@@ -149,12 +160,15 @@ def _in_memory(message: PeekedMessage) -> str:
     attempts = f"attempt {message.attempt}" if message.attempt else "never handed out"
     match message.state:
         case CopyState.LEASED if message.lease is not None:
-            by = message.lease.client or "a client without a client_id"
-            until = "" if message.lease.deadline is None else f" until {utc(message.lease.deadline)}"
-            return f"It is leased to {by}{until} ({attempts}, {where})."
+            if message.lease.deadline is None:
+                pull_client = f"the pull client {message.lease.client}" if message.lease.client else "a pull client"
+                return f"It is leased to {pull_client}, {_UNTIL_COMMIT} ({attempts}, {where})."
+            by = message.lease.client or "a client whose client_id is not known,"
+            return f"It is leased to {by} until {utc(message.lease.deadline)} ({attempts}, {where})."
         case CopyState.DELAYED:
             until = "" if message.visible_at is None else f" until {utc(message.visible_at)}"
-            return f"It is delayed{until} ({attempts}, {where})."
+            what = "waits for its next attempt" if message.attempt else "is delayed"
+            return f"It {what}{until} ({attempts}, {where})."
         case CopyState.BLOCKED:
             return f"It waits in {where}, behind {_blocked_by(message)}."
         case CopyState.MOVING:
@@ -164,6 +178,37 @@ def _in_memory(message: PeekedMessage) -> str:
         case _:
             place = "" if message.place is None else f" at place {message.place}"
             return f"It is ready{place} of {where} ({attempts})."
+
+
+_UNTIL_COMMIT = "until the client commits it or its session ends"
+_ENDINGS = {AttemptEnd.RELEASED: "was released", AttemptEnd.REJECTED: "was rejected", AttemptEnd.EXPIRED: "expired"}
+
+
+def last_attempt(record: LeaseRecord, *, with_contents: bool) -> str:
+    """Return a sentence that says how the last attempt ended, or an empty text. It begins with a space."""
+    if record.state is RecordState.LEASED:  # the end of a lease needs no write
+        return f" The lease of attempt {record.delivery_count} expired at {utc(record.visible_at)}."
+    attempts = read(record.reason)[1]
+    if not attempts or attempts[-1].attempt != record.delivery_count:
+        return ""
+    last = attempts[-1]
+    by = f" of {last.client}" if last.client else ""
+    texts = [text for text in (last.reason, last.error_type, last.error_text) if text] if with_contents else []
+    return f" Attempt {last.attempt}{by} {_ENDINGS[AttemptEnd(last.outcome)]} at {utc(last.ended_at)}{_told(texts)}."
+
+
+def dead_detail(at: float | None, note: DeadLetterDetails, *, with_contents: bool) -> str:
+    """Return the sentence that describes a dead letter."""
+    count, error = note.delivery_count, note.last_error
+    attempts = "" if count is None else f" after {count} {'attempt' if count == 1 else 'attempts'}"
+    by = f", the last one by {note.last_client}" if note.last_client else ""
+    texts = [note.reason, *((error.error_type, error.error_text) if error else ())] if with_contents else []
+    since = "" if at is None else f" since {utc(at)}"
+    return f"It is dead{since}{attempts}{by}{_told([text for text in texts if text])}."
+
+
+def _told(texts: Sequence[str]) -> str:
+    return f": {': '.join(texts)}" if texts else ""
 
 
 def _blocked_by(message: PeekedMessage) -> str:
@@ -203,6 +248,8 @@ def _recorded(record: LeaseRecord) -> tuple[CopyState, str]:
             return CopyState.DEAD, f"It was moved to the dead letters at {utc(record.changed_at)} ({attempts})."
         case RecordState.MOVING:
             return CopyState.MOVING, f"It is being moved to the dead letters ({attempts})."
+        case RecordState.LEASED if is_pulled(record.lease_id):
+            return CopyState.LEASED, f"It is leased to a pull client, {_UNTIL_COMMIT} ({attempts})."
         case RecordState.LEASED:
             return CopyState.LEASED, f"It is leased until {utc(record.visible_at)} ({attempts})."
         case _:

@@ -195,7 +195,8 @@ def _not_claimed(group: GroupStanding) -> Iterator[Reason]:
 
 
 def _not_consumed(group: GroupStanding) -> Iterator[Reason]:
-    troubled = [queue for queue in group.queues if queue.trouble]
+    connected = [proxy for proxy in group.proxies if proxy.broker_trouble is None]  # the others have said why
+    troubled = [queue for proxy in connected for queue in proxy.queues if queue.trouble]
     if troubled:
         yield Reason(
             code="queue_not_consumed",

@@ -82,14 +82,21 @@ class Inspector:
         return await peek(self._context, self._topics.subscription(topic, group), request)
 
     async def find(
-        self, topic: str, groups: Sequence[str], message_id: str, *, readable: Sequence[str]
+        self, topic: str, groups: Sequence[str], message_id: str, *, readable: Sequence[str], fetches: bool
     ) -> list[LocatedGroup]:
         """Find a message in the queues and dead letters of this proxy. ``readable``: the groups whose messages the
-        caller may read. Raises: TopicNotFound, GroupNotFound."""
+        caller may read. ``fetches``: whether messages of these groups are first read from the broker. Raises:
+        TopicNotFound, GroupNotFound."""
         many = [self._topics.subscription(topic, group) for group in groups]
         return await asyncio.gather(
             *(
-                find_here(self._context, served, message_id, with_contents=served.name.group in readable)
+                find_here(
+                    self._context,
+                    served,
+                    message_id,
+                    with_contents=served.name.group in readable,
+                    fetches=fetches and served.name.group in readable,
+                )
                 for served in many
             )
         )

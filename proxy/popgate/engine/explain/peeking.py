@@ -32,7 +32,7 @@ from popgate.domain.peeked import (
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.explain.fetching import fetch
 from popgate.engine.explain.slices import slices
-from popgate.engine.explain.standing import STATE_NAMES, not_shown, until
+from popgate.engine.explain.standing import STATE_NAMES, end_of, not_shown
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 from popgate.engine.queue.host import QueueHost
 from popgate.engine.subscription.subscription import ServedSubscription
@@ -169,9 +169,8 @@ class Showing:
         state = state_of(message, is_pulled=self._is_pulled)
         content = message.message
         is_leased = message.state is MessageState.LEASED
-        lease = PeekedLease(
-            client=message.client, leased_at=message.leased_at, deadline=until(message.deadline, self._wall_from)
-        )
+        ends_at = end_of(message, self._wall_from)
+        lease = PeekedLease(client=message.client, leased_at=message.leased_at, deadline=ends_at)
         is_delayed = message.state is MessageState.DELAYED
         described = PeekedMessage(
             id=message.copy_id,
@@ -181,7 +180,7 @@ class Showing:
             place=self._places.get(message),
             attempt=message.delivery_count,
             first_delivered_at=message.first_delivered_at or None,
-            visible_at=until(message.deadline, self._wall_from) if is_delayed else None,
+            visible_at=ends_at if is_delayed else None,
             lease=lease if is_leased else None,
             blocked_by=self._blocked_by(message) if state == PeekState.BLOCKED else None,
             ordering_key=ordering_key_of(message),
@@ -206,7 +205,7 @@ class Showing:
             message_id=None if head.message is None else head.message.message_id or head.copy_id,
             state=STATE_NAMES[head.state],
             client=head.client if head.state is MessageState.LEASED else None,
-            until=until(head.deadline, self._wall_from) if is_timed else None,
+            until=end_of(head, self._wall_from) if is_timed else None,
             ahead=ahead,
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from popgate.domain.errors import BrokerUnavailable
 from popgate.domain.filters import HeaderFilter
+from popgate.domain.modes import is_pulled
 from popgate.domain.names import InstanceId
 from popgate.domain.standing import (
     BlockingMessage,
@@ -62,7 +63,7 @@ class _Seen:
 
     def look_at(self, message: BufferedMessage) -> None:
         self.undelivered += message.tag is None
-        if message.state in _ENDS and message.deadline < self.next_at:
+        if message.state in _ENDS and message.deadline < self.next_at and not _is_open(message):
             self.next_at = message.deadline
         if message.key is not None and message.next is not None and message.is_head and message.state in _BLOCKS:
             self._block(message)
@@ -215,6 +216,15 @@ def until(deadline: float, wall_from: float) -> float | None:
     return None if deadline >= NEVER else deadline + wall_from
 
 
+def end_of(message: BufferedMessage, wall_from: float) -> float | None:
+    """Return when a message's lease or delay ends (Unix seconds). The lease of a pull client ends with its session."""
+    return None if _is_open(message) else until(message.deadline, wall_from)
+
+
+def _is_open(message: BufferedMessage) -> bool:
+    return message.state is MessageState.LEASED and is_pulled(message.lease_id)
+
+
 def _blocking(message: BufferedMessage, wall_from: float, *, with_contents: bool) -> BlockingMessage:
     is_timed = message.state in _ENDS
     return BlockingMessage(
@@ -223,7 +233,7 @@ def _blocking(message: BufferedMessage, wall_from: float, *, with_contents: bool
         state=STATE_NAMES[message.state],
         ordering_key=message.key if with_contents else None,
         client=message.client if message.state is MessageState.LEASED else None,
-        until=until(message.deadline, wall_from) if is_timed else None,
+        until=end_of(message, wall_from) if is_timed else None,
     )
 
 
