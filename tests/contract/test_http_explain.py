@@ -187,7 +187,8 @@ def test_a_message_is_found_from_its_publish_to_its_end(ask: Questions) -> None:
     assert (leased["state"], leased["message"]["lease"]["client"]) == ("leased", "billing-7")
     assert "leased to billing-7 until 20" in leased["detail"]
     assert leased["message"]["body_preview"] is None
-    ask.topic.settle("release", [{**_handle(popped), "delay_seconds": 60, "reason": "later", "error": ERROR}])
+    why = {"reason": "later", "error": ERROR, "client_id": "billing-7"}
+    ask.topic.settle("release", [{**_handle(popped), "delay_seconds": 60, **why}])
     delayed = ask.copy("order/7")
     assert (delayed["state"], "waits for its next attempt until 20" in delayed["detail"]) == ("delayed", True)
     assert "Attempt 1 of billing-7 was released at 20" in delayed["detail"]
@@ -229,7 +230,7 @@ def test_a_blocked_message_names_the_one_in_front(ask: Questions) -> None:
     ask.topic.publish("a", ordering_key="k", message_id="1")
     ask.topic.publish("b", ordering_key="k", message_id="2")
     ask.topic.pop_one(invisibility_seconds=60)
-    soon(lambda: ask.find("2")["copies"], 10)
+    soon(lambda: ask.find("2", fetch="true")["copies"], 10)
     copy = answer(ask.client.get(f"{ask.topic.admin_path}/messages/2"))["groups"][0]["copies"][0]
     assert (copy["state"], copy["message"]["blocked_by"]["message_id"]) == ("blocked", "1")
     assert "behind message 1 of the same ordering key, which is leased" in copy["detail"]
