@@ -7,6 +7,7 @@ import pytest
 from popgate.domain.errors import LockLost, LockUnavailable
 from popgate.domain.locks import LockKind, Slot
 from popgate.locks.grants import FencedGrant
+from popgate.locks.lock_queues import TokenListener
 from popgate.ports.lock_driver import LockChannel, LockListener, QueueRole, QueueState, Token
 from popgate.runtime.background import Background
 
@@ -57,23 +58,46 @@ class SilentChannel:
     def abandon(self) -> None: ...
 
 
-@pytest.mark.parametrize(("body", "is_kept"), [(b"100", True), (b"900", False)])
-async def test_a_renewal_that_is_answered_with_the_token_of_a_new_queue_has_lost_the_lock(
-    body: bytes, is_kept: bool
+def grant_on(channel: SilentChannel, background: Background) -> FencedGrant:
+    token = Token(SLOT.token_queue, b"100", 3)
+    return FencedGrant(SLOT, channel, token, driver=NoDriver(), background=background, renew_seconds=600)
+
+
+@pytest.mark.parametrize(
+    ("body", "deliveries", "lost"),
+    [
+        (b"100", 4, None),
+        (b"900", 4, "taken away"),  # RabbitMQ transfers the consumers of a deleted queue to a new one of its name
+        (b"100", 5, "another client held it"),
+        (b"100", 3, "another client held it"),
+    ],
+)
+async def test_a_renewal_is_answered_with_the_next_delivery_of_the_same_token_or_the_lock_is_lost(
+    body: bytes, deliveries: int, lost: str | None
 ) -> None:
-    """RabbitMQ transfers the consumers of a deleted queue to a new one of its name."""
     channel, background = SilentChannel(), Background()
-    token = Token(SLOT.token_queue, b"100", 0)
-    grant = FencedGrant(SLOT, channel, token, driver=NoDriver(), background=background, renew_seconds=600)
+    grant = grant_on(channel, background)
     renewing = asyncio.ensure_future(grant.renew())
     await asyncio.sleep(0)
     assert channel.turned_over == [SLOT.token_queue]
-    grant.on_token(Token(SLOT.token_queue, body, 1))
-    if is_kept:
-        assert await renewing == 101
+    grant.on_token(Token(SLOT.token_queue, body, deliveries))
+    if lost is None:
+        assert await renewing == 104
     else:
-        with pytest.raises(LockLost, match="taken away"):
+        with pytest.raises(LockLost, match=lost):
             await renewing
         assert grant.lost.is_set()
     await grant.release()
+    await background.stop()
+
+
+async def test_a_second_token_that_came_before_the_grant_was_made_shows_that_the_first_was_taken_away() -> None:
+    channel, background, listener = SilentChannel(), Background(), TokenListener()
+    listener.on_token(Token(SLOT.token_queue, b"100", 3))
+    assert await listener.token(0.1) == Token(SLOT.token_queue, b"100", 3)
+    listener.on_token(Token(SLOT.token_queue, b"100", 5))
+    grant = grant_on(channel, background)
+    listener.forward_to(grant)
+    with pytest.raises(LockLost, match="taken away"):
+        await grant.renew()
     await background.stop()

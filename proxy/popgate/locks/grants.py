@@ -49,9 +49,9 @@ class Grant(Protocol):
         ...
 
     async def renew(self) -> int | None:
-        """Confirm at the broker that the lock is held. Return the fencing token, which may be higher than before.
+        """Confirm at the broker that the lock is held, and that no other client has held it since it was acquired.
 
-        Raises: LockLost.
+        Return the fencing token, which may be higher than before. Raises: LockLost.
         """
         ...
 
@@ -168,7 +168,8 @@ class FencedGrant(ChannelGrant):
     async def renew(self) -> int:
         """Make the broker redeliver the token message to this client only.
 
-        Return the new fencing token. Raises: LockLost.
+        Return the new fencing token. It is higher by one, so the broker has delivered the message to no other client
+        since the last delivery to this one. Raises: LockLost.
         """
         self._raise_if_lost()
         if self._came_back is None:
@@ -211,10 +212,20 @@ class FencedGrant(ChannelGrant):
             self._came_back = None
 
     def on_token(self, token: Token) -> None:
+        """Accept the token if it is the answer to a renewal. Otherwise the lock is lost.
+
+        - A token that was not requested has been with the broker, which could have delivered it to another client.
+        - A token with another body comes from a new queue: if a queue is deleted and declared again, RabbitMQ may move
+          its consumers to the new queue without a notification.
+        - A token whose count has skipped a number was delivered to another client in the meantime. RabbitMQ takes the
+          message away from a consumer whose node it considers lost, but it keeps the consumer in the line. If the node
+          was only paused, the channel lives on, and the consumer gets the message again when its turn comes.
+        """
         if self._came_back is None or token.body != self._token.body:
-            # This token was not requested, or it comes from a new queue: if a queue is deleted and declared again,
-            # RabbitMQ may move its consumers to the new queue without a notification.
             self.on_ended("it was taken away")
+            return
+        if token.deliveries != self._token.deliveries + 1:
+            self.on_ended("another client held it in the meantime")
             return
         self._token = token
         self._came_back.set_result(token)

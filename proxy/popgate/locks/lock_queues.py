@@ -45,8 +45,13 @@ class TokenListener:
         self._tokens = deque(token for token in self._tokens if token.queue != queue)
 
     def forward_to(self, heir: LockListener) -> None:
-        """Pass all further events to ``heir``. If the channel has already ended, notify ``heir`` at once."""
+        """Pass all further events to ``heir``, and at once those that no task has received.
+
+        A token among them is a second one: the broker has taken the first one away from this client meanwhile.
+        """
         self._heir = heir
+        while self._tokens:
+            heir.on_token(self._tokens.popleft())
         if self._ended is not None:
             heir.on_ended(self._ended)
 
