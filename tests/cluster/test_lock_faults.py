@@ -11,6 +11,7 @@ from aio_pika.abc import AbstractConnection
 
 from popgate.amqp_locks import Fence, Grant, Lock, LockKind, LockLost, Locks, LockUnavailable
 from support.lock_clients import token
+from support.lock_tokens import take_tokens
 from support.processes import wait_until
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
 from support.rabbitmq_releases import RabbitRelease
@@ -101,26 +102,6 @@ async def lost_at(grant: Grant) -> float:
             await asyncio.sleep(0.05)
 
 
-TAKE_FROM_THE_HOLDERS = """
-    Ask = fun(Leader, About) -> {ok, {_, Answer}, _} = ra:local_query(Leader, About), Answer end,
-    Take = fun(Lock) ->
-        Name = <<"popgate:mutex:", Lock/binary, ":1:token">>,
-        {ok, Queue} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, Name)),
-        Leader = amqqueue:get_pid(Queue),
-        {value, {_, Holder}} = Ask(Leader, fun rabbit_fifo:query_single_active_consumer/1),
-        Consumers = maps:to_list(Ask(Leader, fun rabbit_fifo:query_consumers/1)),
-        [Key] = [Key || {Key, Consumer} <- Consumers, element(1, Consumer) =:= Holder],
-        [ra:pipeline_command(Leader, Event, no_correlation, normal)
-         || Event <- [{down, Holder, noconnection}, {timeout, {consumer_disconnected_timeout, Key}}]]
-    end,
-    [Take(Lock) || Lock <- [<<"renewed">>, <<"unasked">>]].
-"""
-"""Lets the queues of two locks' tokens believe for a moment that the holder's node is lost, as if that node had paused.
-
-The second event is for 4.3, which waits before it takes the message from the holder; other releases ignore it.
-"""
-
-
 async def in_line(locks: Locks, lock: str) -> None:
     """Wait until a client waits in line for the mutex."""
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -135,7 +116,7 @@ async def test_a_holder_whose_lock_was_handed_on_and_back_has_lost_it(nodes: tup
         waiting = [asyncio.ensure_future(held(others.mutex(lock))) for lock in ("renewed", "unasked")]
         for lock in ("renewed", "unasked"):
             await in_line(others, lock)
-        await asyncio.to_thread(nodes[1].ctl, "eval", TAKE_FROM_THE_HOLDERS)
+        await asyncio.to_thread(take_tokens, nodes[1])
         new = await asyncio.gather(*waiting)
         assert token(new[0]) > token(renewed)
         await renewed.verify()  # it can't know: the slot exists, and the channel is open

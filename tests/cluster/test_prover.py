@@ -51,6 +51,7 @@ BROKEN = [
     Broken("lost_slot", ["slots"], ["--kind", "persistent_mutex", "--fault", "cut"]),
     Broken("verified_by_probe", ["verify", "release"], ["--kind", "persistent_mutex", "--fault", "cut"]),
     Broken("stale_token_accepted", ["verify", "release"], ["--kind", "persistent_mutex", "--fault", "cut"]),
+    Broken("renewed_by_acquiring", ["renew"], ["--kind", "mutex", "--fault", "cut"]),
     Broken("starving", ["wait"], [*UNDISTURBED, "--workers", "2"]),
     Broken("no_fencing", ["tokens"], UNDISTURBED),
     Broken("hasty", ["free"], ["--kind", "semaphore", "--fault", "stop", "--workers", "2"]),

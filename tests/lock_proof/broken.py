@@ -6,13 +6,16 @@ Each function here makes a client, as ``popgate prove locks --implementation loc
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 
 import aio_pika
 
 from popgate.adapters.rabbitmq.lock_driver import RabbitLockDriver
 from popgate.amqp_locks import LockKind, Locks
 from popgate.domain.locks import Slot
+from popgate.locks.grants import FencedGrant, token_value
 from popgate.locks.lock_queues import TokenListener
+from popgate.ports.lock_driver import Token
 from popgate.prover.http_locks import HttpLock
 from popgate.prover.own_locks import OwnLock
 from popgate.prover.target import Held
@@ -81,6 +84,61 @@ class StaleTokenAccepted(BrokenLock):
             status = await Locks(connection).administration.status(self.name, self.kind)
         now = status.slots[held.slot - 1]
         return now.held and (now.fencing_token or 0) >= (held.token or 0)
+
+
+class RenewedByAcquiring(BrokenLock):
+    """Acquires a lost lock again when it renews it, as if it had never been lost: others may have changed things."""
+
+    def __init__(self, connection: aio_pika.abc.AbstractConnection, lock: str, kind: LockKind) -> None:
+        super().__init__(connection, lock, kind)
+        self._again: dict[object, contextlib.AsyncExitStack] = {}
+
+    async def renew(self, held: Held) -> int | None:
+        token = await super().renew(held)
+        if token is not None:
+            return token
+        stack = self._again[held.grant] = contextlib.AsyncExitStack()
+        locks = Locks(await stack.enter_async_context(self.another_connection()))
+        grant = await locks.mutex(self.name).acquire(CONNECT_SECONDS)
+        return None if grant is None else grant.fencing_token
+
+    async def release(self, held: Held) -> None:
+        stack = self._again.pop(held.grant, None)
+        if stack is not None:
+            await stack.aclose()
+        await super().release(held)
+
+    async def close(self) -> None:
+        for stack in self._again.values():
+            await stack.aclose()
+        await super().close()
+
+
+class Trusting(BrokenLock):
+    """Takes any delivery for the answer to its renewal, also one that another client has had in between.
+
+    Only nodes that take tokens show it: ``make prove ARGS="--implementation lock_proof.broken:trusting --kind mutex
+    --way amqp"``.
+    """
+
+    def __init__(self, connection: aio_pika.abc.AbstractConnection, lock: str, kind: LockKind) -> None:
+        super().__init__(connection, lock, kind)
+        self._latest = 0
+
+    async def acquire(self, wait_seconds: float) -> Held | None:
+        held = await super().acquire(wait_seconds)
+        if held is not None and isinstance(held.grant, FencedGrant):
+            setattr(held.grant, "on_token", partial(self._on_token, held.grant))  # noqa: B010  # it is a method
+        return held
+
+    async def renew(self, held: Held) -> int | None:
+        token = await super().renew(held)
+        return None if token is None else max(token, self._latest)
+
+    def _on_token(self, grant: FencedGrant, token: Token) -> None:
+        self._latest = token_value(token)
+        expected = grant.fencing_token - int(token.body) + 1
+        FencedGrant.on_token(grant, token._replace(deliveries=expected))
 
 
 class LostSlot(BrokenLock):
@@ -179,6 +237,8 @@ no_fencing = _maker(NoFencing)
 released_by_name = _maker(ReleasedByName)
 verified_by_probe = _maker(VerifiedByProbe)
 stale_token_accepted = _maker(StaleTokenAccepted)
+renewed_by_acquiring = _maker(RenewedByAcquiring)
+trusting = _maker(Trusting)
 lost_slot = _maker(LostSlot)
 double_slot = _maker(DoubleSlot)
 starving = _maker(Starving)

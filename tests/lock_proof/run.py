@@ -1,7 +1,8 @@
 """``make prove``: tests popgate's own locks for ten minutes, on three RabbitMQ nodes that are killed in turn.
 
 Each way to a lock gets a third of the time: over AMQP, over HTTP through one proxy, and through two proxies in
-alternation. The proxies are killed in turn with the nodes. Takes the flags of ``popgate prove locks``, and ``--way``
+alternation. The proxies are killed in turn with the nodes. The nodes also take tokens from holders that can't know, as
+if the holder's node had hung (``support.lock_tokens``). Takes the flags of ``popgate prove locks``, and ``--way``
 for one way alone.
 """
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import pytest
@@ -9,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popgate.domain.lock_history import Violation, check
-from popgate.domain.lock_operations import AWAY, CUT_OFF, KILLED, Action, Disturbance, Operation, OperationOutcome
+from popgate.domain.lock_operations import (
+    AWAY,
+    CUT_OFF,
+    KILLED,
+    TAKEN,
+    Action,
+    Disturbance,
+    Operation,
+    OperationOutcome,
+)
 
 DONE, REFUSED, UNKNOWN = OperationOutcome
 
@@ -52,6 +62,11 @@ def release(client: str, at: float, token: int, *, slot: int = 1) -> Operation:
 
 def verify(client: str, at: float, token: int, *, slot: int = 1, outcome: OperationOutcome = DONE) -> Operation:
     return settle(Action.VERIFY, client, at, token, slot=slot, outcome=outcome)
+
+
+def renew(client: str, at: float, token: int, renewed_token: int | None, *, slot: int = 1) -> Operation:
+    outcome = REFUSED if renewed_token is None else DONE
+    return replace(settle(Action.RENEW, client, at, token, slot=slot, outcome=outcome), renewed_token=renewed_token)
 
 
 def set_slots(number: int, at: float, outcome: OperationOutcome = DONE) -> Operation:
@@ -121,6 +136,28 @@ def test_tokens_of_grants_that_overlap_may_come_in_any_order() -> None:
 def test_a_verify_that_only_asks_whether_the_lock_is_there_is_found() -> None:
     cut = Disturbance(client="a", at=1.5, what="connection cut")
     assert found_in(acquire("a", 0, 1, 7), acquire("b", 2, 3, 8), verify("a", 4, 7), disturbances=[cut]) == ["verify"]
+
+
+def test_a_renewal_of_a_lock_that_another_client_has_or_has_had_meanwhile_is_found() -> None:
+    cut = Disturbance(client="a", at=1.5, what="connection cut")
+    first, other, let_go = acquire("a", 0, 1, 7), acquire("b", 2, 3, 8), release("b", 3.5, 8)
+    assert found_in(first, other, renew("a", 4, 7, 7), disturbances=[cut]) == ["renew"]
+    assert "renew" in found_in(first, other, let_go, renew("a", 2.5, 7, 9), disturbances=[cut]), "it came back"
+    assert not found_in(first, other, let_go, renew("a", 4, 7, None), disturbances=[cut])
+    assert not found_in(first, renew("a", 1.2, 7, 8), renew("a", 1.4, 7, 9), release("a", 2, 7), acquire("b", 1, 3, 10))
+    assert found_in(first, release("a", 2, 7), renew("a", 3, 7, 8)) == ["release"]
+
+
+def test_a_verify_can_not_know_that_the_token_was_taken_but_a_renewal_can() -> None:
+    taken = Disturbance(client="", at=1.5, what=TAKEN, until=6)
+    first, other = acquire("a", 0, 1, 7), acquire("b", 2, 3, 8)
+    assert not found_in(first, other, verify("a", 4, 7), disturbances=[taken])
+    assert found_in(first, other, verify("a", 7, 7), disturbances=[replace(taken, until=2)]) == ["verify"]
+    assert "renew" in found_in(first, other, renew("a", 4, 7, 9), disturbances=[taken])
+
+
+def test_who_is_told_by_a_renewal_that_it_lost_holds_nothing() -> None:
+    assert not found_in(acquire("a", 0, 1, 7), renew("a", 1.5, 7, None), acquire("b", 2, 3, 8))
 
 
 def test_a_removed_slot_that_is_given_is_found() -> None:
@@ -207,8 +244,12 @@ def history(chance: random.Random, *, clients: int, slots: int, steps: int) -> l
         mine = next((slot for slot, (holder, _) in holders.items() if holder == client), None)
         free = [slot for slot in range(1, slots + 1) if slot not in holders]
         if mine is not None:
-            action = chance.choice([Action.VERIFY, Action.RELEASE])
-            done.append(settle(action, client, before, holders[mine][1], slot=mine))
+            action = chance.choice([Action.VERIFY, Action.RENEW, Action.RELEASE])
+            one = settle(action, client, before, holders[mine][1], slot=mine)
+            if action is Action.RENEW:
+                token += 1
+                one = replace(one, renewed_token=token)
+            done.append(one)
             if action is Action.RELEASE:
                 del holders[mine]
         elif free:

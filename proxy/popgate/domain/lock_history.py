@@ -12,7 +12,9 @@ The rules, after amqp-locks ("as correct as possible") and Kleppmann's "How to d
   twice. So a resource that refuses lower tokens serves only one holder of a slot.
 - ``exclusion``: a slot has two holders at the same time only if the one with the lower token was disturbed before.
 - ``verify``: a verify does not confirm a slot if the slot was granted to another client, with a higher token, before
-  the verify began.
+  the verify began. The broker can't know this if it took the token from a holder whose channel lives on (``TAKEN``).
+- ``renew``: the same holds for a renewal. A renewal also fails if the slot was granted to another client, with a token
+  between the holder's and the renewed one, even if that client no longer holds the slot.
 - ``fence``: a resource that refuses lower tokens serves every holder that was not disturbed.
 - ``slots``: a slot is not granted if an administrator removed it before the request. When no client holds a slot, as
   many slots can be acquired as are configured.
@@ -28,11 +30,9 @@ from dataclasses import dataclass
 from math import inf
 
 from popgate.domain.lock_operations import (
-    AWAY,
-    CUT_OFF,
-    KILLED,
     Action,
     Disturbance,
+    Disturbances,
     GrantKey,
     Operation,
     OperationOutcome,
@@ -51,6 +51,9 @@ CHANGED_SECONDS = 2.0
 OVERTAKEN_MAX = 3
 """Maximum number of later acquires that are granted during one wait, for each client that is involved: the waiting
 client and each client that overtakes it."""
+
+_CONFIRM = {Action.VERIFY: "verify", Action.RENEW: "renewal"}
+"""The actions whose success confirms that the client holds the slot, and what their calls are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +84,12 @@ class _Holding:
 
 def check(operations: Sequence[Operation], disturbances: Sequence[Disturbance], *, slots: int) -> list[Violation]:
     """Return all violations of the rules, the earliest first. ``slots`` is the lock's initial number of slots."""
-    disturbed = _Disturbed(disturbances)
+    disturbed = Disturbances(disturbances)
     found = [
         *_check_tokens(operations),
         *_check_exclusion(operations, disturbed),
-        *_check_verifies(operations),
+        *_check_verifies(operations, disturbed),
+        *_check_renewals(operations),
         *_check_fence(operations, disturbed),
         *_check_slots(operations, slots),
         *_check_counts(operations, slots),
@@ -94,30 +98,6 @@ def check(operations: Sequence[Operation], disturbances: Sequence[Disturbance], 
         *_check_releases(operations),
     ]
     return sorted(found, key=lambda violation: _time(violation.excerpt[-1]))
-
-
-class _Disturbed:
-    """Finds the disturbances of each client."""
-
-    def __init__(self, disturbances: Sequence[Disturbance]) -> None:
-        self._of: defaultdict[str, list[Disturbance]] = defaultdict(list)
-        self.kills: dict[str, Disturbance] = {}
-        for one in disturbances:
-            self._of[one.client].append(one)
-            if one.what == KILLED:
-                self.kills[one.client] = one
-
-    def lost_between(self, client: str, start: float, end: float) -> bool:
-        """Return whether the client may have lost a lock between ``start`` and ``end`` without noticing."""
-        return any(one.what not in (AWAY, CUT_OFF) and one.falls_between(start, end) for one in self._about(client))
-
-    def late_between(self, client: str, start: float, end: float) -> bool:
-        """Return whether the client's answers may have been delayed or lost between ``start`` and ``end``."""
-        return any(one.falls_between(start, end) for one in self._about(client))
-
-    def _about(self, client: str) -> Iterator[Disturbance]:
-        yield from self._of.get("", ())
-        yield from self._of.get(client, ())
 
 
 def _check_tokens(operations: Sequence[Operation]) -> Iterator[Violation]:
@@ -158,7 +138,7 @@ class _Highest:
         return self._highest
 
 
-def _check_exclusion(operations: Sequence[Operation], disturbed: _Disturbed) -> Iterator[Violation]:
+def _check_exclusion(operations: Sequence[Operation], disturbed: Disturbances) -> Iterator[Violation]:
     for slot, holdings in _holdings(operations, disturbed).items():
         standing: list[_Holding] = []
         for later in holdings:
@@ -179,18 +159,39 @@ def _order(holding: _Holding) -> tuple[float, float]:
     return holding.grant.token or 0, holding.start
 
 
-def _check_verifies(operations: Sequence[Operation]) -> Iterator[Violation]:
+def _check_verifies(operations: Sequence[Operation], disturbed: Disturbances) -> Iterator[Violation]:
     grants = _grants(operations)
     highest = {slot: _Highest(given) for slot, given in grants.items()}
-    held = (one for one in operations if one.action is Action.VERIFY and one.outcome is OperationOutcome.DONE)
+    held = (one for one in operations if one.action in _CONFIRM and one.outcome is OperationOutcome.DONE)
     for verify in sorted(held, key=lambda verify: verify.invoked):
         grant = highest[verify.slot].completed_before(verify.invoked) if verify.slot in highest else None
         if grant is not None and grant.client != verify.client and (grant.token or 0) > (verify.token or 0):
-            detail = f"a verify of {verify.client} confirmed slot {verify.slot}, which {grant.client} was given before"
-            yield Violation(rule="verify", detail=detail, excerpt=[grant, verify])
+            if verify.action is Action.VERIFY and disturbed.taken_between(grant.completed, verify.invoked):
+                continue
+            what = f"a {_CONFIRM[verify.action]} of {verify.client}"
+            detail = f"{what} confirmed slot {verify.slot}, which {grant.client} was given before"
+            yield Violation(rule=verify.action, detail=detail, excerpt=[grant, verify])
 
 
-def _check_fence(operations: Sequence[Operation], disturbed: _Disturbed) -> Iterator[Violation]:
+def _check_renewals(operations: Sequence[Operation]) -> Iterator[Violation]:
+    by_token = {
+        slot: sorted((grant for grant in grants if grant.token is not None), key=lambda grant: grant.token or 0)
+        for slot, grants in _grants(operations).items()
+    }
+    for renewal in operations:
+        if renewal.renewed_token is None or renewal.outcome is not OperationOutcome.DONE:
+            continue
+        grants = by_token.get(renewal.slot, [])
+        first = bisect_right(grants, renewal.token or 0, key=lambda grant: grant.token or 0)
+        last = bisect_left(grants, renewal.renewed_token, key=lambda grant: grant.token or 0)
+        between = next((grant for grant in grants[first:last] if grant.client != renewal.client), None)
+        if between is not None:
+            what = f"slot {renewal.slot}, which {between.client} was given in the meantime"
+            detail = f"a renewal of {renewal.client} confirmed {what}"
+            yield Violation(rule="renew", detail=detail, excerpt=[between, renewal])
+
+
+def _check_fence(operations: Sequence[Operation], disturbed: Disturbances) -> Iterator[Violation]:
     grants = {grant.grant: grant for given in _grants(operations).values() for grant in given}
     lost = {one.grant: one.invoked for one in operations if _ends_holding(one)}
     for write in operations:
@@ -240,7 +241,7 @@ def _check_counts(operations: Sequence[Operation], slots: int) -> Iterator[Viola
             yield Violation(rule="slots", detail=detail, excerpt=[*before[-1:], count])
 
 
-def _check_free(operations: Sequence[Operation], disturbed: _Disturbed, slots: int) -> Iterator[Violation]:
+def _check_free(operations: Sequence[Operation], disturbed: Disturbances, slots: int) -> Iterator[Violation]:
     acquires = [one for one in operations if one.action is Action.ACQUIRE]
     releases = {one.grant: one for one in operations if one.action is Action.RELEASE}
     counts = [one for one in operations if one.action is Action.COUNT_HELD and one.outcome is OperationOutcome.DONE]
@@ -277,7 +278,7 @@ def _left(acquire: Operation, releases: Mapping[GrantKey, Operation], counted: S
     return min(known, counted[at] if at < len(counted) else inf)
 
 
-def _check_waits(operations: Sequence[Operation], disturbed: _Disturbed) -> Iterator[Violation]:
+def _check_waits(operations: Sequence[Operation], disturbed: Disturbances) -> Iterator[Violation]:
     acquires = [one for one in operations if one.action is Action.ACQUIRE]
     grants = sorted((one for one in acquires if one.outcome is OperationOutcome.DONE), key=lambda grant: grant.invoked)
     asked = [grant.invoked for grant in grants]
@@ -315,8 +316,8 @@ def _check_releases(operations: Sequence[Operation]) -> Iterator[Violation]:
             released.pop(one.grant, None)
         elif one.action is Action.RELEASE:
             released[one.grant] = one
-        elif one.action is Action.VERIFY and one.grant in released and released[one.grant].completed < one.invoked:
-            detail = f"a verify of {one.client} confirmed slot {one.slot}, which it had released"
+        elif one.action in _CONFIRM and one.grant in released and released[one.grant].completed < one.invoked:
+            detail = f"a {_CONFIRM[one.action]} of {one.client} confirmed slot {one.slot}, which it had released"
             yield Violation(rule="release", detail=detail, excerpt=[released[one.grant], one])
         elif one.action is Action.COUNT_HELD and one.number:
             detail = f"{one.number} slots are held although all clients have released theirs"
@@ -340,12 +341,12 @@ def _grants(operations: Sequence[Operation]) -> dict[int, list[Operation]]:
 def _ends_holding(one: Operation) -> bool:
     """Return whether the client believes, from this operation on, that it does not hold the slot.
 
-    This is also the case after a verify without an answer.
+    This is also the case after a verify or a renewal without an answer.
     """
-    return one.action is Action.RELEASE or (one.action is Action.VERIFY and one.outcome is not OperationOutcome.DONE)
+    return one.action is Action.RELEASE or (one.action in _CONFIRM and one.outcome is not OperationOutcome.DONE)
 
 
-def _holdings(operations: Sequence[Operation], disturbed: _Disturbed) -> dict[int, list[_Holding]]:
+def _holdings(operations: Sequence[Operation], disturbed: Disturbances) -> dict[int, list[_Holding]]:
     """Return the holdings of each slot in the order of their starts."""
     endings: defaultdict[GrantKey, list[Operation]] = defaultdict(list)
     for one in sorted(operations, key=lambda operation: operation.invoked):

@@ -11,13 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from popgate.domain.lock_operations import CUT_OFF, Action, OperationOutcome
 from popgate.domain.locks import LockKind
 from popgate.prover.relay import Relay, Traffic
-from popgate.prover.target import Connect, Doubting, Held, LockTarget
+from popgate.prover.target import Connect, Doubting, Held, LockTarget, Renewing
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
@@ -54,6 +54,7 @@ class Call:
     outcome: OperationOutcome
     held: Held | None = None
     number: int = 0
+    renewed_token: int | None = None
     error: str = ""
     seconds: float = 0.0
     traffic: Traffic | None = None
@@ -157,6 +158,13 @@ class LockClient:
     async def verify(self, held: Held) -> Call:
         return await self._call(Action.VERIFY, lambda target: target.verify(held), _verified, held)
 
+    async def confirm(self, held: Held, *, renew: bool) -> Call:
+        """Renew the lock if ``renew`` is true and the implementation can, otherwise verify it."""
+        target: object = self._target
+        if not renew or not isinstance(target, Renewing):
+            return await self.verify(held)
+        return await self._call(Action.RENEW, lambda _: target.renew(held), _renewed, held)
+
     async def release(self, held: Held) -> Call:
         return await self._call(Action.RELEASE, lambda target: target.release(held), _done, held)
 
@@ -215,7 +223,7 @@ class LockClient:
         self._end(operation, answer)
         if answer.error:
             await self.close()
-        return Call(answer.outcome, answer.held, answer.number, answer.error, seconds, self._traffic().since(traffic))
+        return replace(answer, seconds=seconds, traffic=self._traffic().since(traffic))
 
     def _begin(self, action: Action, held: Held | None, *, wait_seconds: float = 0.0, number: int = 0) -> int:
         operation = self._lines.number()
@@ -233,6 +241,8 @@ class LockClient:
             about = {"slot": answer.held.slot, "token": answer.held.token}
         if answer.number:
             about["number"] = answer.number
+        if answer.renewed_token is not None:
+            about["renewed_token"] = answer.renewed_token
         if answer.error:
             about["error"] = answer.error
         self._lines.say("end", id=operation, at=time.monotonic(), outcome=answer.outcome, **about)
@@ -244,6 +254,10 @@ def _acquired(held: Held | None) -> Call:
 
 def _verified(is_held: bool) -> Call:
     return Call(OperationOutcome.DONE if is_held else OperationOutcome.REFUSED)
+
+
+def _renewed(token: int | None) -> Call:
+    return Call(OperationOutcome.REFUSED if token is None else OperationOutcome.DONE, renewed_token=token)
 
 
 def _counted(number: int) -> Call:

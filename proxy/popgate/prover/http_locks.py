@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from popgate.domain.locks import LockKind
-from popgate.prover.target import Connect, Held, LockTarget
+from popgate.prover.target import Connect, Held, LockTarget, Renewing
 from popgate_client.tokens import current_token, token_of_environment
 
 TTL_SECONDS = 3.0
@@ -70,6 +70,10 @@ class HttpLock:
 
     async def verify(self, held: Held) -> bool:
         return bool((await self._ask("POST", "/verify", token=held.grant, accept=HTTPStatus.CONFLICT)).get("held"))
+
+    async def renew(self, held: Held) -> int | None:
+        answer = await self._ask("POST", "/renew", token=held.grant, accept=HTTPStatus.CONFLICT)
+        return int(answer["fencing_token"]) if answer.get("held") else None
 
     async def release(self, held: Held) -> None:
         self._stop_renewing(str(held.grant))
@@ -185,4 +189,5 @@ async def connect(urls: str, lock: str, kind: LockKind) -> HttpLock:
 
 
 _conforms: type[LockTarget] = HttpLock
+_renewing_conforms: type[Renewing] = HttpLock
 _connect_conforms: Connect = connect

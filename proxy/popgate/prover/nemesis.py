@@ -9,10 +9,10 @@ import random
 import time
 from enum import StrEnum
 
-from popgate.domain.lock_operations import AWAY
+from popgate.domain.lock_operations import AWAY, TAKEN
 from popgate.domain.locks import LockKind
 from popgate.prover.crew import Crew
-from popgate.prover.nodes import Nodes
+from popgate.prover.nodes import Nodes, Taking
 
 
 class Fault(StrEnum):
@@ -26,7 +26,7 @@ class Fault(StrEnum):
     ADMIN = "admin"
     """Slots of the lock are removed and added again."""
     NODE = "node"
-    """A node of the broker is killed and restarted."""
+    """A node of the broker is killed and restarted. Nodes that can (``Taking``) also take tokens from holders."""
 
 
 PAUSE_SECONDS = 0.2, 1.2
@@ -46,6 +46,10 @@ NODE_LOST_SECONDS = 3.0
 """Maximum seconds until the other nodes of the cluster have noticed that a node was killed."""
 NODE_DOWN_SECONDS = 1.0, 5.0
 NODE_BACK_SECONDS = 5.0
+TAKE_PAUSE_SECONDS = 3.0, 20.0
+TAKEN_SECONDS = 7.0
+"""Maximum seconds until a holder knows that its token was taken: it renews the lock within half a second, and waits 5 s
+for the broker's answer."""
 SETTLED_SECONDS = 1.0
 """Seconds to wait before a node is killed, and after it was restarted. RabbitMQ 3.10 permanently loses a quorum queue
 if its node is killed within half a second of its declaration."""
@@ -85,6 +89,9 @@ class Nemesis:
                 tasks.create_task(self._change_slots(ending), name="change slots")
             if Fault.NODE in self._faults and self._nodes is not None:
                 tasks.create_task(self._lose_node(self._nodes, seconds, ending), name="lose a node")
+            nodes: object = self._nodes
+            if Fault.NODE in self._faults and isinstance(nodes, Taking):
+                tasks.create_task(self._take_tokens(nodes, ending), name="take tokens")
             await _wait(stopping, seconds)
             ending.set()
 
@@ -158,6 +165,12 @@ class Nemesis:
             await asyncio.shield(nodes.start(node))
         record.disturb("", AWAY, at, time.monotonic() + NODE_BACK_SECONDS)
         await asyncio.sleep(SETTLED_SECONDS)
+
+    async def _take_tokens(self, nodes: Taking, ending: asyncio.Event) -> None:
+        while not await _wait(ending, self._chance.uniform(*TAKE_PAUSE_SECONDS)):
+            at = time.monotonic()
+            await nodes.take_tokens()
+            self._crew.record.disturb("", TAKEN, at, time.monotonic() + TAKEN_SECONDS)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> bool:

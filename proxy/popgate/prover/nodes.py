@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from popgate.prover.errors import ProverFailed
 
@@ -22,6 +22,17 @@ class Nodes(Protocol):
 
     async def start(self, node: int) -> None:
         """Start a node. Return when it serves clients again, as a member of its cluster."""
+        ...
+
+
+@runtime_checkable
+class Taking(Protocol):
+    """The additional interface of nodes that can take the tokens of popgate's own locks from their holders."""
+
+    async def take_tokens(self) -> None:
+        """Take the token of each held lock from its holder as if the holder's node were lost for a moment. The holder's
+        channel stays open, and the holder stays in the line. Does nothing if no node answers.
+        """
         ...
 
 

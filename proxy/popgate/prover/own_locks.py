@@ -5,7 +5,7 @@ import aio_pika
 from aio_pika.abc import AbstractConnection
 
 from popgate.amqp_locks import Grant, Lock, LockKind, LockLost, LockNotFound, Locks
-from popgate.prover.target import Connect, Held, LockTarget
+from popgate.prover.target import Connect, Held, LockTarget, Renewing
 
 RENEW_SECONDS = 0.5
 """Seconds between two renewals of a lock. This is short, so that the history contains renewals. In normal use, a lock
@@ -35,6 +35,12 @@ class OwnLock:
         except LockLost:
             return False
         return True
+
+    async def renew(self, held: Held) -> int | None:
+        try:
+            return await granted(held).renew()
+        except LockLost:
+            return None
 
     async def release(self, held: Held) -> None:
         await granted(held).release()
@@ -78,4 +84,5 @@ async def connect(amqp_url: str, lock: str, kind: LockKind) -> OwnLock:
 
 
 _conforms: type[LockTarget] = OwnLock
+_renewing_conforms: type[Renewing] = OwnLock
 _connect_conforms: Connect = connect

@@ -98,6 +98,7 @@ class Record:
             completed=line["at"],
             slot=line.get("slot", begun.slot),
             token=line.get("token", begun.token),
+            renewed_token=line.get("renewed_token"),
             number=line.get("number", begun.number),
         )
         self._completed.append(operation)

@@ -69,6 +69,17 @@ class LockTarget(Protocol):
 
 
 @runtime_checkable
+class Renewing(Protocol):
+    """The additional interface of a target that can renew a held lock."""
+
+    async def renew(self, held: Held) -> int | None:
+        """Renew the lock, and return its present fencing token. Return None if the lock is lost, also if another client
+        has held it since it was acquired, and has released it.
+        """
+        ...
+
+
+@runtime_checkable
 class Doubting(Protocol):
     """The additional interface of a target whose locks end after a time to live, and not with its connection."""
 

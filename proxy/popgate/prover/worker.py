@@ -30,6 +30,8 @@ LONG_STEP_SECONDS = 0.2, 1.5
 STEPS_MAX = 3
 LONG_HOLD_SHARE = 0.15
 VERIFY_AFTER_SHARE = 0.2
+RENEW_SHARE = 0.3
+"""Share of renewals among the calls that confirm a held lock. The others are verifies."""
 TRY_AFTER_SHARE = 0.3
 """Share of releases after which the client tries immediately to acquire the lock again. The lock is free at this time,
 unless another client was faster."""
@@ -126,7 +128,7 @@ class Worker:
         self._lines.say("resting")
 
     async def _hold(self, held: Held) -> None:
-        """Verify and write for a while, and release the lock. Stop early when the lock is lost or a call is not
+        """Verify, renew and write for a while, and release the lock. Stop early when the lock is lost or a call is not
         answered."""
         step = LONG_STEP_SECONDS if self._chance.random() < LONG_HOLD_SHARE else STEP_SECONDS
         for _ in range(self._chance.randint(0, STEPS_MAX)):
@@ -135,7 +137,7 @@ class Worker:
                 if not await self.client.write(held, self._answer):
                     break
             else:
-                call = await self.client.verify(held)
+                call = await self.client.confirm(held, renew=self._chance.random() < RENEW_SHARE)
                 if call.error:
                     return
                 if call.outcome is not OperationOutcome.DONE:
