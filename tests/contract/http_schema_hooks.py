@@ -5,7 +5,7 @@ that requests meet each other's topics.
 """
 
 import re
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 import msgspec
@@ -41,8 +41,9 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, dict):
-        return {name: _as_json(one) for name, one in value.items()}
-    return [_as_json(one) for one in value] if isinstance(value, list) else value
+        fields = cast("dict[str, Any]", value)
+        return {name: _as_json(one) for name, one in fields.items()}
+    return [_as_json(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 @schemathesis.hook  # pyright: ignore[reportUnknownMemberType]  # not annotated there

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,13 @@ def test_reports_are_shown_as_soon_as_they_are_written(proxy: ProxyProcess, fold
     assert listed == {"configured": True, "reports": [], "trouble": None}
     (folder / "audit").mkdir()
     (folder / "audit/report.html").write_text("<!doctype html><p>CLEAN</p>")
-    told = {"verdict": "CLEAN", "text": "5 deliveries.", "faults": {}, "not_certain": {}, "journal_events_missing": 0}
+    told: dict[str, Any] = {
+        "verdict": "CLEAN",
+        "text": "5 deliveries.",
+        "faults": {},
+        "not_certain": {},
+        "journal_events_missing": 0,
+    }
     (folder / "audit/verdict.json").write_text(json.dumps({**told, "end": "2026-11-27T10:00:00+00:00"}))
     (one,) = answer(proxy.client.get("/v1/admin/reports"))["reports"]
     assert (one["name"], one["bytes"], one["verdict"]["headline"]) == ("audit", 27, "CLEAN")

@@ -1,7 +1,7 @@
 """Serves ``/v1/admin/reports``: the reports that the Spark pipeline has written into ``--report-folder``."""
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
@@ -63,7 +63,7 @@ def reports_router(folder: ReportFolder | None) -> APIRouter:
             return ReportsAnswer(configured=True, reports=[], trouble=trouble)
         return ReportsAnswer(configured=True, reports=[_answer(one) for one in found], trouble=None)
 
-    page = {"description": "the report as a page, with all that it needs", "content": {"text/html": {}}}
+    page: dict[str, Any] = {"description": "the report as a page, with all that it needs", "content": {"text/html": {}}}
 
     @router.get("/{name}", response_class=Response, responses={200: page, **problem_responses(400, 404)})
     async def get_report(name: ReportInPath) -> Response:
