@@ -41,8 +41,7 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, dict):
-        fields = cast("dict[str, Any]", value)
-        return {name: _as_json(one) for name, one in fields.items()}
+        return {name: _as_json(one) for name, one in cast("dict[Any, Any]", value).items()}
     return [_as_json(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value
 
 

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from popgate.domain.letter_filter import LetterFilter
 from popgate.domain.message import BATCH_COUNT_MAX, MESSAGE_BYTES_MAX, SHORT_STRING_BYTES_MAX
@@ -105,7 +106,9 @@ class DeadLetterFilter(LetterConditions):
     @model_validator(mode="after")
     def _has_conditions(self) -> "DeadLetterFilter":
         if self.filter is None:
-            raise ValueError("must have at least one condition; without a filter, the request applies to all letters")
+            raise PydanticCustomError(
+                "empty_filter", "it must have at least one condition; without a filter, all letters are meant"
+            )
         return self
 
 
