@@ -1,5 +1,6 @@
 """`popgate publish`, `ack` and similar commands, as programs against a real proxy. `pop` has its own module."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -91,6 +92,7 @@ def test_a_dedup_id_is_published_once(popgate: CommandLine, topic: str) -> None:
         done = popgate("publish", topic, "order 17", "--dedup-id", "order-17")
         assert (done.code, done.out) == (0, "")
         assert expected in done.err
+        assert re.search(r", message id \w+$", done.err.rstrip()), "explain can find it"
     lines = [f'{{"body":"{body}","dedup_id":"{body}"}}' for body in ("order-17", "order-18", "order-18")]
     done = popgate("publish", topic, "--json-lines", stdin="\n".join(lines))
     assert done.code == 0

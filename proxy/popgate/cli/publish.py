@@ -23,7 +23,8 @@ TTL_SECONDS_MAX = 31_536_000
 EPILOG = """\
 Without BODY, every line of standard input is a message. Batches are sent in parallel: only messages with the same
 ordering key keep their order. Every message that was not published is printed with its number; the summary goes to
-standard error. Exit code 0 means that all messages are on stable storage.
+standard error, with the message id if there was one message. Exit code 0 means that all messages are on stable
+storage.
 
 examples:
   popgate publish orders hello
@@ -92,12 +93,14 @@ class Report:
     printer: Printer
     progress: Progress
     published: int = 0
+    latest_id: str | None = None
     duplicates: int = 0
     refused: int = 0
     error: PopgateError | None = field(default=None)
 
     def add(self, batch_result: BatchResult) -> None:
         self.published += batch_result.published
+        self.latest_id = batch_result.latest_id or self.latest_id
         self.duplicates += batch_result.duplicates
         self.error = self.error or batch_result.error
         self.refuse(batch_result.refused)
@@ -114,6 +117,8 @@ class Report:
             parts.append(f"including {self.duplicates:,} duplicates")
         if self.refused:
             parts.append(f"{self.refused:,} failed")
+        if self.published == 1 and self.latest_id is not None:
+            parts.append(f"message id {self.latest_id}")
         if unanswered:
             parts.append(f"{unanswered:,} may or may not be published")
         return ", ".join(parts)

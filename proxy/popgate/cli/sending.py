@@ -44,6 +44,8 @@ class BatchResult:
 
     published: int = 0
     """Number of published messages, including duplicates."""
+    latest_id: str | None = None
+    """The message id of the last one of them."""
     duplicates: int = 0
     refused: list[Refusal] = field(default_factory=list[Refusal])
     error: PopgateError | None = None
@@ -72,6 +74,7 @@ def send(publish: Callable[..., list[PublishResult]], topic: str, batch: Sequenc
             for numbered, result in zip(rest, results, strict=True):
                 if result.ok:
                     batch_result.published += 1
+                    batch_result.latest_id = result.message_id
                     batch_result.duplicates += result.status == "duplicate"
                 else:
                     reason = result.error or {}
