@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contract.http_server import answer, problem
+from contract.http_server import Json, answer, problem
 from support.proxy import ProxyProcess
 
 
@@ -27,7 +27,7 @@ def test_reports_are_shown_as_soon_as_they_are_written(proxy: ProxyProcess, fold
     assert listed == {"configured": True, "reports": [], "trouble": None}
     (folder / "audit").mkdir()
     (folder / "audit/report.html").write_text("<!doctype html><p>CLEAN</p>")
-    told: dict[str, Any] = {
+    told: Json = {
         "verdict": "CLEAN",
         "text": "5 deliveries.",
         "faults": {},
