@@ -41,8 +41,8 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, dict):
-        return {name: _as_json(one) for name, one in cast("dict[Any, Any]", value).items()}
-    return [_as_json(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value
+        return {name: _as_json(one) for name, one in cast("dict[str, Any]", value).items()}
+    return [_as_json(one) for one in cast("list[object]", value)] if isinstance(value, list) else value
 
 
 @schemathesis.hook  # pyright: ignore[reportUnknownMemberType]  # not annotated there
