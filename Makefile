@@ -7,7 +7,7 @@ DEV_INSTALLED := $(VENV)/.installed-dev
 BENCH_INSTALLED := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-quick test-unit crash check audit lock format bench bench-growth bench-peers prove chaos soak simulate fuzz mutate explore tla clean
+.PHONY: help setup run test test-quick test-unit crash check audit lock pin-images format bench bench-growth bench-peers prove chaos soak simulate fuzz mutate explore tla clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ audit: $(DEV_INSTALLED) ## look for known vulnerabilities in the dependencies (A
 
 lock: $(DEV_INSTALLED) ## write deploy/*.lock, which the images are built from (ARGS=--upgrade takes newer versions)
 	@.ci/lock $(ARGS)
+
+pin-images: ## write the digests of the base images into Dockerfile and docker-compose.yml (needs docker or crane)
+	@.ci/pin-images
 
 format: $(DEV_INSTALLED) ## rewrite the code to the house's format
 	$(BIN)/ruff check --fix

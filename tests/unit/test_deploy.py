@@ -2,6 +2,7 @@
 settings."""
 
 import configparser
+import os
 import re
 import shutil
 import subprocess
@@ -26,6 +27,8 @@ VERSIONS = ("1.30", "1.35")
 CUSTOM = ("ServiceMonitor",)
 """Kinds that are not Kubernetes' own."""
 DOCKER_USER = "10001"
+NAMESPACE = "popgate"
+FILES_WITH_IMAGES = ("Dockerfile", "docker-compose.yml")
 
 
 def documents(folder: Path) -> Iterator[dict[str, Any]]:
@@ -113,13 +116,62 @@ def test_the_monitor_finds_the_service() -> None:
     assert monitor["spec"]["endpoints"][0]["port"] in {one["name"] for one in service["spec"]["ports"]}
 
 
-def test_kustomize_accepts_the_folders() -> None:
+def test_what_kustomize_makes_of_the_folders_fits_the_schemas() -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
     for folder in sorted(KUBERNETES.iterdir()):
         done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
+        for document in yaml.safe_load_all(done.stdout):
+            if document["kind"] not in CUSTOM:
+                assert document["kind"] == "Namespace" or document["metadata"]["namespace"] == NAMESPACE
+                for version in VERSIONS:
+                    kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_the_network_lets_the_proxies_prometheus_and_keda_through() -> None:
+    policy = next(one["spec"] for _, one in OBJECTS if one["kind"] == "NetworkPolicy")
+    (outside, peers) = policy["ingress"]
+    labels = [one["namespaceSelector"]["matchLabels"] for one in outside["from"]]
+    assert labels[1:] == [{"kubernetes.io/metadata.name": name} for name in ("monitoring", "keda")]
+    assert outside["ports"] == [{"port": "https"}]
+    deployment = next(one for _, one in OBJECTS if one["kind"] == "Deployment")
+    (container,) = pod_of(deployment)["spec"]["containers"]
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert (peers["ports"], policy["egress"][0]["ports"]) == ([{"port": "peers"}], [{"port": ports["peers"]}])
+    assert peers["from"] == policy["egress"][0]["to"] == [{"podSelector": policy["podSelector"]}]
+
+
+def test_keda_asks_the_service_that_exists() -> None:
+    scaled, authentication = yaml.safe_load_all((ROOT / "deploy" / "keda" / "scaledobject.yaml").read_text())
+    (trigger,) = scaled["spec"]["triggers"]
+    service = next(one for folder, one in OBJECTS if folder == "cluster" and one["kind"] == "Service")
+    (port,) = service["spec"]["ports"]
+    host = f"https://{service['metadata']['name']}.{NAMESPACE}.svc:{port['port']}/"
+    assert trigger["metadata"]["url"].startswith(host)
+    assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
+
+
+def test_the_images_are_pinned_by_the_digests_that_the_registry_has(tmp_path: Path) -> None:
+    for name in FILES_WITH_IMAGES:
+        shutil.copy(ROOT / name, tmp_path)
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text('#!/bin/sh\nfor last; do :; done\necho "$last" >> asked\ncat digest\n')
+    docker.chmod(0o755)
+    for digit in "12":  # the second time, pinned ones are replaced
+        (tmp_path / "digest").write_text(f"sha256:{digit * 64}\n")
+        path = f"{docker.parent}:{os.environ['PATH']}"
+        subprocess.run([ROOT / ".ci" / "pin-images", tmp_path], check=True, env={"PATH": path}, capture_output=True)
+        written = [(tmp_path / name).read_text() for name in FILES_WITH_IMAGES]
+        images = [re.findall(r"^ *(?:FROM|image:) (\S+:\S+)", text, re.MULTILINE) for text in written]
+        assert [len(one) for one in images] == [3, 3]
+        assert all(one.endswith(f"@sha256:{digit * 64}") and one.count("@") == 1 for one in [*images[0], *images[1]])
+    unpinned = [re.sub(r"@sha256:\w+", "", text) for text in written]
+    assert unpinned == [re.sub(r"@sha256:\w+", "", (ROOT / name).read_text()) for name in FILES_WITH_IMAGES]
+    asked = set((tmp_path / "asked").read_text().split())
+    assert asked == {"python:3.12-slim-bookworm", "rabbitmq:4.3-management", "redis:7", "haproxy:3.0"}
 
 
 def test_the_unit_starts_popgate_with_flags_that_exist() -> None:
