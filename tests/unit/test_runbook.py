@@ -11,7 +11,7 @@ from popgate.config.options import SETTINGS
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = " ".join((DOCS / "runbook.md").read_text().split())
-COMMANDS = sorted({words for words in re.findall(r"`(popgate [^`]+)`", TEXT)})
+COMMANDS = sorted(set(re.findall(r"`(popgate [^`]+)`", TEXT)))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
