@@ -46,7 +46,8 @@ NODE_LOST_SECONDS = 3.0
 """Maximum seconds until the other nodes of the cluster have noticed that a node was killed."""
 NODE_DOWN_SECONDS = 1.0, 5.0
 NODE_BACK_SECONDS = 5.0
-TAKE_PAUSE_SECONDS = 3.0, 20.0
+TAKE_PAUSE_SECONDS = 0.5, 3.0
+"""Seconds between two times at which tokens are taken. They excuse so much that only every other round has them."""
 TAKEN_SECONDS = 7.0
 """Maximum seconds until a holder knows that its token was taken: it renews the lock within half a second, and waits 5 s
 for the broker's answer."""
@@ -76,6 +77,7 @@ class Nemesis:
         self._nodes = nodes
         self._chance = chance
         self._administering = asyncio.Lock()
+        self._takes = False
 
     async def disturb(self, seconds: float, stopping: asyncio.Event) -> None:
         """Inject faults for ``seconds``, or until ``stopping`` is set. Return when all workers and nodes work again.
@@ -89,8 +91,9 @@ class Nemesis:
                 tasks.create_task(self._change_slots(ending), name="change slots")
             if Fault.NODE in self._faults and self._nodes is not None:
                 tasks.create_task(self._lose_node(self._nodes, seconds, ending), name="lose a node")
+            self._takes = not self._takes
             nodes: object = self._nodes
-            if Fault.NODE in self._faults and isinstance(nodes, Taking):
+            if self._takes and Fault.NODE in self._faults and isinstance(nodes, Taking):
                 tasks.create_task(self._take_tokens(nodes, ending), name="take tokens")
             await _wait(stopping, seconds)
             ending.set()
