@@ -160,6 +160,7 @@ def test_the_images_are_pinned_by_the_digests_that_the_registry_has(tmp_path: Pa
     docker.parent.mkdir()
     docker.write_text('#!/bin/sh\nfor last; do :; done\necho "$last" >> asked\ncat digest\n')
     docker.chmod(0o755)
+    written: list[str] = []
     for digit in "12":  # the second time, pinned ones are replaced
         (tmp_path / "digest").write_text(f"sha256:{digit * 64}\n")
         path = f"{docker.parent}:{os.environ['PATH']}"
