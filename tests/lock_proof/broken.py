@@ -117,8 +117,8 @@ class RenewedByAcquiring(BrokenLock):
 class Trusting(BrokenLock):
     """Takes any delivery for the answer to its renewal, also one that another client has had in between.
 
-    Only nodes that take tokens show it: ``make prove ARGS="--implementation lock_proof.broken:trusting --kind mutex
-    --way amqp"``.
+    Only nodes that take tokens can show it, if they take many: ``make prove ARGS="--way amqp --kind mutex
+    --implementation lock_proof.broken:trusting"``.
     """
 
     def __init__(self, connection: aio_pika.abc.AbstractConnection, lock: str, kind: LockKind) -> None:
