@@ -29,7 +29,8 @@ class Server:
         self.requests = 0
         self._error = error
 
-    def publish(self, topic: str, *messages: OutgoingMessage) -> list[PublishResult]:
+    def publish(self, topic: str, *messages: OutgoingMessage, raise_on_failure: bool) -> list[PublishResult]:
+        assert not raise_on_failure
         self.requests += 1
         if self._error is not None:
             raise self._error
@@ -62,7 +63,8 @@ def test_a_batch_of_bad_messages_only_ends() -> None:
 
 
 def test_a_message_that_failed_alone_is_reported_with_the_servers_reason() -> None:
-    def publish(topic: str, *messages: OutgoingMessage) -> list[PublishResult]:
+    def publish(topic: str, *messages: OutgoingMessage, raise_on_failure: bool) -> list[PublishResult]:
+        assert not raise_on_failure
         error = {"code": "no_subscribers", "detail": "nobody"}
         return [PublishResult(status="published"), PublishResult(status="failed", message_id="m", error=error)]
 
