@@ -16,6 +16,11 @@ GROUP = "default"
 FREE = {"max_lease_seconds": 43_200.0, "max_in_flight": None, "paused": False, "min_replicas": None}
 
 
+@pytest.fixture
+def popgate(shared_proxy: ProxyProcess) -> CommandLine:
+    return CommandLine(shared_proxy.url, may_fork=True)
+
+
 # ---------------------------------------------------------------- topics and groups
 
 

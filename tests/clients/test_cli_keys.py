@@ -24,7 +24,7 @@ class Keys:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.command = CommandLine("http://127.0.0.1:1")
+        self.command = CommandLine("http://127.0.0.1:1", may_fork=True)
         self.command.environment["POPGATE_KEYS_FILE"] = str(file)
 
     def __call__(self, *arguments: str) -> Done:

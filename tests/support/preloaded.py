@@ -2,8 +2,8 @@
 
 Importing popgate takes longer than all else that most proxies of the tests do, and a run starts hundreds of them. A
 forked proxy is a process like any other, with its own session, files and environment; only its import is not repeated.
-The doctor and the replica keeper, of which single tests run many commands, are forked as well. A run by a single
-process does not fork, and neither do the tests of the command line itself.
+The doctor, the replica keeper, keys and administration, of which tests run hundreds of commands, are forked as well. A
+run by a single process does not fork, and neither do the other tests of the command line itself.
 """
 
 import ctypes
