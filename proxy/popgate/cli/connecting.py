@@ -1,6 +1,7 @@
 """Creates a client of the server from parsed flags."""
 
 import argparse
+import logging
 
 from popgate import config
 from popgate.cli.endings import CommandFailed, ExitCode
@@ -24,6 +25,8 @@ def open_client(arguments: argparse.Namespace) -> Client:
     if (complaint := url_complaint(url)) is not None:
         raise CommandFailed(f"{complaint}; give one with --url or POPGATE_URL", ExitCode.USAGE)
     file: str | None = getattr(arguments, "token_file", None)
+    # A command says itself what went wrong, without what may be a misplaced key.
+    logging.getLogger("popgate_client").setLevel(logging.ERROR)
     try:
         return Client(
             url,
