@@ -17,8 +17,8 @@ from typing import Any, Self, Unpack
 import httpx
 
 from popgate_client import async_held_lock
-from popgate_client.administration import AsyncAdminCalls
 from popgate_client.assignments import AsyncPullCalls
+from popgate_client.async_administration import AsyncAdminCalls
 from popgate_client.exchange import RETRY_SECONDS_MAX, Attempt, Exchange, Exchanges, Traces
 from popgate_client.lease_groups import AsyncLeaseStream, list_exchange
 from popgate_client.locks import TTL_SECONDS, LockKind, force_release_request, holders_of, list_locks, put_lock

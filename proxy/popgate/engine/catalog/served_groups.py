@@ -20,6 +20,10 @@ class ServedGroups(dict[Subscription, ServedSubscription]):
         """Return the served groups of a topic."""
         return self._by_topic.get(topic, _NO_GROUPS)
 
+    def count_messages(self) -> int:
+        """Return the number of messages of all groups that this proxy has in memory. Visits each queue."""
+        return sum(len(host.state.messages) for served in self.values() for host in served.hosts)
+
     def __setitem__(self, name: Subscription, served: ServedSubscription) -> None:
         super().__setitem__(name, served)
         self._by_topic.setdefault(name.topic, {})[name.group] = served

@@ -116,10 +116,7 @@ class Topics:
     async def _leave(self, served: ServedSubscription) -> None:
         await served.stop()
         self._context.missing_queues.difference_update(served.layout.queues)
-        self._deleted_queues.add(len(served.layout.queues), self._messages_in_memory)
-
-    def _messages_in_memory(self) -> int:
-        return sum(len(host.state.messages) for served in self.served.values() for host in served.hosts)
+        self._deleted_queues.add(len(served.layout.queues), self.served.count_messages)
 
     async def _entries(self) -> tuple[dict[TopicName, TopicSpec], dict[Subscription, GroupSpec]]:
         """Read the catalog, and return the topics and groups to serve: those that are not being deleted."""
