@@ -17,6 +17,7 @@ logger = FactLogger("popgate_client.of_a_test")
 @pytest.fixture(autouse=True)
 def _level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "popgate_client")
+    caplog.set_level(logging.INFO, "popgate_client.exchange")  # which a command of this process may have muted
 
 
 def test_the_facts_are_in_the_text_and_in_the_record(caplog: pytest.LogCaptureFixture) -> None:

@@ -26,7 +26,7 @@ def open_client(arguments: argparse.Namespace) -> Client:
         raise CommandFailed(f"{complaint}; give one with --url or POPGATE_URL", ExitCode.USAGE)
     file: str | None = getattr(arguments, "token_file", None)
     # A command says itself what went wrong, without what may be a misplaced key.
-    logging.getLogger("popgate_client").setLevel(logging.ERROR)
+    logging.getLogger("popgate_client.exchange").setLevel(logging.ERROR)
     try:
         return Client(
             url,

@@ -6,6 +6,7 @@ needs the proxies' secret; this one has none until it is redriven.
 
 import json
 import time
+from math import ceil
 from typing import Any, cast
 
 from aiormq.abc import DeliveredMessage
@@ -66,9 +67,10 @@ def _dead_letter(
         "x-popgate-dead-topic": group.topic,
         "x-popgate-dead-group": group.name,
         "x-popgate-dead-queue": message.queue,
-        "x-popgate-dead-at": time.time(),
+        # Whole seconds: pamqp writes a float with 32 bits, which would be wrong by up to a minute.
+        "x-popgate-dead-at": ceil(time.time()),
         "x-popgate-delivery-count": message.delivery_count,
-        "x-popgate-first-delivered-at": message.first_delivered_at,
+        "x-popgate-first-delivered-at": int(message.first_delivered_at),
         "x-popgate-origin-copy-id": origin if isinstance(origin, str) else "",
     }
     headers = {_sent_name(name): _sendable(value) for name, value in table.items() if name not in _LEFT_OUT}
