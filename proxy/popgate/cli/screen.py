@@ -10,6 +10,7 @@ import select
 import signal
 import sys
 import termios
+import threading
 import time
 import tty
 from collections.abc import Generator, Sequence
@@ -33,6 +34,8 @@ class Screen:
         self._awake, self._waker = os.pipe()
         for end in (self._awake, self._waker):
             os.set_blocking(end, False)
+        self._waking = threading.RLock()  # a signal handler may interrupt another one
+        self._is_closed = False
 
     @property
     def size(self) -> os.terminal_size:
@@ -72,13 +75,17 @@ class Screen:
         return None
 
     def wake(self) -> None:
-        """Let ``key`` return, so that the caller draws again. May be called by a signal handler."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._waker, b"x")
+        """Let ``key`` return, so that the caller draws again. May be called by a signal handler, and by another thread
+        even after the end."""
+        with self._waking, contextlib.suppress(BlockingIOError):
+            if not self._is_closed:
+                os.write(self._waker, b"x")
 
     def close(self) -> None:
-        os.close(self._awake)
-        os.close(self._waker)
+        with self._waking:
+            self._is_closed = True
+            os.close(self._awake)
+            os.close(self._waker)
 
 
 @contextlib.contextmanager
