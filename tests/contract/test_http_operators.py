@@ -41,7 +41,7 @@ def test_reports_are_shown_as_soon_as_they_are_written(proxy: ProxyProcess, fold
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     policy = page.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'")
-    assert "sandbox" in policy, "a report that somebody forged can't use the console's origin"
+    assert "sandbox" in policy, "a forged report can't use the console's origin"
     problem(proxy.client.get("/v1/admin/reports/nothing"), 404, "not_found")
     problem(proxy.client.get("/v1/admin/reports/..%2faudit"), 404, "not_found")
     problem(proxy.client.get("/v1/admin/reports/.hidden"), 400, "invalid_request")

@@ -167,7 +167,7 @@ async def cost_of_a_reading(world: World, count: int) -> int:
     return cost
 
 
-async def test_a_reading_and_a_scrape_cost_the_same_whatever_is_in_memory(world: World) -> None:
+async def test_a_reading_and_a_scrape_cost_the_same_however_much_is_in_memory(world: World) -> None:
     few, many = [await cost_of_a_reading(world, count) for count in (10, 300)]
     assert few == many
 

@@ -6,7 +6,7 @@ from popgate.cli import main
 
 if __name__ == "__main__":
     code = main()
-    # If Ctrl-C came while generated code ran (a dataclass that is imported), Python would end with its signal whatever
-    # the code, until it has run other code.
+    # If Ctrl-C came while generated code ran (the import of a dataclass), Python remembers the interrupt, and would end
+    # with its signal in place of the code. It forgets the interrupt when it runs other generated code.
     exec("")
     sys.exit(code)
