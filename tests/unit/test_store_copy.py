@@ -21,6 +21,7 @@ from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 
 ROWS, BODY = 2_000, b"x" * 4_000
+WRITERS = 4
 
 
 @pytest.fixture
@@ -130,17 +131,18 @@ async def test_a_rollback_begins_the_copy_again_and_too_many_end_it(
 
 async def test_a_copy_ends_although_the_store_grows_faster_than_a_step(database: Database, tmp_path: Path) -> None:
     large = b"x" * copying.STEP_PAGES * 8192
+    growing = 0
 
-    async def growing() -> None:
-        while True:
+    async def grow() -> None:
+        nonlocal growing
+        if growing < WRITERS:
+            growing += 1
             await database.write(lambda connection: connection.execute("INSERT INTO row (body) VALUES (?)", (large,)))
+            growing -= 1
 
-    writers = [asyncio.create_task(growing()) for _ in range(4)]
     async with asyncio.timeout(20):
-        await database.copy_to(tmp_path / "copy", ignored)
-    for one in writers:
-        one.cancel()
-    assert len(rows_of(tmp_path / "copy")) > ROWS
+        await database.copy_to(tmp_path / "copy", at_each_step(grow))
+    assert len(rows_of(tmp_path / "copy")) > ROWS + WRITERS
 
 
 async def test_a_copy_ends_if_it_is_cancelled_and_if_the_store_is_closed(database: Database, tmp_path: Path) -> None:
