@@ -110,12 +110,7 @@ class AmqpConsumer:
     ) -> None:
         handler = prepared(handler, deserializer)
         handler = handler if tracing is None else tracing.processed(handler)
-        if concurrency < 1 or drain_seconds < 0 or not 1 <= prefetch_count <= PREFETCH_MAX:
-            raise ValueError("concurrency must be at least 1, drain_seconds at least 0, prefetch_count 1 to 65,535")
-        if max_deliveries is not None and max_deliveries < 1:
-            raise ValueError("max_deliveries must be at least 1, or None")
-        if queues is not None and not queues:
-            raise ValueError("queues must name at least one queue, or be None")
+        _check(concurrency, drain_seconds, prefetch_count, max_deliveries, queues)
         name = client_id or f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:40]}:{os.getpid()}"
         if not _CLIENT_ID.fullmatch(name):
             raise ValueError("client_id must be 1 to 64 letters, digits and ._:-")
@@ -293,6 +288,22 @@ class AmqpConsumer:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
                 self._loop.call_soon_threadsafe(function)
+
+
+def _check(
+    concurrency: int,
+    drain_seconds: float,
+    prefetch_count: int,
+    max_deliveries: int | None,
+    queues: Sequence[str] | None,
+) -> None:
+    """Raises: ValueError for options of a consumer that are out of range."""
+    if concurrency < 1 or drain_seconds < 0 or not 1 <= prefetch_count <= PREFETCH_MAX:
+        raise ValueError("concurrency must be at least 1, drain_seconds at least 0, prefetch_count 1 to 65,535")
+    if max_deliveries is not None and max_deliveries < 1:
+        raise ValueError("max_deliveries must be at least 1, or None")
+    if queues is not None and not queues:
+        raise ValueError("queues must name at least one queue, or be None")
 
 
 def _amqp_urls(text: str) -> list[URL]:

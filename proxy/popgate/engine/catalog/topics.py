@@ -27,7 +27,6 @@ from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.publish.publishing import PublisherGate
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.journal import EventKind
-from popgate.runtime.garbage import DeletedQueues
 from popgate.runtime.in_turn import in_turn
 
 AnswerT = TypeVar("AnswerT")
@@ -49,7 +48,6 @@ class Topics:
     def __init__(self, context: EngineContext, signer: ReceiptSigner) -> None:
         self._context = context
         self._signer = signer
-        self._deleted_queues = DeletedQueues()
         self.changing = asyncio.Lock()
         self.version = 0
         """The version of the catalog from which ``specs`` and ``served`` were made."""
@@ -116,7 +114,6 @@ class Topics:
     async def _leave(self, served: ServedSubscription) -> None:
         await served.stop()
         self._context.missing_queues.difference_update(served.layout.queues)
-        self._deleted_queues.add(len(served.layout.queues), self.served.count_messages)
 
     async def _entries(self) -> tuple[dict[TopicName, TopicSpec], dict[Subscription, GroupSpec]]:
         """Read the catalog, and return the topics and groups to serve: those that are not being deleted."""
